@@ -13,17 +13,17 @@ KIT ?= gpu-kit
 
 setup: $(VENV)/.ready
 
-# The stamp is newer than pyproject.toml when everything in it is installed. Of the repository itself
-# only the package `slipstream` is seen from elsewhere, by a link (docs/adr/0001).
-$(VENV)/.ready: pyproject.toml slipstream/linking.py
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
-	  || { echo "Python 3.11 or 3.12 is needed: make PYTHON=python3.11 setup" >&2; exit 1; }
+# The stamp is newer than these files when everything in them is installed. The versions are those of the
+# lock file; the repository itself is installed with -e: `slipstream` finds the rest here (docs/adr/0001).
+# `make setup` of earlier versions left a link in the place of that package.
+$(VENV)/.ready: pyproject.toml setup.py requirements/lock.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or later is needed: make PYTHON=python3.11 setup" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q --upgrade 'pip>=25.1'
-	$(RUN) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-	  > $(VENV)/requirements.txt
-	$(RUN) -m pip install -q -r $(VENV)/requirements.txt --group dev
-	$(RUN) -m slipstream.linking
+	find $(VENV)/lib -maxdepth 3 -name slipstream -type l -delete
+	$(RUN) -m pip install -q -c requirements/lock.txt --group dev
+	PYTHONWARNINGS=ignore $(RUN) -m pip install -q -c requirements/lock.txt --no-build-isolation -e '.[ray,experiments,serve]'
 	touch $@
 
 demo: setup

@@ -9,14 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from coordinator.api.async_llm import AsyncLLM, RequestOutputKind
     from coordinator.api.llm import LLM
     from coordinator.api.outputs import CompletionOutput, Logprob, RequestOutput
     from coordinator.api.params import SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+]
 
 _HOMES = {
     "LLM": "coordinator.api.llm",
+    "AsyncLLM": "coordinator.api.async_llm",
+    "RequestOutputKind": "coordinator.api.async_llm",
     "CompletionOutput": "coordinator.api.outputs",
     "Logprob": "coordinator.api.outputs",
     "RequestOutput": "coordinator.api.outputs",

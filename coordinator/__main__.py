@@ -1,4 +1,5 @@
-"""`python -m coordinator`: the composition root, the only file that imports `deploy` and `lab`.
+"""`python -m coordinator`: the composition root, the only file that imports `deploy`, `lab` and
+`slipstream`.
 
 Slow imports are made only when they are needed. So from the beginning a signal, or lack of memory,
 ends the process with one line.
@@ -9,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from coordinator.cli import process
-from proto.installation import COORDINATOR, EXIT_UNUSABLE, may_run
+from proto.installation import COORDINATOR, EXIT_UNUSABLE, may_run, missing
 
 if TYPE_CHECKING:
     from coordinator.cli.flags import Command
@@ -24,16 +25,13 @@ def connect_ray(wanted: "Wanted") -> "NodeLauncher":
     from deploy import ray_address
     from proto.errors import ConfigurationError
 
-    needed = "--ray needs the package `ray`, which"
     if find_spec("ray") is None:
-        raise ConfigurationError(f"{needed} is not installed; run `make setup`")
+        raise ConfigurationError(f"--ray needs {missing('ray', 'ray')}")
     ray_address.check(wanted.address)
     try:
         from deploy.ray_launcher import RayLauncher
     except ImportError as error:
-        raise ConfigurationError(
-            f"{needed} cannot be loaded ({error}); run `make setup`"
-        ) from error
+        raise ConfigurationError(f"the package `ray` cannot be loaded: {error}") from error
     return RayLauncher(wanted)
 
 
@@ -59,8 +57,9 @@ def main(program: str = "coordinator") -> int:
         if not may_run(program, COORDINATOR):
             return EXIT_UNUSABLE
         from coordinator.cli.app import main as run
+        from slipstream import __version__
 
-        return run(connect_ray, measurements())
+        return run(connect_ray, measurements(), __version__)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from ray.exceptions import (
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from coordinator.launching.launcher import ROOT, Obituary, Wanted
+from coordinator.launching.launcher import Obituary, Wanted
 from coordinator.launching.logs import Logs
 from coordinator.launching.mps import CONTROL, PIPE
 from coordinator.launching.runtime_folder import RuntimeFolder
@@ -47,6 +47,7 @@ from proto.errors import ConfigurationError, NodeError, SlipstreamError, Transpo
 from proto.links.keys import CoordinatorKeys, KeyPair
 from proto.messages import Role
 from proto.node_config import NodeConfig
+from slipstream import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class RayLauncher:
                     raise NodeError(f"cannot start the {role}: all nodes are being ended")
                 actor = _supervisor(self._group, index, self._bundles[index])
                 self._actors[role] = actor
-            asked[role] = actor.arrive.remote(str(ROOT), str(self.folder))
+            asked[role] = actor.arrive.remote(__version__, str(self.folder))
         return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
 
     def _say_if_shared(self) -> None:
@@ -297,7 +298,9 @@ def _check_reachable(address: str) -> None:
 
     If an address does not answer, Ray itself tries for minutes, prints, and ends its process.
     """
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    # -P: not with this folder in front, where in a checkout there is a `proto` that is not Ray's.
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts"]
+    command += ["health-check", "--address", address]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=CONNECT_LIMIT_S, check=False
@@ -310,8 +313,8 @@ def _check_reachable(address: str) -> None:
         return
     if "uthentication" in done.stderr:
         raise TransportError(
-            f"the Ray cluster at {address} wants a token: set RAY_AUTH_MODE=token and "
-            "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to its own"
+            f"the cluster at {address} wants a token: set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         )
     words = done.stderr.strip().splitlines()[-1:] or ["it does not say why"]
     raise TransportError(f"cannot reach a Ray cluster at {address}: {words[0][:300]}")
@@ -349,8 +352,8 @@ def _bundles(wanted: Wanted) -> list[dict[str, float]]:
         offers = [node for node in nodes if node.get(str(role), 0) >= 1]
         if not offers:
             raise ConfigurationError(
-                f"the Ray cluster has no node with the resource `{role}`; start one with "
-                f"`ray start --resources='{{\"{role}\": 1}}' ...` (docs/cluster.md)"
+                f"the Ray cluster has no node with the resource `{role}`; docs/cluster.md says how "
+                "to start one"
             )
         bundle = {str(role): 1.0}
         num_gpus = max(node.get("GPU", 0) for node in offers)

@@ -40,12 +40,15 @@ class Supervisor:
     _launcher: "Launcher"
     _is_alone: bool  # the setting that the launcher was made with
 
-    def arrive(self, root: str, folder: str) -> tuple[str, str, bool, str, tuple[str, ...]]:
-        """Make a key pair; return the fields of a `Place`. Raises RuntimeError."""
+    def arrive(self, version: str, folder: str) -> tuple[str, str, bool, str, tuple[str, ...]]:
+        """Make a key pair; return the fields of a `Place`. Raises RuntimeError: host not ready.
+
+        version  of the coordinator's Slipstream
+        folder   with the coordinator's socket
+        """
         host = socket.gethostname()
-        if not Path(root, "coordinator", "launching", "launcher.py").is_file():
-            raise RuntimeError(f"the repository is not at {root} on {host}; put it there")
-        sys.path.insert(0, root)
+        # First of all: until here nothing of the project could be imported.
+        sys.path.insert(0, root_on(host, version))
         from coordinator.launching.devices import visible_gpus
         from proto.links.keys import KeyPair
 
@@ -89,6 +92,32 @@ class Supervisor:
         """End the node."""
         if hasattr(self, "_launcher"):
             self._launcher.close()
+
+
+def root_on(host: str, version: str) -> str:
+    """The folder of this host's own Slipstream, where nodes are started. Raises RuntimeError.
+
+    It is put on the path of this process and of the node, never into PYTHONPATH: the other
+    processes of Ray may need the package `proto` of the distribution proto-plus.
+    """
+    try:
+        import slipstream
+        from slipstream.finding import ROOT, check_names
+
+        check_names()
+    except ImportError as error:
+        raise RuntimeError(
+            f"{sys.executable} on {host} cannot import slipstream ({error}); install version "
+            f"{version} there"
+        ) from error
+    # One that is older says none.
+    theirs = vars(slipstream).get("__version__", "of an older version")
+    if theirs != version:
+        raise RuntimeError(
+            f"slipstream on {host} is {theirs}, and the coordinator's is {version}; install the "
+            "same version on every host"
+        )
+    return str(ROOT)
 
 
 def loopback_network() -> str:

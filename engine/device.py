@@ -1,12 +1,12 @@
-"""Device names: which torch device a name stands for, and which CPU cores a process keeps to.
+"""Device names, and copies between host and device.
 
-Owns the spelling (`cpu`, `cpu:0`, `cpu:0-6,8`, `cuda:0`) and what this processor can do. Knows no
-model.
+Owns the spelling of names (`cpu`, `cpu:0`, `cpu:0-6,8`, `cuda:0`), the CPU cores that a process is
+bound to, and what this processor can do. Knows no model.
 """
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,8 @@ _NAME = re.compile(rf"cpu|cpu:(?P<cores>{_RUN}(?:,{_RUN})*)|cuda:(?P<gpu>\d{{1,4
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
-# Without one of these the type is emulated, several times slower than float32.
+# dtype -> CPU features; without any of these the dtype is emulated, several times slower than
+# float32.
 _CPU_FLAGS = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
@@ -47,9 +48,9 @@ def torch_device(name: str) -> torch.device:
 
 
 def claim(name: str) -> torch.device:
-    """Return the torch device that `name` stands for, made this process's own if it is a GPU.
+    """Return the torch device that `name` stands for; if it is a GPU, make it the process's own.
 
-    Whoever loads a model comes through here. What is switched off for the process:
+    Called before any model is loaded. On a GPU this switches off for the whole process:
 
         cuDNN's attention   it plans anew for every number of rows and slots, 0.4 s each time, and
                             has given wrong text with few key heads (pytorch issue 193893)
@@ -77,10 +78,10 @@ def claim(name: str) -> torch.device:
 
 
 def pin(name: str) -> None:
-    """Keep this process to the cores of `cpu:...`, a torch thread each, or to GPU N for `cuda:N`.
+    """Bind this process to the cores of `cpu:...`, one torch thread each, or to GPU N for `cuda:N`.
 
     Raises:
-        ModelError: the name is misspelt, or they are not there.
+        ModelError: the name is misspelt, or the cores or the GPU do not exist.
     """
     claim(name)
     cores = cores_of(name)
@@ -94,20 +95,21 @@ def pin(name: str) -> None:
 
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `tensor` on `device`, without waiting for what a GPU still does."""
+    """Return a host tensor copied to `device`, without waiting for the GPU's earlier work."""
     if tensor.device == device or device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def fetch(tensor: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` on the host: it waits for what a GPU computes it of, and for nothing behind.
+    """Return `tensor` on the host; waits for the GPU work launched before, not for later work.
 
-    A plain copy would go through memory that the driver must lock first.
+    Copies into pinned memory, because a plain copy goes through memory that the driver must lock
+    first.
     """
     if is_host(tensor):
         return tensor
-    here = torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
+    here = pinned(tensor.shape, tensor.dtype)
     here.copy_(tensor, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
@@ -115,16 +117,36 @@ def fetch(tensor: torch.Tensor) -> torch.Tensor:
     return here
 
 
+def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor in pinned host memory, for asynchronous copies."""
+    return torch.empty(*shape, dtype=dtype, pin_memory=True)
+
+
+def pin_ahead(most_bytes: int, there: torch.Tensor) -> None:
+    """Pin host memory now for later copies of up to `most_bytes` between host and device.
+
+    Pinning 48 MiB takes the driver 10 to 20 ms. Torch keeps freed pinned memory in a pool for each
+    power of two of bytes, but drops it at every recording of a CUDA graph, so call this after all
+    recordings are made. Does nothing for a CPU.
+
+    there  any tensor on the device
+    """
+    while most_bytes and not is_host(there):
+        pinned((most_bytes,), torch.uint8)
+        most_bytes //= 2
+
+
 def is_host(tensor: torch.Tensor) -> bool:
-    """Whether the host reads a tensor where it lies."""
+    """True if the tensor is in the host's memory (on a CPU)."""
     return tensor.device.type == "cpu"
 
 
 @contextmanager
 def refusing_to_wait() -> Iterator[None]:
-    """In here torch raises RuntimeError in place of letting the host wait for the GPU.
+    """While inside, torch raises RuntimeError instead of letting the host wait for the GPU.
 
-    It does so for all threads of the process, and knows the calls of torch, not those of libraries.
+    This holds for all threads of the process, and for torch's own calls, not for those of other
+    libraries.
     """
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
@@ -135,20 +157,20 @@ def refusing_to_wait() -> Iterator[None]:
 
 
 class Inbox:
-    """A tensor at a fixed place on a GPU that the host fills without waiting for the GPU.
+    """A tensor at a fixed address on a GPU, which the host fills without waiting for the GPU.
 
-    there  [...] like the tensors that are put into it
+    there  the tensor on the GPU; shape and dtype are those of the tensors that are put into it
     """
 
     def __init__(self, first: torch.Tensor, device: torch.device) -> None:
-        """It holds `first`, a tensor on the host."""
+        """Allocate the tensor and fill it with `first`, a tensor on the host."""
         self.there = torch.empty_like(first, device=device)
         self._here = first.clone().pin_memory()
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.put(first)
 
     def put(self, tensor: torch.Tensor) -> None:
-        """Send another one, behind all that the GPU was given to do."""
+        """Fill the tensor with `tensor`, after all work that the GPU has been given so far."""
         is_free = self._copied.query()  # type: ignore[no-untyped-call]
         if not is_free:  # what is still to be copied would be overwritten
             self._copied.synchronize()
@@ -158,12 +180,12 @@ class Inbox:
 
 
 def cpu_is_fast_in(dtype: torch.dtype) -> bool:
-    """Whether this processor multiplies matrices of `dtype` in hardware."""
+    """True if this processor multiplies matrices of `dtype` in hardware."""
     return dtype not in _CPU_FLAGS or bool(_CPU_FLAGS[dtype] & cpu_flags())
 
 
 def cpu_flags() -> set[str]:
-    """Feature names of this processor as the kernel lists them; empty where it does not."""
+    """Return this processor's feature names from /proc/cpuinfo; empty if there are none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -173,9 +195,9 @@ def cpu_flags() -> set[str]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how much memory of a device nobody uses, as far as that can be known."""
+    """Return the free memory of a device in bytes, as far as it can be known."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # or what reading the weights took, torch would keep for itself
+        torch.cuda.empty_cache()  # else torch keeps memory that was used only to read weights
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -188,11 +210,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 def gigabytes(num_bytes: int) -> str:
-    """For people, in powers of ten."""
+    """Return a number of bytes as text in gigabytes (10^9 bytes), such as "1.5 GB"."""
     return f"{num_bytes / 1e9:.1f} GB"
 
 
 def _check_cuda(name: str, index: int) -> None:
+    """Raise ModelError if there is no GPU with this index."""
     if not torch.cuda.is_available():
         raise ModelError(
             f"device {name}: no usable CUDA GPU here ({_versions()}); use cpu or cpu:N"
@@ -203,7 +226,7 @@ def _check_cuda(name: str, index: int) -> None:
 
 
 def _versions() -> str:
-    """Of the driver and of what torch was made for: a torch that is too new finds no GPU."""
+    """Return the versions of the GPU driver and of torch's CUDA: a torch too new finds no GPU."""
     try:
         said = DRIVER.read_text()
     except OSError:
@@ -216,7 +239,7 @@ def _versions() -> str:
 
 
 def cores_of(name: str) -> set[int]:
-    """Return the cores that `cpu:...` names; none for other names."""
+    """Return the CPU cores that `cpu:...` names; empty for `cpu` and GPUs. Raises ModelError."""
     kind, _, runs = name.partition(":")
     if kind != "cpu" or not runs:
         return set()

@@ -1,10 +1,10 @@
-"""What can go wrong in the engine for a reason that a user can mend.
+"""Errors of the engine that a user can do something about.
 
     EngineError
     ├── ModelError      the model, its folder, or its device cannot be used
-    │   └── OutOfMemory     there is no room for it now; another time there may be
+    │   └── OutOfMemory     there is not enough memory now; another time there may be
     ├── RankError       a process that shares the model has ended
-    └── NotFinite       of one text the model computes numbers that are none; others go on
+    └── NotFinite       one text's logits hold NaN or infinity; other texts go on
 
 Every message is one line and says what to do. Programmer errors are assertions, not these.
 """
@@ -36,7 +36,7 @@ class ModelError(EngineError):
 
 
 class OutOfMemory(ModelError):
-    """A model that finds no room now."""
+    """There is not enough memory for a model now."""
 
 
 class RankError(EngineError):
@@ -44,29 +44,32 @@ class RankError(EngineError):
 
 
 class NotFinite(EngineError):
-    """The logits of a text hold NaN or infinity; nothing is wrong with other texts."""
+    """The logits of a text hold NaN or infinity; other texts are not affected."""
 
 
 def remedy(error: Exception) -> str:
-    """Why a file cannot be read, in the system's words, and what to do about it."""
+    """Return why a file cannot be read, in the system's words, and what to do about it."""
     reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())[:200]
     number = error.errno if isinstance(error, OSError) else None
     return f"{reason}; {_READ.get(number or 0, 'get it again')}"
 
 
 def without_room(error: OSError) -> str:
-    """Why a process cannot be started, and what to do about it where that is known."""
+    """Return why a process cannot be started, and where it is known what to do about it."""
     advice = _START.get(error.errno or 0)
     reason = error.strerror or str(error)
     return f"{reason}; {advice}" if advice else reason
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error of torch or numpy says that there is no memory."""
+    """True if an error of torch or numpy says that there is not enough memory."""
     return isinstance(error, MemoryError) or kind_of(error) is OutOfMemory
 
 
 def kind_of(cause: BaseException) -> type[ModelError]:
-    """What to raise because of an error of torch, which says of a CPU's memory in words only."""
-    words = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # the last of cuBLAS
+    """Return the class to raise for an error of torch: OutOfMemory if it says so, else ModelError.
+
+    The message is searched, because torch has no class of its own for a CPU's lack of memory.
+    """
+    words = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # the last one: cuBLAS
     return OutOfMemory if any(word in str(cause) for word in words) else ModelError

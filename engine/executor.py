@@ -1,29 +1,30 @@
-"""What a node knows of a model or a head (`Executor`), and how the passes of a model are run.
+"""Run forward passes: `Executor`, the interface of a model or a head, and `ModelExecutor`.
 
-A `SlotMap` lays passes out, and a `ModelExecutor` runs them: one model, one cache. Owns padding and
-rounding (which shapes reach the model) and the way from integers to tensors. Knows no tree and no
-message. Two modes:
+A `SlotMap` decides which rows a pass has, and a `ModelExecutor` runs the pass on one model with one
+cache. Owns padding and rounding (which shapes reach the model) and the conversion of integers to
+tensors. Knows no tree and no message. Two modes:
 
-    normal        a pass has as many rows as it was given, or as many as the backend has a program
-                  for; the number of visible slots is rounded up, to a multiple of 64 or more
-    reproducible  `fixed_rows` = R: every pass but a prefill has R rows, the missing ones written to
-                  scratch slots behind the cache, and `set_total` fixes the visible slots for a
-                  session, so that a row's last bits do not depend on what it is computed with
+    normal        a pass has the rows it was given, padded if the backend has programs or graphs for
+                  certain numbers of rows only; the number of visible slots is rounded up, to a
+                  multiple of 64 or more
+    reproducible  `fixed_rows` = R: every pass but a prefill has R rows per lane; padding rows write
+                  to scratch slots behind the cache, and `set_total` fixes the number of visible
+                  slots, so that a row's last bits do not depend on the other rows of the pass
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from engine.checkpoint.model import LoadedModel
-from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices
+from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices, try_choices
 from engine.choice.sampling import Sampling
-from engine.device import send
+from engine.device import pin_ahead, send
 from engine.forward.backends import make_backend
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
@@ -32,34 +33,32 @@ from engine.forward.forward import (
     Backend,
     Layers,
     Output,
+    Say,
     Spans,
     check_layers,
     filled,
     filled_prompt,
     rows_of,
+    silent,
 )
 from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
-from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, lane_counts
+from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps, lane_counts
 
-SLOT_STEP = 64
-_NUM_TIMED = 3  # passes of a shape; the quickest counts
-# Slots; longer passes with a mask are captured when they first come, those whose attention is split
-# over the keys need no other recording.
-CAPTURED_AT_LOAD = 4096
+_NUM_TIMED = 3  # passes timed per shape; the quickest counts
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPass:
-    """A pass, ready to run; tensors on the CPU.
+    """A forward pass, ready to run; its tensors are on the CPU.
 
-    rows, spans  as in `Backend.forward`
-    num_asked    rows whose logits are wanted
-    keep         [num_asked] int64: which; None: those from `start` on
-    start        the first row whose logits are wanted, if these are consecutive
-    is_padded    filled up to a number of rows that is fixed, or that there is a program for; the
-                 logits of all rows are computed
-    fed          the rows of each feed, feed by feed; all others fill it up
+    rows, spans, num_visible  as in `Backend.forward`
+    num_asked    number of rows whose logits are wanted
+    keep         [num_asked] int64: indices of these rows; None: consecutive rows from `start` on
+    start        index of the first row whose logits are wanted, if `keep` is None
+    is_padded    True if the pass is padded to a certain number of rows; then the logits of all rows
+                 are computed, and the wanted ones are picked afterwards
+    fed          per feed, the slice of its rows; all other rows are padding
     """
 
     rows: torch.Tensor
@@ -73,12 +72,12 @@ class ModelPass:
 
 
 class Executor(Protocol):
-    """Runs the passes of one model, or of one head (`heads/`): all that a node knows of either.
+    """Interface that runs the passes of a model or of a head (`heads/`), with its cache.
 
-    capacity            slots of each lane
-    lanes               how the cache is divided among texts, a lane each
-    num_lanes_per_pass  most lanes that share a pass
-    fixed_rows          rows of every pass in reproducible mode; None: the normal mode
+    capacity            slots of each lane for tokens (scratch slots not counted)
+    lanes               how the cache is divided among texts, one lane each
+    num_lanes_per_pass  most lanes (texts) in one pass
+    fixed_rows          rows per lane of every pass in reproducible mode; None: normal mode
     """
 
     capacity: int
@@ -88,73 +87,66 @@ class Executor(Protocol):
 
     @property
     def backend(self) -> str:
-        """The name of the forward that runs."""
+        """Return the name of the backend that runs the forward."""
 
     @property
     def num_uncaptured(self) -> int:
-        """Decode passes that a captured backend had no recording for."""
+        """Return how many decode passes had no recording (CUDA graph) and ran kernel by kernel."""
         return 0
 
     @property
     def num_late(self) -> int:
-        """Recordings that a captured backend has made since it was loaded."""
+        """Return how many recordings (CUDA graphs) were made after load, while texts waited."""
         return 0
 
     def can_chain(self, feeds: Sequence[Feed], choice: Choice) -> bool:
-        """Whether `run_chain` may be called: there is a recording of these steps."""
+        """True if `run_chain` may be called: there is a recording of so many steps and `choice`."""
         del feeds, choice
         return False
 
     def set_total(self, total: int | None) -> None:
-        """Let every pass cover `total` slots until told otherwise; None: as many as it needs.
-
-        A head has no reproducible mode, and covers what it needs.
-        """
+        """Let every pass cover `total` slots from now on; None: as needed (heads: None only)."""
         assert total is None, f"{self.backend} has no reproducible mode"
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> Any:
-        """The first half of a pass, on the host; returns what `forward` takes.
+        """Lay out a pass on the host; return it in the form that `forward` takes.
 
-        feeds  of different lanes, at most `num_lanes_per_pass`
-        asks   for each feed the rows whose logits are wanted
+        feeds  rows of different lanes, at most `num_lanes_per_pass` feeds
+        asks   per feed, the indices of its rows whose logits are wanted
         """
 
     def forward(self, step: Any, layers: Layers = ()) -> Output:
-        """The second half, on the device.
+        """Run a laid-out pass on the device; return logits and features.
 
-        step    as `lay_out` has returned it
-        layers  whose hidden states are wanted (`forward.py`); a head hands out none
+        step    the pass, as returned by `lay_out`
+        layers  layers whose hidden states (features) are wanted, of all rows (`forward.py`); () for
+                heads
 
-        Returns logits float32, in the order of `asks`, and features of all rows, feed by feed; both
-        are valid until the next pass.
+        The logits are float32 [number asked, V], in the order of `asks`; the features are those of
+        all rows, feed by feed, or None. Both are valid until the next pass.
         """
 
     def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:
-        """Run one pass: write its keys and values, return the logits of the rows named in `ask`.
+        """Run one pass: write its keys and values, and return the logits of the rows in `ask`.
 
-        Returns [len(ask), V] float32 on the model's device, in the order of `ask`, which may be
-        empty: what nobody asks for is not computed (but for padded passes, which are all alike).
-        They are the caller's own.
+        Returns [len(ask), V] float32 on the model's device, in the order of `ask`. `ask` may be
+        empty; logits that are not asked for are not computed, except in padded passes. The result
+        stays valid after later passes.
         """
         return self.run_together((feed,), (ask,))
 
     def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Run the passes of several lanes as one, which reads the weights once.
-
-        Returns what `run` does of each, one below the other.
-        """
+        """Run several lanes' rows as one pass; return the logits of each, concatenated."""
         return self.forward(self.lay_out(feeds, asks)).logits
 
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Run steps of one row each, each of the token that was chosen after the one before.
+        """Run n draft steps of one row, each with the token chosen before; needs `can_chain`.
 
-        Only where `can_chain`.
-
-        feeds   of one lane; only the first one's token counts
-        choice  of one token, made after each step
-        inputs  [n + NUM_SETTINGS] int64: `choice_inputs` of the steps
+        feeds   n feeds of one row of the same lane; only the first one's token is used
+        choice  how one token is chosen after each step
+        inputs  [n + NUM_SETTINGS] int64 on the host: `choice_inputs` of the steps
 
         Returns [n, 3] float64 on the device (`chosen_there` fetches it), valid until the next call.
         """
@@ -162,24 +154,24 @@ class Executor(Protocol):
         raise AssertionError(f"{self.backend} has no recordings")
 
     def move(self, *moves: Move) -> None:
-        """Copy cache slots as `SlotMap.advance` says, of all lanes in one gather."""
+        """Copy cache slots as the moves of `SlotMap.advance` say, for all lanes in one gather."""
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
-        """Copy the first `length` slots of a lane to another: texts that begin alike."""
+        """Copy the first `length` slots of a lane to another, for texts that begin the same."""
 
     def wipe(self, lane: int, start: int) -> None:
         """Write zeros to all slots of a lane from `start` on, its scratch included."""
 
     def not_finite(self, lane: int) -> int | None:
-        """Return the slot of a lane that has brought NaN or infinity (`Backend.not_finite`).
+        """Return the slot of a lane in which NaN or infinity first occurred, or None.
 
-        Asked of a target's model alone.
+        Only for models, not for heads (`Backend.not_finite`).
         """
         del lane
         raise AssertionError(f"{self.backend} does not look for it")
 
     def seconds_of(self, feed: Feed) -> float:
-        """Return what the quickest of some passes takes until one of its numbers is on the host."""
+        """Return the fewest seconds of some runs of a pass, each until a logit is on the host."""
         ask, took_s = range(len(feed.tokens)), []
         for _ in range(_NUM_TIMED):
             started = time.perf_counter()
@@ -189,7 +181,7 @@ class Executor(Protocol):
 
 
 class ModelExecutor(Executor):
-    """A loaded model with a cache of `num_lanes` lanes of `capacity` slots, one for each text."""
+    """Runs passes of a loaded model, with a cache of one lane of `capacity` slots per text."""
 
     def __init__(
         self,
@@ -202,17 +194,20 @@ class ModelExecutor(Executor):
         row_counts: Sequence[int] = (),
         layers: Layers = (),
     ) -> None:
-        """Allocate the cache; `fixed_rows` switches to reproducible mode.
+        """Allocate the cache and make the backend.
 
         capacity    slots of each lane
+        num_lanes   number of lanes (texts at once)
+        fixed_rows  rows per lane of every pass in reproducible mode; None: normal mode
         backend     reference, fused, compiled or graphs (`loading.make_executor` chooses)
-        row_counts  for which a backend makes programs or graphs, ascending (but with `fixed_rows`)
-        layers      whose hidden states will be asked for (`forward.py`): programs and graphs hand
-                    them out
+        row_counts  numbers of rows for which the backend makes programs or graphs, ascending; not
+                    used with `fixed_rows`
+        layers      layers whose hidden states will be asked for (`forward.py`): programs and graphs
+                    return them too
 
         Raises:
             ModelError: the cache does not fit into memory, the model cannot run a token or has no
-                such layers, or the backend does not cover it.
+                such layers, or the backend cannot run it.
         """
         assert capacity > 0
         assert fixed_rows is None or 0 < fixed_rows <= MASK_BITS
@@ -222,15 +217,18 @@ class ModelExecutor(Executor):
         self.capacity = capacity
         self.fixed_rows = fixed_rows
         row_counts = (fixed_rows,) if fixed_rows else tuple(row_counts)
-        # Kernels of a GPU are chosen, and its memory is divided, anew for every number of rows.
+        # On a GPU every new number of rows makes torch choose kernels and allocate memory anew.
         self.pads_prompts = loaded.device.type == "cuda"
-        # Rows that fill a pass up write to slots of their own.
-        num_slots = capacity + max(row_counts, default=int(self.pads_prompts))
-        if backend == "graphs":  # whose attention reads blocks of slots, of one lane each
+        # On a GPU attention copies a mask whose width is no multiple of 8, in every layer.
+        is_on_gpu = self.pads_prompts or backend == "graphs"
+        self._most_visible = in_steps(capacity) if is_on_gpu else capacity
+        # Padding rows write to scratch slots of their own, which no pass covers.
+        num_slots = self._most_visible + max(row_counts, default=int(self.pads_prompts))
+        if backend == "graphs":  # its attention reads blocks of slots, each within one lane
             num_slots = -(-num_slots // BLOCK) * BLOCK
         self.lanes = LaneLayout(num_lanes, num_slots)
-        self.num_lanes_per_pass = num_lanes  # 1 where rows would depend on those of other lanes
-        self._num_too_large = 0  # decode passes of more rows than any graph has
+        self.num_lanes_per_pass = num_lanes  # `check_reproducible` may set it to 1
+        self._num_too_large = 0  # number of decode passes with more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
         self._backend: Backend | None = make_backend(
             backend, loaded, self.lanes, row_counts, layers
@@ -244,7 +242,7 @@ class ModelExecutor(Executor):
 
     @property
     def row_counts(self) -> Sequence[int]:
-        """Numbers of rows that the backend is made for, ascending."""
+        """Return the numbers of rows for which the backend has programs or graphs, ascending."""
         assert self._backend is not None, "this executor was freed"
         return self._backend.row_counts
 
@@ -259,25 +257,21 @@ class ModelExecutor(Executor):
         """See `Executor`."""
         return 0 if self._backend is None else self._backend.num_late
 
-    def take_over(self) -> None:
-        """Let the backend lay the weights out as it likes; the loaded model may not run again."""
+    def take_over(self, say: Say = silent) -> None:
+        """Let the backend repack the weights; the loaded model's own forward may not run again.
+
+        say  is called with a short text for each step that takes long
+        """
         assert self._backend is not None, "this executor was freed"
-        self._backend.take_over(timed=self.fixed_rows is None)
+        self._backend.take_over(timed=self.fixed_rows is None, say=say)
 
     def set_total(self, total: int | None) -> None:
-        """Let every pass cover `total` slots (rounded up to 64) until told otherwise.
-
-        None goes back to as many as each pass needs, which reproducible mode does not allow.
-        """
+        """See `Executor.set_total`; reproducible mode needs a number before any pass runs."""
         assert total is None or 0 < total <= self.capacity
         self._total = None if total is None else self._round_up(total)
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> ModelPass:
-        """The first half of a pass, on the host: from integers to tensors.
-
-        feeds  of different lanes, at most `num_lanes_per_pass`; a chunk of a prefill comes alone
-        asks   for each feed the rows whose logits are wanted
-        """
+        """See `Executor.lay_out`: make tensors of integers, pad; a prefill chunk comes alone."""
         assert 0 < len(feeds) <= self.num_lanes_per_pass
         assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)
         num_visible = max(map(self._num_visible, feeds))
@@ -301,7 +295,7 @@ class ModelExecutor(Executor):
         )
 
     def _lay_out_one(self, feed: Feed, ask: Sequence[int], num_visible: int) -> ModelPass:
-        """The usual pass has one lane: what a small drafter does on the host is felt."""
+        """Lay out a pass of one lane: the usual one, for which host time matters most."""
         rows = self._rows_of(feed)
         count = None if feed.masks is None else self._count_for((rows,))
         if count is not None:
@@ -309,7 +303,7 @@ class ModelExecutor(Executor):
         elif feed.masks is None and self.pads_prompts:
             rows = filled_prompt(rows, self._scratch(feed.lane))
         spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
-        # The logits of other rows lie before and behind those that are asked for: nothing moves.
+        # If the wanted logits are consecutive, they are a slice of all logits: nothing is copied.
         are_there = (count is not None or len(ask) == rows.shape[1]) and _are_consecutive(ask)
         keep = None if are_there else torch.tensor(ask, dtype=torch.int64)
         made, fed = torch.from_numpy(rows), (slice(len(feed.tokens)),)
@@ -321,7 +315,7 @@ class ModelExecutor(Executor):
         )
 
     def _joined(self, by_lane: Mapping[int, Any]) -> tuple[Any, Spans, Mapping[int, int]]:
-        """Put the rows of all lanes side by side, by lane; also where each begins."""
+        """Join the rows of all lanes, ordered by lane; return (rows, spans, lane -> first row)."""
         spans, starts, num_rows = [], {}, 0
         for lane in sorted(by_lane):
             spans.append(Span(self.lanes.first_slot(lane), by_lane[lane].shape[1]))
@@ -332,18 +326,16 @@ class ModelExecutor(Executor):
         return rows, tuple(spans), starts
 
     def _rows_of(self, feed: Feed) -> Any:
-        """Return what the backend must know of the rows of one lane, [5, n] int64."""
+        """Return the rows of one lane as integers, [5, n] int64, as in `Backend.forward`."""
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
         return rows_of(feed, self.lanes.first_slot(feed.lane))
 
     def forward(self, step: ModelPass, layers: Layers = ()) -> Output:
-        """The second half of `run`: the model.
+        """Run a laid-out pass on the device; return logits and features (`Executor.forward`).
 
-        layers  whose hidden states are wanted (`forward.py`); others than those that were said at
-                load take longer where passes are programs or graphs
+        layers  if they are not those named at load, passes that are programs or graphs run slower
 
-        Returns logits float32, as `run` does, and in the model's type the features of the rows of
-        all feeds, feed by feed, also of those whose logits nobody wants.
+        The features are in the model's dtype, of all rows, also of those without wanted logits.
 
         Raises:
             ModelError: the model has no such layers.
@@ -373,7 +365,7 @@ class ModelExecutor(Executor):
     def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
         """See `Executor.run_together`."""
         logits = self.forward(self.lay_out(feeds, asks)).logits
-        return logits.clone() if self.is_captured else logits  # the next pass writes there
+        return logits.clone() if self.is_captured else logits  # the next pass overwrites them
 
     def can_chain(self, feeds: Sequence[Feed], choice: Choice) -> bool:
         """See `Executor.can_chain`."""
@@ -426,85 +418,104 @@ class ModelExecutor(Executor):
         row_counts: Iterable[int],
         *,
         choices: Sequence[Choice] = (),
+        beside: Sequence[Choice] = (),
+        rare: Sequence[Choice] = (),
         chains: Sequence[int] = (),
         chained: Sequence[Choice] = (),
+        say: Callable[[str], None] = lambda _: None,
     ) -> dict[int, float]:
-        """Run passes of each number of rows, so that no session pays for a first time.
+        """Run passes of each number of rows, so that no text waits for the first run of a shape.
 
-        A captured backend runs each shape up to `CAPTURED_AT_LOAD` slots, and records
+        A backend of CUDA graphs records passes of each shape at each length, so that none is
+        recorded after load, and the choices and chains below; they are for it alone.
 
-        choices  made of the logits of passes
-        chains   of so many steps, with each of the choices `chained`
+        row_counts  numbers of rows, ascending
+        choices  choices to record over the logits of passes
+        beside   choices to record over logits that others (heads) compute on this device
+        rare     choices that are run once and not recorded
+        chains   numbers of steps for which chains are recorded, with each choice of `chained`
+        say      is called with how many of how many recordings are made
 
-        Overwrites the first slots: only before a session. Returns the seconds of a pass by its
-        rows, over few slots.
+        Returns number of rows -> seconds of a pass, over few slots. Overwrites the first slots, so
+        call it before any text is opened.
         """
         seconds: dict[int, float] = {}
         total, row_counts = self._total, tuple(row_counts)
         totals, lanes = [total or self._round_up(1)], self._lanes_of_passes()
         if self.is_captured:
             row_counts = tuple(self.row_counts)
-            while total is None and totals[-1] < min(self.capacity, CAPTURED_AT_LOAD):
+            while total is None and totals[-1] < self._most_visible:
                 totals.append(self._round_up(totals[-1] + 1))
-        for self._total in totals:
-            for num_rows in row_counts:
-                for num_lanes in lanes:
-                    self._warm_up(num_lanes, num_rows)
-                took_s = self.seconds_of(_chain(0, num_rows))
-                seconds[num_rows] = min(took_s, seconds.get(num_rows, took_s))
-            if self.is_captured and self.fixed_rows is None:
+        # The largest shape first, so that all others reuse its memory.
+        shapes = list(product(reversed(totals), reversed(lanes), reversed(row_counts)))
+        for number, (self._total, num_lanes, num_rows) in enumerate(shapes):
+            if self.is_captured:
+                say(f"recording passes: {number} of {len(shapes)}")
+            self._warm_up(num_lanes, num_rows)
+        if self.is_captured and self.fixed_rows is None:
+            say("recording chains and choices")
+            for self._total in reversed(totals):
                 self._warm_up_chains(chains, chained)
         self._total = totals[0]
+        for num_rows in row_counts:
+            seconds[num_rows] = self.seconds_of(_chain(0, num_rows))
         if self.is_captured and row_counts:
-            self._warm_up_choices(choices)
+            logits = self._warm_up_choices(choices)
+            record_choices((*choices, *beside), logits.clone(), self.row_counts)
+            try_choices((*rare, *beside), logits)
         if self.pads_prompts:
             self._warm_up_prompts(total)
         self._total = total
         if self._backend is not None:
-            # The token of these passes may be one that no text has, with numbers that are none.
+            # Token 0, of these passes, may give NaN in some models: clear what it has written.
             for lane in range(max(lanes)):
                 self.wipe(lane, 0)
             self._backend.is_loading = False
         return seconds
 
     def _lanes_of_passes(self) -> Sequence[int]:
-        """Of how many lanes passes are recorded; in reproducible mode all have all, or all one."""
+        """Return the numbers of lanes for which passes are run at load."""
         if self.fixed_rows is not None or not self.is_captured:
             return (1,)
         return lane_counts(self.num_lanes_per_pass)
 
     def _warm_up(self, num_lanes: int, num_rows: int) -> None:
+        """Run a pass of so many lanes and rows per lane, without and with hidden states."""
         feeds = [_chain(lane, num_rows) for lane in range(num_lanes)]
-        for layers in {(), self.layers}:  # a recording each
+        for layers in {(), self.layers}:
             self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
 
-    def _warm_up_choices(self, choices: Iterable[Choice]) -> None:
-        """Of logits where passes leave them, and of those that are copied from elsewhere.
+    def _warm_up_choices(self, choices: Iterable[Choice]) -> torch.Tensor:
+        """Record choices over the logits of recorded passes, read in place; return these logits.
 
-        Those are of prompts and of several lanes, or biases and penalties have changed them.
+        The caller also records them over a copy: logits of prompts and of several lanes, and those
+        that biases and penalties have changed, are copied before a choice reads them.
         """
         rows = _chain(0, max(self.row_counts))
         logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
         record_choices(choices, logits, self.row_counts)
-        record_choices(choices, logits.clone(), self.row_counts)
+        return logits
 
     def _warm_up_prompts(self, total: int | None) -> None:
-        """Chunks of all numbers of rows that there are, last: a recording gives memory back.
+        """Run prefill chunks of all padded numbers of rows, so that no text waits for the first.
 
-        A GPU loads a kernel when it is first called, and finds memory when it is first asked for:
-        the texts beside the first prompts would wait for that.
+        A GPU loads a kernel at its first call and allocates memory at its first use. This runs
+        last, because recording gives cached memory back.
         """
         longest = min(self.capacity, self.loaded.max_model_len)
         self._total = total or self._round_up(longest)
         most, num_rows = min(PROMPT_ROWS, longest), FEWEST_PROMPT_ROWS // 2
         while num_rows < most:
-            num_rows *= 2  # or fewer, which are filled up
+            num_rows *= 2  # chunks of fewer rows are padded to this
             where = tuple(range(min(num_rows, most)))
             feed = Feed((0,) * len(where), where, where, 0, None)
             for layers in {(), self.layers}:
-                self.forward(self.lay_out((feed,), ((len(where) - 1,),)), layers)
+                out = self.forward(self.lay_out((feed,), ((len(where) - 1,),)), layers)
+                if out.features is not None and num_rows >= most:
+                    pin_ahead(out.features.nbytes, out.features)
 
     def _warm_up_chains(self, chains: Iterable[int], choices: Sequence[Choice]) -> None:
+        """Record chains of each number of steps with each choice."""
         for num_steps in chains:
             steps = [Feed((0,), (at,), (at,), 0, ((2 << at) - 1,)) for at in range(num_steps)]
             for choice in choices:
@@ -512,19 +523,21 @@ class ModelExecutor(Executor):
                 self.run_chain(steps, choice, inputs)
 
     def free(self) -> None:
-        """Give the cache's memory back; nothing can be run afterwards."""
+        """Free the cache's memory; nothing can be run afterwards."""
         self._backend = None
 
     @property
     def is_captured(self) -> bool:
-        """Whether the backend runs recordings."""
+        """True if the backend runs recordings (CUDA graphs)."""
         return self._backend is not None and self._backend.is_captured
 
     def _round_up(self, total: int) -> int:
+        """Return how many slots a pass covers that needs `total`."""
         rounded = captured_len(total) if self.is_captured else in_steps(total)
-        return min(rounded, self.capacity)
+        return min(rounded, self._most_visible)
 
     def _num_visible(self, feed: Feed) -> int:
+        """Return how many slots of its lane the pass of a feed covers."""
         needed = feed.total
         assert needed <= self.capacity, f"{needed} slots, but the cache has {self.capacity}"
         if self._total is None:
@@ -534,7 +547,7 @@ class ModelExecutor(Executor):
         return self._total
 
     def _count_for(self, parts: Collection[Any]) -> int | None:
-        """Up to how many rows each lane of a pass is filled; None: it runs as it is."""
+        """Return the number of rows to which each lane (rows [5, n]) is padded, or None."""
         assert self._backend is not None, "this executor was freed"
         most = max(rows.shape[1] for rows in parts)
         if self.fixed_rows is not None:
@@ -543,16 +556,16 @@ class ModelExecutor(Executor):
             )
             return self.fixed_rows
         if len(parts) > 1 and not self.is_captured:
-            return None  # programs are of one lane, and rows that nobody needs cost time
+            return None  # compiled programs run one lane only, so padding would just cost time
         count = next((n for n in self._backend.row_counts if n >= most), None)
         self._num_too_large += count is None and self.is_captured
         return count
 
     def _lanes_for(self, fed: Collection[int]) -> Iterable[int]:
-        """Return the lanes of a pass that is filled up.
+        """Return the lanes of a padded pass; `fed` are those that have rows.
 
-        In reproducible mode all of them, or the only one; else those that have rows and as many
-        others as a recording of 2, 4, 8, ... lanes needs.
+        In reproducible mode all lanes, or the only one of the pass; else `fed` and as many others
+        as a recording of 2, 4, 8, ... lanes needs.
         """
         if self.fixed_rows is not None and self.num_lanes_per_pass > 1:
             return range(self.lanes.count)
@@ -561,19 +574,16 @@ class ModelExecutor(Executor):
         return (*fed, *islice(others, count - len(fed)))
 
     def _scratch(self, lane: int) -> int:
-        return self.lanes.first_slot(lane) + self.capacity
+        """Return the first scratch slot of a lane, as a slot of the whole cache."""
+        return self.lanes.first_slot(lane) + self._most_visible
 
 
 def _chain(lane: int, num_rows: int) -> Feed:
-    """A chain of so many rows at the start of a lane."""
+    """Return a pass of a chain of `num_rows` rows at the start of a lane."""
     where = tuple(range(num_rows))
     return Feed((0,) * num_rows, where, where, 0, tuple((2 << i) - 1 for i in where), lane)
 
 
 def _are_consecutive(ask: Sequence[int]) -> bool:
+    """True if the indices are consecutive and ascending, or there are none."""
     return not ask or tuple(ask) == tuple(range(ask[0], ask[0] + len(ask)))
-
-
-def in_steps(num_slots: int) -> int:
-    """A number of slots rounded up to a multiple of `SLOT_STEP`."""
-    return -(-num_slots // SLOT_STEP) * SLOT_STEP

@@ -1,8 +1,9 @@
-"""How a model takes least time here: timed, for it depends on its size and the processor.
+"""Choose the dtype and the number of threads that are fastest for a model here, by timing.
 
-A model of a few million weights is all overhead, and float32 has the leaner kernels; a large one is
-all memory, and half the bytes take half the time. The number type is chosen for a drafter alone:
-its numbers decide how often it is right, never what the text is. And where a process has several
+The best choice depends on the model's size and on the processor. In a model of a few million
+weights overhead dominates, and float32 has the leaner kernels; in a large one memory traffic
+dominates, and half the bytes take half the time. The dtype is chosen for a drafter only: its
+precision changes how often its drafts are right, but never the text. Where a process has several
 cores, a small model is faster on fewer, because threads wait for each other after every operator.
 """
 
@@ -19,12 +20,12 @@ from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 
 FASTEST = "fastest"
-MAX_PARAMETERS = 1_500_000_000  # larger ones stay as the checkpoint has them: memory decides
+MAX_PARAMETERS = 1_500_000_000  # larger models keep the checkpoint's dtype: memory traffic decides
 
 _CONTEXT = 64
 _WARM, _TIMED = 5, 30
 _CLEARLY_LESS = 0.97
-_STEADY_S = 0.2  # for one number of threads; quotas are by tenths of a second
+_STEADY_S = 0.2  # time each number of threads for so long; CPU quotas are per tenth of a second
 _PARAMETERS_OF_A_THREAD = 50_000_000
 
 MakeExecutor = Callable[[LoadedModel, int], ModelExecutor]
@@ -33,14 +34,15 @@ MakeExecutor = Callable[[LoadedModel, int], ModelExecutor]
 def fastest_dtype(
     model: str, *, revision: str | None, device: str, make_executor: MakeExecutor
 ) -> str:
-    """Return the name of the type in which one row takes least time: the checkpoint's or float32.
+    """Return the dtype in which a pass of one row is fastest: "auto" or "float32".
 
-    make_executor  (loaded, capacity) -> executor, as it will run
+    "auto" is the checkpoint's own dtype. It is returned untimed on a GPU and for models of more
+    than `MAX_PARAMETERS`. The model is loaded once for each dtype, one after another.
 
-    The model is loaded once for each type that is timed, one after another.
+    make_executor  function (loaded model, cache capacity) -> executor, built as it will run
 
     Raises:
-        ModelError: it cannot be loaded.
+        ModelError: the model cannot be loaded.
     """
     if device.startswith("cuda"):
         return "auto"
@@ -60,10 +62,10 @@ def fastest_dtype(
 
 
 def fastest_num_threads(loaded: LoadedModel) -> int:
-    """Return with how many torch threads, up to those set, the model takes least time for a token.
+    """Return the number of torch threads, at most those now set, that is fastest for one token.
 
-    Timed on the model's own forward; of two that are alike the lower number. Leaves the number of
-    threads as it was.
+    Times the model's own forward; a higher number must be clearly faster than a lower one to be
+    chosen. The number of threads that is set does not change.
     """
     most = torch.get_num_threads()
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < most] + [most]
@@ -81,12 +83,18 @@ def fastest_num_threads(loaded: LoadedModel) -> int:
 
 
 def usual_num_threads(loaded: Loaded) -> int:
-    """The same without a clock: a thread for so many parameters, up to those that are set."""
+    """Return a number of torch threads by the model's size, without timing.
+
+    One, and one more for each 50 million parameters; at most those now set.
+    """
     return min(torch.get_num_threads(), 1 + loaded.num_parameters // _PARAMETERS_OF_A_THREAD)
 
 
 def _seconds_of_a_token(loaded: LoadedModel, token: torch.Tensor) -> float:
-    """The mean of some time: where a quota holds a process back, the best of it would deceive."""
+    """Return the mean seconds of a forward of `token` (int64 [1, 1]), over `_STEADY_S` seconds.
+
+    A mean and not a minimum, because a CPU quota slows a process only now and then.
+    """
     with torch.inference_mode():
         loaded.model(token, use_cache=False)
         started = now = time.perf_counter()
@@ -99,7 +107,7 @@ def _seconds_of_a_token(loaded: LoadedModel, token: torch.Tensor) -> float:
 
 
 def _seconds_of_a_row(executor: ModelExecutor) -> float:
-    """The best of some passes: whatever else the machine does only adds to them."""
+    """Return the fewest seconds of `_TIMED` passes of one row; other load only adds time."""
     before = tuple(range(_CONTEXT))
     executor.run(Feed(before, before, before, 0, None), ())
     row = Feed((1,), (_CONTEXT,), (_CONTEXT,), _CONTEXT, (1,))

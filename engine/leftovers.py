@@ -1,6 +1,6 @@
-"""Temporary folders that have to go where a process ends at once, past Python's own tidying up.
+"""Temporary folders to remove when a process ends at once, without Python's own clean-up.
 
-Imports nothing that takes time: whoever ends a process so loads it before all else.
+Imports nothing slow, because the code that ends a process loads this module before all else.
 """
 
 import os
@@ -9,17 +9,17 @@ _folders: "set[str]" = set()
 
 
 def keep_track_of(folder: str) -> None:
-    """From now on `remove` removes this folder, which has files and no folders in it."""
+    """Register a folder for `remove` to delete; it must hold only files, no folders."""
     _folders.add(folder)
 
 
 def forget(folder: str) -> None:
-    """It has been removed."""
+    """Take a folder off the list for `remove`, for it has been deleted."""
     _folders.discard(folder)
 
 
 def remove() -> None:
-    """Remove all of them, from a handler of a signal or any thread. Never raises."""
+    """Delete all registered folders; callable from a signal handler or any thread; never raises."""
     for folder in tuple(_folders):
         try:
             for file in os.scandir(folder):

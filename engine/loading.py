@@ -1,4 +1,4 @@
-"""From a model's name to an engine, loaded, checked and warm: what both nodes do at start."""
+"""Load a model by name, check it and warm it up: what both nodes do at start."""
 
 import hashlib
 import json
@@ -16,13 +16,13 @@ from tokenizers import Tokenizer
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import one_line, refuse_odd_file
 from engine.checkpoint.model import LoadedModel, load_model
-from engine.choice.coupling import usual_chains, usual_choices
+from engine.choice.coupling import rare_choices, usual_chains, usual_choices
 from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor, ModelExecutor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
 from engine.forward.compiled import known_slower, verdict_key
-from engine.forward.forward import Layers
+from engine.forward.forward import Layers, Say, silent
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import longest_text, num_lanes_that_fit
@@ -33,17 +33,18 @@ from engine.tensor_parallel.group import Followers
 
 # -- tokenizer -------------------------------------------------------------------------------------
 
-# The fingerprint of a tokenizer: two models work together only if they mean the same by an id.
+# The fingerprint of a tokenizer: drafter and target work together only if a token id means the same
+# to both.
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPrint:
-    """What a tokenizer's id -> token map is known by.
+    """Fingerprint of a tokenizer, to compare whether two models use the same token ids.
 
-    path        of its file, for messages
-    num_trained  tokens of its vocabulary proper; those that were added may lie beyond the logits
-    vocab_size  of all tokens; 0 without a tokenizer
-    digest      hash of the map; empty without a tokenizer
+    path        path of tokenizer.json, for messages
+    num_trained  number of tokens without added ones; added ones may have ids beyond the logits
+    vocab_size  number of all tokens; 0 without a tokenizer
+    digest      SHA-256 (hex) of the id -> token map; empty without a tokenizer
     """
 
     path: Path
@@ -52,19 +53,19 @@ class TokenizerPrint:
     digest: str
 
     def check_fits(self, logits_size: int) -> None:
-        """Raise ModelError if the model cannot say what the tokenizer knows."""
+        """Raise ModelError if the tokenizer has more tokens than the model has logits."""
         if self.num_trained > logits_size:
             raise ModelError(
                 f"{self.path}: it has {self.num_trained} tokens, but the model {logits_size} "
-                "(vocab_size in config.json); one of the two is of another model"
+                "(vocab_size in config.json); they are of two models"
             )
 
 
 def fingerprint(name: str, revision: str | None = None) -> TokenizerPrint:
-    """The fingerprint of a model's tokenizer.
+    """Return the fingerprint of a model's tokenizer; an empty one if there is no tokenizer.json.
 
     Raises:
-        ModelError: tokenizer.json is there and cannot be read.
+        ModelError: tokenizer.json is there and cannot be read, or the model's folder is not found.
     """
     path = find_checkpoint(name, revision) / "tokenizer.json"
     refuse_odd_file(path)
@@ -89,14 +90,17 @@ BACKENDS = ("auto", "fused", "graphs", "compiled", "reference")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An executor that is ready for texts, and what its node must say of it.
+    """A loaded model ready to run, with what its node reports to the coordinator.
 
-    max_len      most tokens of a text
-    vocab_size   of the tokenizer; of the logits if there is no tokenizer
-    digest       hash of the tokenizer's id -> token map; empty if there is none
-    pass_s       seconds of a pass by its rows, over few slots
-    device       by its name; of several ranks those of all
-    heads        of a target that drafts with heads of its own: those
+    executor     runs its forward passes
+    loaded       the model, or the head, that the executor runs
+    max_len      maximum length of a text in tokens
+    vocab_size   the tokenizer's number of tokens; without a tokenizer, the number of logits
+    digest       hash of the tokenizer's id -> token map; empty without a tokenizer
+    load_s       seconds that loading, checking and warming up took
+    pass_s       number of rows -> seconds of a pass of so many rows, over few cache slots
+    device       name of its device; the names of all ranks' devices, joined by commas
+    heads        the engine of the drafting heads in the target's process; None: there are none
     """
 
     executor: Executor
@@ -125,28 +129,27 @@ def load_engine(
     backend: str = "auto",
     row_counts: Mapping[str, Sequence[int]] | None = None,
     num_children: Sequence[int] = (),
+    head_children: Sequence[int] = (),
     chains: Sequence[int] = (),
     tensor_parallel_size: int = 1,
     layers: Layers = (),
 ) -> Engine:
-    """Load, check and warm up; `say` is told what is being done.
+    """Load a model, check it against its own plain forward and warm it up; return the engine.
 
-    dtype    as for `load_model`, or FASTEST
-    max_len, part  most tokens of a text, or 0, as for `longest_text`
+    dtype    as for `load_model`, or FASTEST: the dtype that is fastest here
+    max_len, part  maximum length of a text and share of cache memory, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
-    warm_rows  numbers of rows that passes often have, ascending
-    row_counts  by backend, as for `ModelExecutor`
-    num_children, chains  of a drafter: how many are chosen of a node, or steps made at once
-    backend  one of `BACKENDS`: which forward runs
+    fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
+    row_counts, layers  as for `ModelExecutor`, the first by backend
+    num_children, chains, head_children  numbers of a drafter's children per tree node, of its draft
+             steps at once, and of children per node of heads in this process
+    backend  one of `BACKENDS`: which implementation of the forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
-    layers  whose hidden states forwards will be asked for, as for `ModelExecutor`
 
-    Raises:
-        ModelError: one line that says what is wrong and what to do.
-        RankError: a process that shares the model has ended.
+    Raises ModelError, with one line that says what is wrong and what to do, and RankError: a
+    process that shares the model has ended.
     """
-    started = time.monotonic()
-    devices = rank_devices(device, tensor_parallel_size)
+    started, devices = time.monotonic(), rank_devices(device, tensor_parallel_size)
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
     with ExitStack() as on_failure:
         if len(devices) > 1:
@@ -159,16 +162,16 @@ def load_engine(
         num_lanes = num_lanes_that_fit(loaded, max_len, num_lanes, part=part)
         made = _rows_to_make(backend, loaded, num_lanes, row_counts or {}, layers, say)
         executor = make_executor(
-            loaded,
-            max_len + NUM_TREE_SLOTS,
+            *(loaded, max_len + NUM_TREE_SLOTS),
             num_lanes=num_lanes,
             fixed_rows=fixed_rows,
             backend=backend,
             row_counts=made,
             layers=layers,
+            say=say,
         )
         _check_and_fix_shapes(executor)
-        pass_s = _warm_up(executor, warm_rows, num_children, chains, say)
+        pass_s = _warm_up(executor, warm_rows, num_children, head_children, chains, say)
         on_failure.pop_all()
     return Engine(
         executor=executor,
@@ -190,9 +193,10 @@ def _rows_to_make(
     layers: Layers,
     say: Callable[[str], None],
 ) -> tuple[int, ...]:
-    """Numbers of rows for which the backend makes something, but programs known to be slower.
+    """Return the numbers of rows for which the backend records graphs or compiles programs.
 
-    Says what is made, which on a first start is most of the wait.
+    Compiled programs that an earlier start measured as slower are left out. Also calls `say` with
+    what is being made, because on a first start that is most of the wait.
     """
     counts = tuple(row_counts.get("graphs" if backend == "auto" else backend, ()))
     if backend == "compiled":
@@ -213,7 +217,7 @@ def _load(
     backend: str,
     say: Callable[[str], None],
 ) -> LoadedModel:
-    """Load a model in this process."""
+    """Pin this process to the device and return the model loaded on it."""
     pin(device)
     if dtype == FASTEST:
         say("timing number types")
@@ -231,9 +235,10 @@ def _load_on_ranks(
     on_failure: ExitStack,
     say: Callable[[str], None],
 ) -> LoadedModel:
-    """Load a model in this process, which is rank 0, and in others, which are ended on failure.
+    """Start the other ranks and load the model, divided, on all; return the part of rank 0.
 
-    Number types are not timed: a model that is worth dividing is one whose bytes decide.
+    Rank 0 is this process. The other ranks' processes are ended by `on_failure`. Dtypes are not
+    timed: for a model that is worth dividing, memory traffic decides.
     """
     say(f"loading weights on {len(devices)} devices")
     dtype = "auto" if dtype == FASTEST else dtype
@@ -251,7 +256,11 @@ def _load_on_ranks(
 def _choose_threads(
     loaded: LoadedModel, fixed_rows: int | None, say: Callable[[str], None]
 ) -> None:
-    """Without a clock where every process must choose alike."""
+    """Set the number of torch threads on a CPU; does nothing on a GPU or with one thread.
+
+    The number is timed, except in reproducible mode and with several ranks: there every process
+    must choose the same, so it follows from the model's size.
+    """
     if loaded.device.type != "cpu" or torch.get_num_threads() == 1:
         return
     say("choosing threads")
@@ -264,17 +273,31 @@ def _warm_up(
     executor: ModelExecutor,
     row_counts: Sequence[int],
     num_children: Sequence[int],
+    head_children: Sequence[int],
     chains: Sequence[int],
     say: Callable[[str], None],
 ) -> Mapping[int, float]:
-    """What is recorded at load is what a target needs, or if it has children a drafter."""
+    """Warm the executor up; return number of rows -> seconds of a pass.
+
+    Records the usual choices: a drafter's if `num_children` is given, else a target's.
+    """
     say("warming up")
-    choices, chained = usual_choices(num_children), usual_chains()
-    return executor.warm_up(row_counts, choices=choices, chains=chains, chained=chained)
+    return executor.warm_up(
+        row_counts,
+        choices=usual_choices(num_children),
+        beside=usual_choices(head_children) if head_children else (),
+        rare=rare_choices(num_children),
+        chains=chains,
+        chained=usual_chains(),
+        say=say,
+    )
 
 
 def _check_and_fix_shapes(executor: ModelExecutor) -> None:
-    """In reproducible mode every pass has one shape, whatever texts there are."""
+    """In reproducible mode, check the executor and fix the shape of all its passes.
+
+    Does nothing in other modes. Raises ModelError if passes are not reproducible.
+    """
     if executor.fixed_rows is None:
         return
     check_reproducible(executor)
@@ -291,19 +314,21 @@ def make_executor(
     backend: str = "auto",
     row_counts: Sequence[int] = (),
     layers: Layers = (),
+    say: Say = silent,
 ) -> ModelExecutor:
-    """Make an executor and hold it to the model's own forward.
+    """Make an executor and check its logits against the model's own forward; return it.
 
-    num_lanes, row_counts, layers  as for `ModelExecutor`
-    backend  one of `BACKENDS`; auto: the fused forward if it covers the model and agrees with it,
-             else the reference; on a GPU either as graphs, if it can be recorded
+    capacity  slots per lane: the maximum length of a text and its tree
+    num_lanes, fixed_rows, row_counts, layers  as for `ModelExecutor`
+    say      is called with a short text for each step that takes long
+    backend  one of `BACKENDS`; auto: the first backend of `_candidates` that runs the model and
+             passes the check, else the reference. On a GPU CUDA graphs are tried first
 
-    The fused backend is checked twice: on the model's weights where they are, while the reference
-    can still take its place, and again when it has laid them out anew. After that the model itself
-    cannot be run.
+    The fused backend is checked twice: before it lays out the model's weights anew, while another
+    backend can still take its place, and after. From then on the model's own forward cannot run.
 
     Raises:
-        ModelError: this engine cannot run the model exactly, or not with this backend.
+        ModelError: this engine's logits are not the model's own, or this backend cannot run it.
     """
     assert backend in BACKENDS
     plain = plain_logits(loaded)
@@ -323,13 +348,13 @@ def make_executor(
         except ModelError as error:
             if backend != "auto":
                 raise
-            # Kernel by kernel a pass takes several times as long: whoever waits is told why.
+            # Without graphs a pass on a GPU takes several times as long: tell the user why.
             level = logging.WARNING if name == "graphs" else logging.INFO
             logger.log(level, "the backend %s is not used: %s", name, error)
             if executor is not None:
                 executor.free()  # the next one needs the memory
         else:
-            executor.take_over()
+            executor.take_over(say)
             check_slot_attention(executor, plain)
             return executor
     executor = ModelExecutor(
@@ -340,7 +365,7 @@ def make_executor(
 
 
 def _candidates(backend: str, loaded: LoadedModel) -> tuple[str, ...]:
-    """The backends to try before the reference."""
+    """Return the backends to try, in order, before the reference; () for "reference" itself."""
     if backend == "auto":
         return ("graphs", "fused") if loaded.device.type == "cuda" else ("fused",)
     return () if backend == "reference" else (backend,)

@@ -1,15 +1,16 @@
-"""What fits into the memory of a device beside the weights: the longest text, and how many at once.
+"""How long a text, and how many texts at once, fit into a device's memory beside the weights.
 
-Asked before memory is taken, so that what does not fit is said in one line and at once, and not by
-an allocator after a minute of reading. Knows sizes; no layer, no text.
+Called before the cache is allocated, so that the user learns at once and in one line what does not
+fit, instead of from a failed allocation a minute later. Knows sizes, but no layer and no text.
 """
 
 import logging
 
+from engine.choice.logprobs import MOST_BYTES
 from engine.device import free_bytes, gigabytes
 from engine.errors import OutOfMemory
 from engine.forward.flex_attention import BLOCK
-from engine.forward.forward import PROMPT_ROWS
+from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.forward.kv_cache import slot_bytes
 from engine.heads.loaded import Loaded, LoadedHead
 from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
@@ -18,36 +19,40 @@ from engine.tensor_parallel.split import lowest
 
 logger = logging.getLogger(__name__)
 
-# Of the memory that is free once the weights are there, for the cache. A GPU's rest is for what a
-# pass computes and for graphs; a CPU's also for the weights, which are a mapped file until they are
-# laid out anew, and for everybody else.
+# Share for the cache of the memory that is free once the weights are loaded. On a GPU the rest is
+# for activations and CUDA graphs; on a CPU also for the weights, which are a mapped file until they
+# are laid out anew, and for other processes.
 _SHARES = {"cuda": 0.85, "cpu": 0.5}
-_SHARE_OF_SEVERAL = 0.5  # for the cache of several texts
-# Of the same memory, for the texts of a length that nobody has asked for: the other model may be on
-# this device too, and its weights not be there yet.
+_SHARE_OF_SEVERAL = 0.5  # share for the cache when there are several lanes (texts at once)
+# Share of the same memory if the user asked for no maximum length: the other model may be on this
+# device too, with its weights not loaded yet.
 _CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
-_LONGEST = 1 << 20  # tokens; nobody can say more of them in a message
-_USUAL = 4096  # tokens; fewer are not for care's sake
-# The tree, at most as many for rows that fill up, and on a GPU the rest of a block (`executor.py`).
-_SPARE_SLOTS = {"cuda": 2 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
-_SHORTEST = 256  # tokens; a text of fewer is of no use
+_LONGEST = 1 << 20  # tokens; the most that a message can hold
+_USUAL = 4096  # tokens; the careful share never makes the maximum length lower than this
+# Slots for the tree, at most as many for padding rows, and on a GPU for rounding up to a step of
+# slots and to a block (`executor.py`).
+_SPARE_SLOTS = {"cuda": 3 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
+_SHORTEST = 256  # tokens; a lower maximum length is useless
 
 
 def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float = 1.0) -> int:
-    """Return the most tokens of a text: `asked`, or if that is 0 what the model takes and fits.
+    """Return the maximum length of a text in tokens: `asked`, or if that is 0, what fits in memory.
 
-    num_lanes  texts at once that there should be room for, if nothing is asked for
-    part       of the memory for a cache, for this model: a drafter leaves the rest to its target,
-               also when a length is asked for
+    The result is never more than the model's `max_model_len`.
+
+    num_lanes  number of texts at once that should fit, if `asked` is 0
+    part       share (0 to 1) of the cache memory for this model: a drafter leaves the rest to its
+               target, also when a length is asked for
 
     Raises:
-        OutOfMemory: a cache for that many does not fit beside the weights.
+        OutOfMemory: the cache of one text of `asked` tokens does not fit beside the weights, or
+            if `asked` is 0, not even a short one.
     """
     limit = min(loaded.max_model_len, asked or _LONGEST)
-    each, once = _slot_bytes(loaded), _mask_bytes(loaded)
+    each, once, scored = _slot_bytes(loaded), _mask_bytes(loaded), _scored_bytes(loaded)
     kind = loaded.device.type if loaded.device.type in _SHARES else "cpu"
     all_free = _free_bytes(loaded)
-    free = int(part * _SHARES[kind] * all_free)
+    free = max(0, int(part * _SHARES[kind] * all_free) - scored)
     fitting = free // (each + once) - _SPARE_SLOTS[kind]
     if fitting < (limit if asked else min(limit, _SHORTEST)):
         raise OutOfMemory(
@@ -71,11 +76,16 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
 
 
 def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float = 1.0) -> int:
-    """As many lanes as are wanted, or as the memory allows; one at least. `part` as above."""
+    """Return `wanted`, or the number of lanes (texts at once) that fit if lower; at least 1.
+
+    max_len  maximum length of a text in tokens
+    part     share (0 to 1) of the cache memory for this model, as in `longest_text`
+    """
     if wanted == 1:
         return 1
     slots = max_len + _SPARE_SLOTS.get(loaded.device.type, _SPARE_SLOTS["cpu"])
     free = int(part * _SHARE_OF_SEVERAL * _free_bytes(loaded)) - slots * _mask_bytes(loaded)
+    free = max(0, free - _scored_bytes(loaded))
     fitting = num_lanes_within(free, _slot_bytes(loaded), slots)
     if fitting < wanted:
         logger.warning(
@@ -88,17 +98,18 @@ def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float
 
 
 def _slot_bytes(loaded: Loaded) -> int:
-    """Bytes of one token in the cache."""
+    """Return the bytes that one token takes in the KV cache."""
     if isinstance(loaded, LoadedHead):
         return loaded.slot_bytes
     return slot_bytes(loaded.model, loaded.device)
 
 
 def _mask_bytes(loaded: Loaded) -> int:
-    """Bytes of one slot in the mask of a chunk of a prompt: one text is read at a time.
+    """Return the bytes that one slot takes in the attention mask of a prefill chunk.
 
-    On a GPU it is over all slots, once for each row of the chunk and once more for each row of its
-    query heads. (On a CPU a chunk is short, and half of the memory is left.)
+    On a GPU the mask covers all slots for each row of the chunk, and where g query heads share a
+    key head there are g more copies of it. One text is prefilled at a time. Returns 0 on a CPU,
+    where chunks are short and half of the memory is left free.
     """
     if loaded.device.type != "cuda":
         return 0
@@ -110,11 +121,22 @@ def _mask_bytes(loaded: Loaded) -> int:
     return PROMPT_ROWS * loaded.dtype.itemsize * (1 + (group if group > 1 else 0))
 
 
-def _free_bytes(loaded: Loaded) -> int:
-    """What this process may take of the memory of its device.
+def _scored_bytes(loaded: Loaded) -> int:
+    """Return the bytes for all logits of a prefill chunk, in two dtypes, and for ranking them.
 
-    Of several ranks all take as much, so the one with the least decides: the GPU of one may be a
-    drafter's as well. Those on CPUs share one memory.
+    0 on a CPU and for heads, which score no prompts.
+    """
+    if loaded.device.type != "cuda" or isinstance(loaded, LoadedHead):
+        return 0  # a head scores nothing
+    vocab = loaded.vocab_size
+    return scored_rows(vocab) * vocab * (4 + loaded.dtype.itemsize) + MOST_BYTES
+
+
+def _free_bytes(loaded: Loaded) -> int:
+    """Return the bytes of device memory that this process may use.
+
+    Ranks (processes that share a model) all use the same amount, so the rank with the least free
+    memory decides: its GPU may serve a drafter as well. Ranks on CPUs share one memory equally.
     """
     free, rank = free_bytes(loaded.device), loaded.rank
     if rank is None:

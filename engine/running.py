@@ -1,11 +1,11 @@
-"""What a GPU still computes when its process is to end: that is waited for, within a limit.
+"""Before a process ends, wait (up to a limit) until its GPU has finished what was launched.
 
-Two processes on one GPU are clients of one service (MPS), and one that ends in the middle of a
-kernel may take the other with it. So the thread that ends a process lets what was launched come to
-its end, and whoever would launch more waits for the end of the process instead. A process without
-a GPU has nothing to wait for.
+Two processes on one GPU are clients of one service (MPS), and a process that ends in the middle of
+a kernel may crash the other. So the thread that ends the process waits until the launched work is
+done (`finish`), and a thread that wants to launch more work blocks for ever (`begin`). A process
+without a GPU has nothing to wait for.
 
-Imports nothing that takes time: whoever ends a process so loads it before all else.
+Imports nothing slow, because the code that ends a process loads this module before all else.
 """
 
 import threading
@@ -15,32 +15,35 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LIMIT_S = 0.7  # who started the process insists after one second
+LIMIT_S = 0.7  # the launcher kills the process after one second
 
 _is_ending = threading.Event()
-_is_launching = threading.Event()  # kernel by kernel, or what follows from them is not there yet
+_is_launching = threading.Event()  # between `begin` and `end`: work is launched or not yet done
 _waits: "list[Callable[[], object]]" = []
 
 
 def wait_at_end(wait: "Callable[[], object]") -> None:
-    """From now on `finish` calls this, which returns when the device has nothing left to do."""
+    """Register `wait`, which `finish` calls; it must block until the device is idle."""
     _waits.append(wait)
 
 
 def begin() -> None:
-    """Whoever launches work on the device asks first: while the process ends this never returns."""
+    """Mark the start of launching work on the device; never returns if the process is ending."""
     while _is_ending.is_set():
         time.sleep(1.0)
     _is_launching.set()
 
 
 def end() -> None:
-    """What `begin` began is done."""
+    """Mark the end of the launching that `begin` started."""
     _is_launching.clear()
 
 
 def finish(limit_s: float = LIMIT_S) -> bool:
-    """Let the device end what it was given; False: it did not within the limit. Never raises."""
+    """Block further launches and wait until the device is idle, at most `limit_s` seconds.
+
+    Returns True if the device is idle, or there is none; False if the limit passed. Never raises.
+    """
     if not _waits:
         return True
     _is_ending.set()
@@ -53,6 +56,6 @@ def finish(limit_s: float = LIMIT_S) -> bool:
             one()
         ended.set()
 
-    # An error there is one of the device, and then nothing runs on it any more.
+    # If a wait raises, the device has failed and runs nothing any more.
     threading.Thread(target=wait, name="last forward", daemon=True).start()
     return ended.wait(limit_s)

@@ -1,7 +1,8 @@
-"""Checks made once, when a model is loaded: does this engine run it exactly?
+"""Checks made once, when a model is loaded: does this engine compute the model's own logits?
 
-An architecture may take a mask and positions and still be wrong (biases that go by slot, a causal
-triangle of its own). So each model is held to its own plain forward on some sixty tokens.
+An architecture may accept a mask and positions and still compute wrong logits (position biases that
+go by slot, a causal mask of its own). So each model's logits under a tree mask are compared with
+those of its own plain forward, on some sixty tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +18,8 @@ from engine.errors import ModelError, OutOfMemory
 from engine.executor import ModelExecutor
 from engine.layout.slots import Feed, Move, SlotMap
 
-# Largest relative error of a row of logits (its mean taken off). Half precision: two orders of
-# summation differ by some per cent, a wrong mask by tens of per cent.
+# Largest relative error allowed in a row of logits (after subtracting its mean). In half precision
+# two orders of summation differ by some per cent, and a wrong mask by tens of per cent.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
 
 _PROMPT_LEN = 16
@@ -29,17 +30,21 @@ _MISFITS = (ValueError, RuntimeError, TypeError, AttributeError, LookupError, Ar
 
 @dataclass(frozen=True, slots=True)
 class PlainLogits:
-    """What the model itself says of the two texts of the slot check: float32 [n, V] each."""
+    """The model's own logits, float32 [n, V], for the two texts of the slot check.
+
+    The slot check runs a small tree; `left` and `right` are the texts along its two branches.
+    """
 
     left: torch.Tensor
     right: torch.Tensor
 
 
 def plain_logits(loaded: LoadedModel) -> PlainLogits:
-    """Run the model's own forward, without a cache, over the texts of the slot check.
+    """Return the logits of the model's own forward, without a cache, on the slot check's texts.
 
     Raises:
-        ModelError: the model takes too few positions, or does not run, or not to finite numbers.
+        ModelError: the model takes too few positions, or does not run, or its logits are not
+            finite.
     """
     if loaded.max_model_len < _VISIBLE:
         raise ModelError(
@@ -63,18 +68,21 @@ def plain_logits(loaded: LoadedModel) -> PlainLogits:
 
 
 def check_slot_attention(executor: ModelExecutor, plain: PlainLogits | None = None) -> None:
-    """Hold a small tree, a roll-back and a scattered commit in the slot cache to plain forwards.
+    """Raise ModelError if the executor's logits on a small tree differ from the model's own.
 
-    Passes of several lanes, if they are recorded, are held to those of one.
+    The check includes a roll-back and a commit of scattered slots. If passes of several lanes are
+    recorded as CUDA graphs, their logits are compared with those of passes of one lane.
 
-    plain  of the same model; it must be given if the model cannot be run any more
+    plain  the same model's `plain_logits`; None: computed here. It must be given if the model's
+           own forward cannot run any more
 
-    Overwrites the first slots of the lanes (of at least 64): only before a session. Leaves
-    `set_total` at None.
+    Overwrites the first slots (at least 64) of the lanes, so call it before any text is opened.
+    Leaves `set_total` at None.
 
     Raises:
-        ModelError: this architecture does not run exactly with slots and masks, or takes too few
-            positions.
+        ModelError: this architecture's logits with slots and masks are not the model's own, or it
+            takes too few positions.
+        OutOfMemory: there is no memory for the check.
     """
     loaded = executor.loaded
     plain = plain or plain_logits(loaded)
@@ -94,21 +102,23 @@ def check_slot_attention(executor: ModelExecutor, plain: PlainLogits | None = No
         executor.set_total(None)
     if not error <= TOLERANCES[loaded.dtype]:
         raise ModelError(
-            f"{loaded.name}: {loaded.architecture} gives other logits under a tree mask than in a "
-            f"plain forward (relative error {error:.1e}); use another architecture"
+            f"{loaded.name}: {loaded.architecture} gives other logits under a tree mask than "
+            f"without (relative error {error:.1e}); use another model"
         )
 
 
 def check_reproducible(executor: ModelExecutor) -> None:
-    """Check that in reproducible mode a row's bits do not depend on its place or its neighbours.
+    """Raise ModelError if a row's logits depend, in any bit, on its place or on other rows.
 
-    Its place is its row and its lane, its neighbours are the other rows of its lane and those of
-    others. Where passes of several lanes fail, `num_lanes_per_pass` becomes 1: one text a pass.
-    Overwrites the first slots of the lanes (of at least 16 + 2 `fixed_rows`): only before a
-    session. Leaves `set_total` at None.
+    For reproducible mode. The place is the row's index in the pass and its lane; the other rows are
+    those of its lane and of other lanes. If only passes of several lanes fail, this sets
+    `executor.num_lanes_per_pass` to 1 (one text per pass) instead of raising.
+
+    Overwrites the first slots (at least 16 + 2 `fixed_rows`) of the lanes, so call it before any
+    text is opened. Leaves `set_total` at None.
 
     Raises:
-        ModelError: they do depend on them, on this device in this precision.
+        ModelError: the bits depend on place or neighbours, on this device in this dtype.
     """
     assert executor.fixed_rows is not None, "only reproducible mode promises this"
     executor.set_total(executor.capacity)
@@ -128,10 +138,10 @@ def check_reproducible(executor: ModelExecutor) -> None:
 
 
 def _slot_error(executor: ModelExecutor, plain: PlainLogits) -> float:
-    """Return the largest relative error of any row of the check.
+    """Return the largest relative error of any row of the slot check.
 
-    The tree fills the visible slots to the last, and not in the order of its rows: a causal
-    triangle of the model's own would show. Committing it swaps two slots.
+    The tree's slots reach the last visible one and are not in the order of its rows, so that a
+    causal mask of the model's own would show. Committing the right branch swaps two slots.
 
         prompt [0, n) ─┬─ a (slot n + 7) ── c (n + 2)
                        └─ b (slot n + 1) ── d (n) ── e (n + 2, after b and d are committed)
@@ -159,7 +169,7 @@ def _slot_error(executor: ModelExecutor, plain: PlainLogits) -> float:
 
 
 def _lanes_error(executor: ModelExecutor) -> float:
-    """Return the largest relative error of rows in two lanes at once, of those of each alone."""
+    """Return the largest relative error of a pass of two lanes against a pass of each alone."""
     prompt, after = _slot_texts(executor.loaded)
     feeds, alone = [], []
     for lane, length in ((0, len(prompt)), (executor.lanes.count - 1, _PROMPT_LEN)):
@@ -171,18 +181,18 @@ def _lanes_error(executor: ModelExecutor) -> float:
 
 
 def _relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return that of the row with the largest; logits [n, V], their mean taken off."""
+    """Return the largest relative error of any row of logits [n, V], each row's mean removed."""
     got, want = got - got.mean(1, keepdim=True), want - want.mean(1, keepdim=True)
     return float(((got - want).norm(dim=1) / want.norm(dim=1).clamp_min(1e-30)).max())
 
 
 def _slot_texts(loaded: LoadedModel) -> tuple[list[int], list[int]]:
-    """Return the prompt of the slot check and the five tokens behind it."""
+    """Return the slot check's prompt (56 tokens) and the five tokens of its tree."""
     return _tokens(loaded, _VISIBLE - 8), _tokens(loaded, 5, seed=1)
 
 
 def _some_rows(feed: Feed, rows: Iterable[int]) -> Feed:
-    """Return the pass of these rows of `feed`, in this order."""
+    """Return a pass of only the given rows (indices) of `feed`, in the given order."""
     assert feed.masks is not None
     index = tuple(rows)
     return Feed(
@@ -203,12 +213,14 @@ def _plain(loaded: LoadedModel, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def _first_difference(executor: ModelExecutor) -> str | None:
-    """Compare one row's logits, to the bit, between passes of every layout; name the first unlike.
+    """Compare one row's logits, bit by bit, between passes of every layout.
 
-    The row ends a chain behind the prompt, its slot equal to its position as in a session. It is
-    computed at each row index, behind the rest of its chain or behind unrelated nodes, with the
-    pass otherwise empty or full. Where there is room its successor is computed too: that one reads
-    the key and the value which the row has just written.
+    Returns a description of the first layout with other bits, or None if all are equal.
+
+    The row ends a chain that follows the prompt, and its slot equals its position, as in a real
+    text. It is computed at each row index, after the rest of its chain or after unrelated nodes,
+    with the pass otherwise empty or full. Where there is room the next token of the chain is
+    computed in the same pass: it reads the key and the value that the row has just written.
     """
     assert executor.fixed_rows is not None
     num_rows = executor.fixed_rows
@@ -229,7 +241,13 @@ def _first_difference(executor: ModelExecutor) -> str | None:
 def _difference_of_lanes(
     executor: ModelExecutor, pair: Sequence[int], alone: torch.Tensor
 ) -> str | None:
-    """The same rows in every lane, alone and beside others, which hold the same prefix."""
+    """Compare the rows' bits between lanes, alone and in one pass with all other lanes.
+
+    pair   the tokens of the rows; all lanes hold the same prefix
+    alone  their logits [n, V] computed alone in lane 0
+
+    Returns a description of the first difference, or None.
+    """
     assert executor.fixed_rows is not None
     num_rows, num_lanes = executor.fixed_rows, executor.lanes.count
     start = _PROMPT_LEN + num_rows - 1
@@ -253,7 +271,11 @@ def _difference_of_lanes(
 
 
 def _layouts(chain: Sequence[int], others: Sequence[int], index: int) -> Iterator[Feed]:
-    """Yield passes of at most `len(others)` rows with the last but one of `chain` at `index`."""
+    """Yield passes in which the last but one token of `chain` is the row at `index`.
+
+    chain   tokens that follow the prompt
+    others  tokens of unrelated nodes to fill the pass; their number is the most rows of a pass
+    """
     num_rows = len(others)
     row_slot = _PROMPT_LEN + num_rows - 1
     part = chain[-2 - index :][:num_rows]
@@ -266,7 +288,7 @@ def _layouts(chain: Sequence[int], others: Sequence[int], index: int) -> Iterato
 
 
 def _chain_feed(chain: Sequence[int], others: Sequence[int], start: int) -> Feed:
-    """Lay a chain from slot `start` on, and behind it nodes that hang on the prefix alone."""
+    """Return a pass of a chain from slot `start` on, then of nodes that see only the prefix."""
     count, rows = len(chain), len(chain) + len(others)
     return Feed(
         tokens=(*chain, *others),
@@ -278,5 +300,5 @@ def _chain_feed(chain: Sequence[int], others: Sequence[int], start: int) -> Feed
 
 
 def _tokens(loaded: LoadedModel, count: int, seed: int = 0) -> list[int]:
-    """Return `count` token ids, the same every time."""
+    """Return `count` random token ids, the same for the same seed."""
     return np.random.default_rng(seed).integers(0, loaded.vocab_size, count).tolist()  # type: ignore[no-any-return]

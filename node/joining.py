@@ -13,7 +13,7 @@ can be its nodes.
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -27,6 +27,7 @@ from proto.errors import (
     SlipstreamError,
     shown,
 )
+from proto.installation import MODELS
 from proto.links.keys import names_of, of_node, own_name, with_keys
 from proto.links.transport import check_endpoint
 from proto.messages import MAX_SESSIONS, Role
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from engine.loading import Engine
     from node.loop import Serve
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
 ASK_S = 5.0  # a connection without an answer for so many seconds is replaced by a new one
 PAUSE_S = 0.5  # between two connections
 
@@ -62,67 +62,132 @@ class Voice:
 
 
 Endpoint = Annotated[
-    str, typer.Option("--join", metavar="tcp://HOST:PORT", help="Where a coordinator listens.")
+    str,
+    typer.Option(
+        "--join", metavar="tcp://HOST:PORT", help="Address where the coordinator listens."
+    ),
 ]
 Keys = Annotated[
-    Path | None, typer.Option(help="Folder with this node's keys and the coordinator's public one.")
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Folder with this node's keys and the coordinator's public key."
+    ),
 ]
 Name = Annotated[
     str,
     typer.Option(
-        help="Of a drafter beside others: drafter-2 to drafter-5. Default: the one whose secret "
-        "key lies in --keys, or the first."
+        metavar="NAME",
+        help="Name of this node. Several drafters are called drafter-1 to drafter-5. Default: the "
+        "name whose secret key lies in --keys, else the first.",
     ),
 ]
-Model = Annotated[str, typer.Option(help="Folder or name of the model.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        metavar="MODEL",
+        show_default=False,
+        help="The model: a folder, or a name on the hub. Default: the one that comes with "
+        "Slipstream.",
+    ),
+]
+
+
+def _revision(flag: str) -> Any:
+    """A flag for the revision of the model that another flag names."""
+    return typer.Option(metavar="REVISION", help=f"Branch, tag or commit of {flag} on the hub.")
+
+
+ModelRevision = Annotated[str | None, _revision("--model")]
+TargetRevision = Annotated[str | None, _revision("--target")]
+HeadsRevision = Annotated[str | None, _revision("--heads")]
 Dtype = Annotated[
-    str, typer.Option(help="auto, float32, bfloat16 or float16; of a drafter also fastest.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Number type: float32, bfloat16, float16, or auto: that of the checkpoint. A drafter "
+        "can have fastest: the fastest, by timing.",
+    ),
 ]
 Device = Annotated[
     str,
     typer.Option(
-        help="cuda:0, cpu (all cores), cpu:0 (that core) or cpu:0-6 (those); cuda:0-3 or "
-        "cpu:0,cpu:1: a part of the model on each."
+        metavar="DEVICE",
+        help="Where the model runs. cuda:0: that GPU. cpu: all cores. cpu:0, cpu:0-6: these "
+        "cores. cuda:0-3 or cpu:0,cpu:1: these devices share the model.",
     ),
 ]
 TensorParallelSize = Annotated[
-    int, typer.Option(min=1, max=MAX_RANKS, help="Number of GPUs, or of parts of the cores.")
+    int,
+    typer.Option(
+        min=1,
+        max=MAX_RANKS,
+        metavar="N",
+        help="How many processes share the model. They run on that many GPUs, counted from "
+        "--device, or divide its cores.",
+    ),
 ]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
-        min=2, help="Most tokens of a text. Default: the model's own limit, or what fits."
+        min=2,
+        metavar="N",
+        help="The most tokens of a text. Default: the model's own limit, or what fits into memory.",
     ),
 ]
-MaxNumSeqs = Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="Most texts at once.")]
-Backend = Annotated[str, typer.Option(help="auto, fused, graphs, compiled or reference.")]
+MaxNumSeqs = Annotated[
+    int,
+    typer.Option(min=1, max=MAX_SESSIONS, metavar="N", help="The most texts at once."),
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Which forward pass runs the model: auto, fused, graphs, compiled or reference.",
+    ),
+]
 Target = Annotated[
     str,
     typer.Option(
-        help="Of a drafter that is a head: the target's folder or name, for what the head lacks."
+        metavar="MODEL",
+        help="For a drafter that is a head: the target, a folder or a name on the hub. The head "
+        "takes from it what it lacks.",
     ),
 ]
 Heads = Annotated[
-    str, typer.Option(help="Of a target: heads that draft in its process: folder or name.")
+    str,
+    typer.Option(
+        metavar="MODEL",
+        help="For a target: a head that drafts in its process, a folder or a name on the hub.",
+    ),
 ]
 SimulateMs = Annotated[
-    float, typer.Option(min=0, help="Simulate another device: a forward takes so long.")
+    float,
+    typer.Option(
+        min=0, metavar="MS", help="Simulate another device: each forward pass takes this long."
+    ),
 ]
 SimulateMsPerRow = Annotated[
-    float, typer.Option(min=0, help="And so much longer for each row beyond the first.")
+    float,
+    typer.Option(
+        min=0, metavar="MS", help="Simulate another device: each row of a pass adds this time."
+    ),
 ]
 
 
 def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
     """Run a node that was started by hand; returns its exit status; prints errors as one line."""
+    return _status_of(command_line(role, load_serve), f"python -m {role}_node")
+
+
+def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
+    """The one command of such a node."""
 
     def join(
         endpoint: Endpoint,
         keys: Keys = None,
         name: Name = "",
         model: Model = str(MODELS / role),
-        revision: Revision = None,
+        revision: ModelRevision = None,
         dtype: Dtype = "auto",
         device: Device = "cpu",
         tensor_parallel_size: TensorParallelSize = 1,
@@ -130,9 +195,9 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
         max_num_seqs: MaxNumSeqs = 8,
         backend: Backend = "auto",
         target: Target = "",
-        target_revision: Revision = None,
+        target_revision: TargetRevision = None,
         heads: Heads = "",
-        heads_revision: Revision = None,
+        heads_revision: HeadsRevision = None,
         simulate_ms: SimulateMs = 0.0,
         simulate_ms_per_row: SimulateMsPerRow = 0.0,
     ) -> None:
@@ -165,7 +230,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(join)
-    return _status_of(app, f"python -m {role}_node")
+    return app
 
 
 def _checked(name: str, role: Role) -> str:

@@ -170,6 +170,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         backend=config.backend,
         row_counts=RECORDED_ROWS[config.role],
         num_children=RECORDED_CHILDREN if config.role is Role.DRAFTER else (),
+        head_children=RECORDED_CHILDREN if config.heads else (),
         chains=CHAINS if config.role is Role.DRAFTER else (),
         tensor_parallel_size=config.tensor_parallel_size,
         layers=config.layers,

@@ -7,8 +7,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+# The folder that holds this package and its neighbours: the checkout, or, where a wheel was
+# installed, a folder of the package `slipstream` (docs/adr/0001). Nodes are started there.
 ROOT = Path(__file__).resolve().parents[1]
-OLDEST, WANTED = (3, 11), "3.11 or 3.12"
+MODELS = ROOT / "models"  # the embedded pair and its heads
+IS_CHECKOUT = ROOT.name != "_root"
+OLDEST, WANTED = (3, 11), "3.11 or later"
+SYSTEM = "linux"  # as in sys.platform
 VERSION = (sys.version_info[0], sys.version_info[1])
 SHOWN = 3  # most missing packages that are named
 # Imported so early that the importing program could not report yet that they are missing.
@@ -17,15 +22,23 @@ COORDINATOR = (*_SHARED, "pydantic", "rich", "jinja2", "tokenizers", "huggingfac
 NODE = (*_SHARED, "numpy", "safetensors", "torch", "transformers")
 ALL = (*COORDINATOR, *(name for name in NODE if name not in COORDINATOR))
 EXIT_UNUSABLE = 2
+_INSTALL_AGAIN = "install Slipstream again, together with what it depends on (`pip install`)"
 
 
-def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" = VERSION) -> str:
+def refusal(
+    program: str,
+    needed: "tuple[str, ...]",
+    version: "tuple[int, int]" = VERSION,
+    platform: str = sys.platform,
+) -> str:
     """Return one line why this Python cannot run the program and what to do; "" if it can.
 
-    program  as it is typed behind `python -m`; "": it is not a program of ours
-    needed   names of the packages that must be installed
-    version  of this Python
+    program   as it is typed behind `python -m`; "": it is not a program of ours
+    needed    names of the packages that must be installed
+    platform  as in `sys.platform`
     """
+    if platform != SYSTEM:
+        return f"Slipstream runs on Linux only, and this system is {platform}"
     is_old = version < OLDEST
     missing = [] if is_old else [name for name in needed if find_spec(name) is None]
     if not is_old and not missing:
@@ -35,6 +48,8 @@ def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" 
     if missing:
         more = len(missing) - SHOWN
         what = f"lacks {', '.join(missing[:SHOWN])}" + (f" and {more} more" if more > 0 else "")
+    if not IS_CHECKOUT:
+        return f"this Python ({sys.executable}) {what}; {_INSTALL_AGAIN}"
     own = ROOT / ".venv" / "bin" / "python"
     place = own.relative_to(ROOT) if Path.cwd() == ROOT else own
     # If this is already the Python in .venv, the setup was cut short and must run again.
@@ -43,6 +58,24 @@ def refusal(program: str, needed: "tuple[str, ...]", version: "tuple[int, int]" 
     setup = "" if is_set_up else f"run `make setup`{where}, then "
     command = f"{place} -m {program}" if program else str(place)
     return f"this Python ({sys.executable}) {what}; {setup}use {command}"
+
+
+def missing(package: str, extra: str) -> str:
+    """What to say where a package is not installed that only some commands need.
+
+    extra  of Slipstream, that brings it
+    """
+    how = "run `make setup`" if IS_CHECKOUT else "install Slipstream with that extra"
+    return f"the package `{package}`, which comes with the extra `{extra}`; {how}"
+
+
+def another_package(name: str) -> str:
+    """Where a loaded module of that name comes from, if it is not ours; else empty."""
+    loaded = sys.modules.get(name)
+    folders = [Path(folder).resolve() for folder in getattr(loaded, "__path__", ())]
+    if loaded is None or ROOT / name in folders:
+        return ""
+    return f"from {folders[0] if folders else getattr(loaded, '__file__', 'somewhere')}"
 
 
 def may_run(program: str, needed: "tuple[str, ...]") -> bool:

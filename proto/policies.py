@@ -123,7 +123,7 @@ TABLE = (
     # the target waits for, and whether to draft at all. The numbers below are upper limits.
     PolicyRow(
         "auto",
-        "tree, with everything chosen by what it measures",
+        "like tree; how much and how long is decided by measured costs",
         "cf. SwiftSpec, 2506.11309",
         k=15,  # with the committed token as many rows as `--reproducible` has
         window=32,
@@ -135,12 +135,11 @@ TABLE = (
         min_score=UNLIKELY,
         rest_after=REST_AFTER,
     ),
-    PolicyRow("ar", "target alone", most=0),
-    # However many drafts are accepted: the drafter waits for the verdict, and then drafts K tokens
-    # after it.
+    PolicyRow("ar", "no drafts; the target writes alone (plain decoding)", most=0),
+    # Accepted, partly or not at all: the drafter waits, and then drafts K below what was said.
     PolicyRow(
         "sync",
-        "draft K, wait for the verdict",
+        "draft K tokens, then wait until the target has verified them",
         "Leviathan et al., 2211.17192; Chen et al., 2302.01318",
     ),
     # All drafts accepted: the next block was drafted meanwhile, and is verified whole (the paper's
@@ -150,7 +149,7 @@ TABLE = (
     # steps.
     PolicyRow(
         "pearl",
-        "verify a block while the next one is drafted",
+        "draft the next block while the target verifies this one",
         "Liu et al., 2408.11850",
         launch_min=1,
         launch_hit=MAX_WINDOW,
@@ -161,7 +160,7 @@ TABLE = (
     # have at any time, as here; its target verifies all the drafts that it has, ours at most K.
     PolicyRow(
         "amusd",
-        "both models run on, and verify what there is",
+        "neither waits; the target verifies the drafts that are there",
         "McDanel, 2410.17375",
         launch_min=0,
         runs_ahead=True,
@@ -170,7 +169,7 @@ TABLE = (
     # pays. Two, and e^-3, were measured best (docs/LOG.md).
     PolicyRow(
         "pipelined",
-        "draft a chain on while the target verifies",
+        "continue a chain of drafts while the target verifies",
         "PEARL, 2408.11850; AMUSD, 2410.17375",
         launch_min=2,
         runs_ahead=True,
@@ -184,7 +183,7 @@ TABLE = (
     # come first, and the drafter hears of the verdict between two steps.
     PolicyRow(
         "ssd",
-        "draft behind every verdict that is likely, while the target verifies",
+        "while the target verifies, draft for each likely verdict",
         "Kumar et al. (Saguaro), 2603.03251",
         runs_ahead=True,
         width=8,
@@ -195,7 +194,7 @@ TABLE = (
     # the root and verifies a subtree. The nodes below the tokens that the verdict commits are kept.
     PolicyRow(
         "tree",
-        "draft a tree on while the target verifies its likeliest nodes",
+        "continue a tree of drafts; the target verifies its likeliest nodes",
         "cf. SwiftSpec, 2506.11309",
         k=8,
         window=32,

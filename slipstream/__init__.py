@@ -2,8 +2,8 @@
 
     from slipstream import LLM, SamplingParams
 
-The other packages of the repository are never installed (docs/adr/0001): this one finds them in the
-repository. Each name is imported when it is first used.
+This package finds the others where they are: beside it in a checkout, inside it where a wheel was
+installed (docs/adr/0001). Each name is imported when it is first used.
 """
 
 from importlib import import_module
@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING
 from slipstream.finding import check_names, find_packages
 
 if TYPE_CHECKING:
-    from coordinator import LLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
+    from coordinator import (
+        LLM,
+        AsyncLLM,
+        CompletionOutput,
+        Logprob,
+        RequestOutput,
+        RequestOutputKind,
+        SamplingParams,
+    )
     from proto.errors import (
+        AwayError,
+        BusyError,
         ClosedError,
         ConfigurationError,
         IncompatibleError,
@@ -23,8 +33,13 @@ if TYPE_CHECKING:
         TransportError,
     )
 
+__version__ = "0.1.0"  # the one place: the build, the command and the nodes' hosts read it
+
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "AwayError",
+    "BusyError",
     "ClosedError",
     "CompletionOutput",
     "ConfigurationError",
@@ -33,6 +48,7 @@ __all__ = [
     "ModelError",
     "NodeError",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "SlipstreamError",
     "TransportError",

@@ -1,9 +1,9 @@
-"""Lets a program in any folder import two packages of the repository, and no others.
+"""Where the rest of Slipstream lies, and how a program in any folder finds the packages it needs.
 
-`sys.path` is not changed. With our root at its front, a program that imports its own `models`,
-`engine` or `tests` would get ours; with the root at its end, our `proto` could be that of the
-distribution proto-plus. Instead a finder at the front of `sys.meta_path` answers for two names
-only.
+`sys.path` stays as it is: with the root in front a program's own `models`, `engine` or `tests`
+would be ours, and with the root at the end our `proto` would be that of the distribution
+proto-plus, where there is one. A finder in front answers for three names alone, and for `engine`
+only where code of ours asks: a program may have a module of that name.
 """
 
 import sys
@@ -12,8 +12,21 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[1]  # `make setup` puts a link to this package elsewhere
-NAMES = ("coordinator", "proto")  # the packages that the Python API needs
+NAMES = ("coordinator", "proto")  # what the Python API consists of
+INNER = "engine"  # what it looks at models with; asked for by files of ours alone
+
+
+def _root() -> Path:
+    """The folder that holds `proto`, `engine`, `models` and the others.
+
+    A wheel has them in a folder of this package (`setup.py`); in a checkout they lie beside it.
+    """
+    package = Path(__file__).resolve().parent
+    installed = package / "_root"
+    return installed if installed.is_dir() else package.parent
+
+
+ROOT = _root()
 
 
 class Finder:
@@ -28,8 +41,17 @@ class Finder:
         Modules inside a package are found by the package's path. The types are in quotes because a
         Python that is too old reads this file before it gets the message that it is too old.
         """
-        is_ours = path is None and name in NAMES
+        is_ours = path is None and (name in NAMES or (name == INNER and _is_asked_by_us()))
         return PathFinder.find_spec(name, [str(ROOT)], target) if is_ours else None
+
+
+def _is_asked_by_us() -> bool:
+    """Whether the import that is going on stands in a file of these packages."""
+    frame = sys._getframe(2)
+    while "importlib" in frame.f_code.co_filename and frame.f_back is not None:
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    return any((ROOT / name) in path.parents for name in (*NAMES, INNER))
 
 
 def find_packages() -> None:

@@ -19,6 +19,7 @@ class Known:
     courses     what was measured about resting the drafter, for each kind of text
     earlier     texts from which others may be drafted, where a request asks for that
     chunk       most tokens of a prompt that one pass prefills
+    scored_chunk  the same where log-probabilities of the prompt are wanted
     """
 
     fixed_rows: int | None = None
@@ -27,3 +28,4 @@ class Known:
     courses: Courses = field(default_factory=Courses)
     earlier: EarlierTexts = field(default_factory=EarlierTexts)
     chunk: int = PREFILL_CHUNK
+    scored_chunk: int = PREFILL_CHUNK

@@ -306,6 +306,8 @@ class Verifying:
         text, limit = self.tree.text.tokens, self._known.chunk
         start, end = self.slots.prefix_len, self.opened.num_prompt - 1
         is_alone = bool(self._known.fixed_rows)
+        if self.opened.sampling.scores_prompt:
+            limit = min(limit, self._known.scored_chunk)
         if (is_alone or self.opened.sampling.scores_prompt) and start < end:
             return text[start : min(end, start + limit)]
         return () if is_alone else self.slots.next_chunk(text, len(text), limit)

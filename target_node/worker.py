@@ -14,7 +14,7 @@ from engine.choice.sampling import Sampling, sampling_of
 from engine.choice.verification import Distribution, block_trial, token_trial
 from engine.device import fetch, send
 from engine.errors import NotFinite
-from engine.forward.forward import Layers, as_bytes
+from engine.forward.forward import Layers, as_bytes, scored_rows
 from engine.forward.not_finite import Again
 from engine.loading import Engine
 from node.economics import PREFILL_CHUNKS, Costs
@@ -58,6 +58,7 @@ def serve(
         fixed_rows=config.fixed_rows or None,
         costs=Costs(device.at_least(engine.pass_s)),
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
+        scored_chunk=scored_rows(engine.loaded.vocab_size),
     )
     lanes = Lanes(executor.lanes.count, executor.capacity)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from coordinator.api.config_base import Frozen, named
-from coordinator.api.models.settings import MODELS as MODELS
 from coordinator.api.models.settings import NGRAM as NGRAM
 from coordinator.api.models.settings import ModelsConfig
 from coordinator.cluster.link import Links, parse_links
@@ -72,65 +71,83 @@ class PairConfig(ModelsConfig):
     target_device: Annotated[
         str,
         Field(
-            description="Where the target runs. cuda:0, cpu, cpu:0 (that core) or cpu:0-6 (those); "
-            "cuda:0-3 or cpu:0,cpu:1: a part of the model on each. "
-            "Default: a GPU each, or both the only one; without a GPU one core for the drafter, "
-            "all others for the target."
+            description="Where the target runs.\n"
+            "cuda:0: that GPU. cpu: all cores. cpu:0, cpu:0-6: these cores.\n"
+            "cuda:0-3 or cpu:0,cpu:1: these devices share the model.\n"
+            "Default: each model has a GPU, or both share the only one. Without a GPU the "
+            "drafter has one core, and the target as many of the others as are fastest."
         ),
     ] = ""  # chosen by `devices.default_devices`
     drafter_device: Annotated[
-        str, Field(description="Where the drafter runs. As --target-device.")
+        str,
+        Field(description="Where the drafter runs. It is written as for --target-device."),
     ] = ""
     tensor_parallel_size: Annotated[
         NumRanks,
         Field(
-            description="Processes that share the target. They have so many GPUs from the one of "
-            "--target-device on, or its cores divided. Default: as many as it names."
+            description="How many processes share the target. They run on that many GPUs, "
+            "counted from --target-device, or divide its cores. Default: one for "
+            "each device in --target-device."
         ),
     ] = 1
     drafter_tensor_parallel_size: Annotated[
-        NumRanks, Field(description="Processes that share the draft model.")
+        NumRanks,
+        Field(
+            description="How many processes share the drafter. Default: one for each device in "
+            "--drafter-device."
+        ),
     ] = 1
     dtype: Annotated[
         Dtype,
-        Field(description="Number type. auto (the checkpoint's), float32, bfloat16 or float16."),
+        Field(
+            description="The models' number type. float32, bfloat16, float16, or auto: that of "
+            "the checkpoint."
+        ),
     ] = "auto"
     drafter_dtype: Annotated[
         Dtype | Literal["", "fastest"],
         Field(
-            description="The drafter's, or fastest: by timing. It does not decide the text. "
-            "Default: fastest on a CPU, of a head and on a GPU --dtype."
+            description="The drafter's number type. One of those of --dtype, or fastest: the "
+            "fastest of them, by timing. Default: fastest on a CPU; --dtype on a GPU "
+            "and for a head."
         ),
     ] = ""
     max_model_len: Annotated[
         Annotated[int, Field(ge=2, le=1 << 20)] | None,
         Field(
-            description="Most tokens of prompt and answer; the cache is made for it. A drafter "
-            "that can take fewer drafts no further; heads in the target's process limit it. "
-            "Default: the model's own limit, or what the memory holds; with --reproducible "
+            description="The most tokens of prompt and answer together. The cache is made for "
+            "this length. A drafter with a shorter limit stops drafting there; heads "
+            "in the target's process lower the limit to theirs. Default: the model's "
+            "own limit, or what fits into memory; with --reproducible "
             f"{REPRODUCIBLE_LEN}."
         ),
     ] = None
     backend: Annotated[
         Backend,
         Field(
-            description="Which forward runs. fused (our own: llama, mistral, qwen2, qwen3), "
-            "graphs (the same, of other families the reference, "
-            "as CUDA graphs), compiled (the same as one program: faster on a CPU, a minute to "
-            "load, needs g++), reference (transformers' own), or auto: fused, on a GPU graphs, "
-            "where that agrees with the reference."
+            description="Which forward pass runs the models.\n"
+            "fused: our own, for llama, mistral, qwen2 and qwen3.\n"
+            "graphs: fused as CUDA graphs; for other families, reference as CUDA "
+            "graphs.\n"
+            "compiled: fused as one program, for CPUs; faster, but needs g++ and up "
+            "to a minute to load.\n"
+            "reference: that of transformers.\n"
+            "auto: graphs on a GPU, else fused, if its results agree with reference."
         ),
     ] = "auto"
     reproducible: Annotated[
         bool,
-        Field(description="Same seed, same text in bfloat16 too. Whatever the policy; slower."),
+        Field(
+            description="The same seed gives the same text in bfloat16 too. This holds for every "
+            "policy, and costs speed."
+        ),
     ] = False
     max_num_seqs: Annotated[
         Annotated[int, Field(ge=1, le=MAX_SESSIONS)] | None,
         Field(
-            description="Most texts at once. Passes read the weights once for all of them. "
-            f"Default: {NUM_SEQS}, with --reproducible {REPRODUCIBLE_NUM_SEQS}; at most what fits "
-            "into memory."
+            description="The most texts that are written at once. A pass reads the weights once "
+            f"for all of them. Default: {NUM_SEQS}, or {REPRODUCIBLE_NUM_SEQS} with "
+            "--reproducible; fewer if memory is short."
         ),
     ] = None
     start_timeout_s: Annotated[
@@ -141,9 +158,9 @@ class PairConfig(ModelsConfig):
         Field(
             ge=0,
             le=6,
-            description="How often a drafter that ended is soon started again. If it had "
-            "worked, later each time, and then every two minutes; the texts go on meanwhile. "
-            "0: never.",
+            description="How often a drafter that ended is soon started again. The texts "
+            "continue meanwhile. The waits grow; afterwards a drafter that had "
+            "worked is started again every two minutes. 0: never.",
         ),
     ] = 3
     busy_poll_us: Annotated[
@@ -151,8 +168,8 @@ class PairConfig(ModelsConfig):
         Field(
             ge=0,
             le=10_000,
-            description="Microseconds of polling before a process sleeps. A shorter way for "
-            "messages, where each process has a core to burn.",
+            description="How long a process polls before it sleeps. Polling makes messages "
+            "faster, but keeps a core busy for each process.",
         ),
     ] = 0
     max_draft_candidates: Annotated[
@@ -160,38 +177,57 @@ class PairConfig(ModelsConfig):
         Field(
             ge=1,
             le=MAX_CANDIDATES,
-            description="Most tokens that a draft is sampled from. For --verify token and block.",
+            description="From how many tokens a draft is sampled at most. Only --verify token "
+            "and block use this.",
         ),
     ] = 64
     simulate_target_ms: Annotated[
         Milliseconds,
-        Field(description="Simulate another device: a pass of the target takes so long."),
+        Field(
+            description="Simulate another device for the target. Each of its passes then takes "
+            "at least this long."
+        ),
     ] = 0.0
     simulate_target_ms_per_row: Annotated[
-        Milliseconds, Field(description="And so much more for each of its rows.")
+        Milliseconds,
+        Field(
+            description="Simulate a longer target pass for more rows. Each row of a pass adds "
+            "this time."
+        ),
     ] = 0.0
     simulate_draft_ms: Annotated[
         Milliseconds,
         Field(
-            description="Simulate another device: a draft step takes so long. So does a step of "
-            "heads in the target's process."
+            description="Simulate another device for the drafter. Each draft step then takes at "
+            "least this long, also a step of heads in the target's process."
         ),
     ] = 0.0
     simulate_draft_ms_per_row: Annotated[
-        Milliseconds, Field(description="And so much more for each of its rows.")
+        Milliseconds,
+        Field(
+            description="Simulate a longer draft step for more rows. Each row of a step adds "
+            "this time."
+        ),
     ] = 0.0
     link: Annotated[
         tuple[str, ...],
         AfterValidator(_check_links),
         Field(
-            description="Simulate a link between hosts, in each direction. "
-            "drafter:delay=5ms,jitter=1ms,loss=1% (also target:...; bandwidth=100Mbit; reorder "
-            "lets messages overtake each other; to-drafter:... or from-drafter:... for one "
-            "direction). May be given once for each node or direction."
+            description="Simulate a slow or lossy link to a node. For example\n"
+            "drafter:delay=5ms,jitter=1ms,loss=1%\n"
+            "Other settings are bandwidth=100Mbit and reorder (messages may overtake "
+            "each other). The link to the target begins with target:. Both "
+            "directions are slow, or one: to-drafter: or from-drafter:. May be given "
+            "once for each node or direction."
         ),
     ] = ()
     link_seed: Annotated[
-        int, Field(ge=0, description="Of what --link loses and how late each message is.")
+        int,
+        Field(
+            ge=0,
+            description="Seed of the chance in --link. It decides which messages are lost and "
+            "how late the others are.",
+        ),
     ] = 0
 
     @property
@@ -243,8 +279,9 @@ class PairConfig(ModelsConfig):
 
 
 def _policies() -> str:
-    *others, last = (f"{row.name} ({row.summary})" for row in TABLE)
-    return f"How drafts are made and verified. {', '.join(others)} or {last}."
+    return "\n".join(
+        ("How drafts are made and verified.", *(f"{row.name}: {row.summary}." for row in TABLE))
+    )
 
 
 def _check_options(options: dict[str, float], info: ValidationInfo) -> dict[str, float]:
@@ -264,55 +301,77 @@ class SpeculationConfig(Frozen):
     policy: Annotated[PolicyName, Field(description=_policies())] = "auto"
     num_speculative_tokens: Annotated[
         int | None,
-        Field(ge=1, le=48, description="K: most drafts in a target pass. Default: by policy."),
+        Field(
+            ge=1,
+            le=48,
+            description="K: the most drafts in one target pass. Default: the policy decides.",
+        ),
     ] = None
     window: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_WINDOW,
-            description="Most tokens that the drafter may be ahead. Of the last verdict; default: "
-            "by policy.",
+            description="How far the drafter may run ahead. The most tokens beyond the last "
+            "verdict of the target. Default: the policy decides.",
         ),
     ] = None
     policy_option: Annotated[
         # NaN and infinity pass here: `_check_options` has the better error message.
         dict[str, Annotated[float, Field(allow_inf_nan=True)]],
         AfterValidator(_check_options),
-        Field(description=f"Other numbers of the policy. {', '.join(OPTIONS)}."),
+        Field(
+            description=f"Set other numbers of the policy. Their names are {', '.join(OPTIONS)}."
+        ),
     ] = Field(default_factory=dict)
     adaptive: Annotated[
         bool,
         Field(
-            description="Measured prices decide how much is drafted. And verified, and whether "
-            "the drafter rests where the target is faster alone (auto, pipelined)."
+            description="Decide by measured costs how much is drafted. They also decide how many "
+            "drafts are verified and, under auto and pipelined, whether the drafter "
+            "rests while the target is faster alone."
         ),
     ] = True
     verify: Annotated[
         VerifyName,
         Field(
-            description="How drafts are judged. coupled: drafter and target share their noise, and "
-            "the seed decides the text. By the ratio of their probabilities: token (Leviathan) or "
-            "block (Sun)."
+            description="The rule by which drafts are accepted.\n"
+            "coupled: drafter and target sample with the same noise, and the seed "
+            "decides the text.\n"
+            "token, block: by the ratio of the two models' probabilities (Leviathan "
+            "et al.; Sun et al.)."
         ),
     ] = "coupled"
     also_ngram: Annotated[
-        bool, Field(description="N-gram drafts besides those of the draft model.")
+        bool,
+        Field(
+            description="N-gram drafts beside those of the draft model. The target copies what "
+            "followed its last tokens earlier in the text."
+        ),
     ] = False
     ngram_max: Annotated[
         NgramLen,
-        Field(description="N-gram drafts: most of the last tokens that must match."),
+        Field(
+            description="N-gram drafts: the most tokens that must match. The target looks for "
+            "its last tokens earlier in the text, for the longest match first."
+        ),
     ] = 4
-    ngram_min: Annotated[NgramLen, Field(description="N-gram drafts: and fewest.")] = 2
+    ngram_min: Annotated[
+        NgramLen, Field(description="N-gram drafts: the fewest tokens that must match.")
+    ] = 2
     reference: Annotated[
         str,
-        Field(description="N-gram drafts: a text to copy from. Besides prompt and answer."),
+        Field(
+            description="N-gram drafts: a file to copy from. It is searched besides prompt and "
+            "answer."
+        ),
     ] = ""
     remember: Annotated[
         bool,
         Field(
-            description="N-gram drafts, and copies of earlier texts. Those that were written with "
-            "this setting: the target remembers the latest 262,144 tokens."
+            description="N-gram drafts that also copy from earlier texts. The target remembers "
+            "the last 262,144 tokens of the texts that were written with this "
+            "setting."
         ),
     ] = False
 
@@ -361,8 +420,8 @@ class SpeculationConfig(Frozen):
             )
         if self.remember and self.verify != "coupled":
             raise ConfigurationError(
-                f"remember needs coupled verification, not {self.verify}: an earlier text of the "
-                "same seed had the luck that its copies would be judged by"
+                f"remember needs coupled verification, not {self.verify}: copies of earlier texts "
+                "would bias the text"
             )
         if self.ngram_min > self.ngram_max:
             raise ConfigurationError(
@@ -370,8 +429,8 @@ class SpeculationConfig(Frozen):
             )
         if self.reference and not self.uses_ngrams(pair):
             raise ConfigurationError(
-                "reference is a text for n-gram drafts; choose the drafter ngram, or also_ngram, "
-                "and another policy than ar"
+                "reference is a text for n-gram drafts; choose the drafter ngram or also_ngram, "
+                "and not the policy ar"
             )
 
     def make(self, pair: PairConfig) -> Policy:

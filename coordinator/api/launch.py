@@ -29,29 +29,38 @@ class LaunchConfig(Frozen):
         str,
         AfterValidator(_check_ray_address),
         Field(
-            description="Start the nodes on a Ray cluster. auto or HOST:PORT (docs/cluster.md). "
-            "Default: on this machine, without Ray."
+            description="Start the nodes on a Ray cluster. Its address is auto or HOST:PORT "
+            "(docs/cluster.md). Default: this machine, without Ray."
         ),
     ] = ""
     ray_pack: Annotated[
-        bool, Field(description="Both nodes on one host of the cluster. Although there are two.")
+        bool,
+        Field(
+            description="With --ray: run both nodes on one host. Otherwise each has a host of "
+            "its own."
+        ),
     ] = False
     nodes: Annotated[
         Literal["local", "remote"],
         Field(
-            description="local: processes started here (or by --ray). remote: nodes that were "
-            "started by hand, with --join (docs/cluster.md); wait for them."
+            description="Who starts the nodes.\n"
+            "local: this command, here or with --ray.\n"
+            "remote: you, by hand with --join (docs/cluster.md); this command waits "
+            "for them."
         ),
     ] = "local"
     listen: Annotated[
         str,
         AfterValidator(_check_listen),
-        Field(description="With --nodes remote: where they join. tcp://ADDRESS:PORT of this host."),
+        Field(
+            description="With --nodes remote: where the nodes join. An address of this host: "
+            "tcp://ADDRESS:PORT."
+        ),
     ] = ""
     keys: Annotated[
         Path | None,
         BeforeValidator(lambda value: Path(value) if isinstance(value, str) else value),
-        Field(description="With --nodes remote: folder of keys. `keys new DIR` makes one."),
+        Field(description="With --nodes remote: the folder of the keys. `keys new DIR` makes one."),
     ] = None
 
     @model_validator(mode="after")

@@ -64,25 +64,33 @@ class SamplingParams(Frozen):
 
     temperature: Annotated[
         float,
-        Field(ge=0, le=100, description="0: greedy."),
-        # A temperature so low that decoding is greedy is shown as 0.
+        Field(ge=0, le=100, description="How random the text is; 0: greedy."),
+        # What is greedy is shown as such too.
         AfterValidator(lambda value: 0.0 if value < GREEDY_BELOW else value),
     ] = 0.0
     top_k: Annotated[
         int,
         BeforeValidator(_whole_vocabulary),
-        Field(ge=0, lt=1 << 31, description="Only the k likeliest tokens; 0: off."),
+        Field(
+            ge=0, lt=1 << 31, description="Sample from the k likeliest tokens only; 0: from all."
+        ),
     ] = 0
     top_p: Annotated[
         float,
-        Field(gt=0, le=1, description="Only the likeliest tokens that make up this probability."),
+        Field(
+            gt=0,
+            le=1,
+            description="Sample from the likeliest tokens only. They are as many as together "
+            "have this probability.",
+        ),
     ] = 1.0
     min_p: Annotated[
         float,
         Field(
             ge=0,
             le=1,
-            description="Only tokens with this share of the largest chance; 0: off.",
+            description="Sample from tokens that are likely enough only. Their probability is at "
+            "least this share of the likeliest one's; 0: from all.",
         ),
     ] = 0.0
     repetition_penalty: Annotated[
@@ -90,61 +98,75 @@ class SamplingParams(Frozen):
         Field(
             ge=1e-3,
             le=1e3,
-            description="Above 1: tokens of prompt and answer come less often again.",
+            description="Above 1: make tokens of prompt and answer less likely.",
         ),
     ] = 1.0
     presence_penalty: Annotated[
-        Penalty, Field(description="Taken off the logits of tokens that the answer has.")
+        Penalty,
+        Field(
+            description="Subtract this from the logits of used tokens. These are the tokens that "
+            "are in the answer so far."
+        ),
     ] = 0.0
     frequency_penalty: Annotated[
-        Penalty, Field(description="As often as the answer has the token.")
+        Penalty,
+        Field(
+            description="Subtract this once for each use of a token. It is taken off the token's "
+            "logit for each time that the token is in the answer."
+        ),
     ] = 0.0
     logit_bias: Annotated[
         dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
         BeforeValidator(_by_token),
-        Field(max_length=MAX_BIASES, description="Added to the logits of tokens: 50:-100,7:2.5."),
+        Field(
+            max_length=MAX_BIASES, description="Add this to the logits of tokens: 50:-100,7:2.5."
+        ),
     ] = Field(default_factory=dict)
     bad_words: Annotated[
         tuple[Word, ...],
         BeforeValidator(_listed),
         Field(
             max_length=MAX_BANS // 2,
-            description="Never write this word; may be given several times.",
+            description="Never write this word. May be given several times.",
         ),
     ] = ()
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=1 << 63)] | None,
-        Field(description="Same seed, same text. Default: a fresh one, reported."),
+        Field(
+            description="The same seed gives the same text. Without one, a fresh seed is drawn "
+            "and shown."
+        ),
     ] = None
     stop: Annotated[
         tuple[Word, ...],
         BeforeValidator(_listed),
         Field(
             max_length=MAX_STOP_STRINGS,
-            description="End the text before this string; may be given several times.",
+            description="End the text before this string. May be given several times.",
         ),
     ] = ()
     stop_token_ids: Annotated[
         tuple[TokenId, ...],
         BeforeValidator(_listed),
-        Field(max_length=MAX_STOP_IDS // 2, description="End the text at these tokens."),
+        Field(max_length=MAX_STOP_IDS // 2, description="End the text at any of these tokens."),
     ] = ()
-    ignore_eos: Annotated[bool, Field(description="Go on after an end-of-text token.")] = False
+    ignore_eos: Annotated[bool, Field(description="Continue after an end-of-text token.")] = False
     include_stop_str_in_output: Annotated[
-        bool, Field(description="Show the stop string or token at the end as well.")
+        bool, Field(description="Show the stop string or stop token, too.")
     ] = False
     min_tokens: Annotated[
         int,
         Field(
             ge=0,
             lt=1 << 20,
-            description="No stop token and no stop string before so many tokens.",
+            description="The fewest tokens to generate. Before them, stop tokens and stop "
+            "strings do not end the text.",
         ),
     ] = 0
     max_tokens: Annotated[
         int,
         BeforeValidator(_as_long_as_it_may_be),
-        Field(ge=1, le=MAX_TOKENS, description="Most tokens to generate."),
+        Field(ge=1, le=MAX_TOKENS, description="The most tokens to generate."),
     ] = 128
     skip_special_tokens: Annotated[
         bool, Field(description="Leave special tokens out of the text.")
@@ -152,14 +174,19 @@ class SamplingParams(Frozen):
     logprobs: Annotated[
         NumLogprobs,
         Field(
-            description="With --json: log-probability of each token. And of so many alternatives."
+            description="With --json: the log-probability of each token. This many alternatives "
+            "are added for each of them."
         ),
     ] = None
     prompt_logprobs: Annotated[
-        NumLogprobs, Field(description="The same for the tokens of the prompt.")
+        NumLogprobs,
+        Field(
+            description="With --json: log-probabilities of the prompt. This many alternatives "
+            "are added for each token."
+        ),
     ] = None
     n: Annotated[
-        int, Field(ge=1, le=MAX_SAMPLES, description="Texts per prompt (sampled only).")
+        int, Field(ge=1, le=MAX_SAMPLES, description="How many texts to sample for each prompt.")
     ] = 1
     speculate: Annotated[bool, Field(description="False: the target writes alone.")] = True
 

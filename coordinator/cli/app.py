@@ -20,8 +20,9 @@ from coordinator.cli.help import Command as HelpfulCommand
 from coordinator.cli.help import Program, examples
 from coordinator.cli.keys import keys
 from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
-from coordinator.cli.serve import serve
+from coordinator.cli.serve import VERSION, serve
 from coordinator.cli.status import status
+from coordinator.cli.wrapping import for_stderr
 from coordinator.launching.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
 from proto.system import unexplained
@@ -102,28 +103,32 @@ def _all(commands: Collection[str]) -> str:
 
 # -- app -------------------------------------------------------------------------------------------
 
-VERSION = "0.1.0"
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"slipstream {VERSION}")
-        raise typer.Exit
+def _root(number: str) -> Command:
+    """Return the function that runs before any command; `number` is what --version prints."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"slipstream {number}")
+            raise typer.Exit
+
+    def root(
+        context: typer.Context,
+        version: Annotated[
+            bool,
+            typer.Option("--version", help="Print the version.", callback=show, is_eager=True),
+        ] = False,
+    ) -> None:
+        """Distributed speculative decoding: the target's text, sooner."""
+        del version  # `show` has printed it
+        context.meta[VERSION] = number
+
+    return root
 
 
-def root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
-    """Distributed speculative decoding: the target's text, sooner."""
-
-
-def command_line(measurements: Sequence[Command]) -> typer.Typer:
+def command_line(measurements: Sequence[Command], version: str = "") -> typer.Typer:
     """Return the program with all commands; each is named like its function."""
     app = typer.Typer(
         name=PROGRAM,
@@ -133,7 +138,7 @@ def command_line(measurements: Sequence[Command]) -> typer.Typer:
         pretty_exceptions_enable=False,
         no_args_is_help=True,
     )
-    app.callback()(root)
+    app.callback()(_root(version))
     commands: list[Command] = [demo, generate, chat, serve, status, *measurements]
     for command in commands:
         name = command.__name__.replace("_", "-")
@@ -146,20 +151,26 @@ class _Line(logging.Formatter):
     """Formats a log line without control characters, because it may quote other programs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return harmless(super().format(record))
+        return for_stderr(harmless(super().format(record)))
 
 
 def _say(line: str) -> None:
-    with suppress(OSError):  # the terminal is gone; a signal ends us because of that
-        typer.echo(harmless(line), err=True)
+    with suppress(OSError):  # a terminal that is gone: the signal that said so is why we end
+        typer.echo(for_stderr(harmless(line)), err=True)
 
 
-def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] = ()) -> int:
+def main(
+    connect_ray: ConnectRay | None = None,
+    measurements: Sequence[Command] = (),
+    version: str = "",
+) -> int:
     """Run the command line; return the exit status. Every error is one line on stderr.
 
     connect_ray   makes the launcher for `--ray`
-    measurements  more commands. Both are passed in, because this package imports neither deploy
-                  nor lab
+    measurements  more commands
+    version       of Slipstream
+
+    All three are passed in, because this package imports neither deploy nor lab nor slipstream.
     """
     prepare_streams()
     lines = logging.StreamHandler()
@@ -168,7 +179,7 @@ def main(connect_ray: ConnectRay | None = None, measurements: Sequence[Command] 
     interruption, status = Interruption(), EXIT_INTERRUPTED
     # A signal may come just before the first `try` of a command or just after its last one.
     with suppress(KeyboardInterrupt), interruption:
-        status = run(command_line(measurements), connect_ray)
+        status = run(command_line(measurements, version), connect_ray)
     if status != EXIT_INTERRUPTED:
         return status
     _say(interruption.line)

@@ -122,14 +122,15 @@ EXIT_DIFFERS = 1
 BOLD, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 Prompt = Annotated[
-    str | None, typer.Argument(metavar="PROMPT", help="A text to continue, in place of our own.")
+    str | None,
+    typer.Argument(metavar="PROMPT", help="The text to continue. Default: one of our own."),
 ]
 Pace = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="How long a pass of the target alone is shown. What was faster is shown as much "
-        f"faster; 0: no slower than it can be written. Default: {PACE_S} on a terminal, else 0.",
+        help="How long each pass of the target alone is shown. The text with drafts is slowed down "
+        f"by the same factor. 0: nothing is slowed down. Default: {PACE_S} on a terminal, else 0.",
         min=0.0,
         max=10.0,
     ),

@@ -64,6 +64,8 @@ class Form:
     parse: Callable[[str, str], object] | None = None
 
 
+# In the `json_schema_extra` of a field that says itself what stands for its value.
+METAVAR = "metavar"
 FORMS = {
     "logit_bias": Form("ID:BIAS,...", parse_biases),
     "policy_option": Form("NAME=VALUE,...", parse_options),
@@ -158,7 +160,7 @@ def _parameter(config: str, name: str, field: FieldInfo, default: object) -> ins
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if default is True else flag,
         help=field.description,
-        metavar=form.metavar if form else metavar_of(name, field.annotation),
+        metavar=form.metavar if form else _metavar(name, field),
         show_default=default_of(default),
         rich_help_panel=panel_of(config, name) or None,
     )
@@ -169,6 +171,13 @@ def _parameter(config: str, name: str, field: FieldInfo, default: object) -> ins
         default=default,
         annotation=Annotated[written | None if default is None else written, option],
     )
+
+
+def _metavar(name: str, field: FieldInfo) -> str | None:
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and METAVAR in extra:
+        return str(extra[METAVAR])
+    return metavar_of(name, field.annotation)
 
 
 def _written(annotation: Any) -> Any:
@@ -188,28 +197,29 @@ def _written(annotation: Any) -> Any:
 
 Prompt = Annotated[
     str | None,
-    typer.Argument(metavar="PROMPT", help="The text to continue; - reads stdin."),
+    typer.Argument(metavar="PROMPT", help="The text to continue. - reads it from standard input."),
 ]
 PromptFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help='Several prompts. One per line, or JSON Lines with "prompt" or "turns" (.jsonl). '
-        "Up to --max-num-seqs are answered at once, and shown one after another, in their order.",
+        help="Continue each prompt of this file. It has one prompt per line, or is JSON Lines with "
+        '"prompt" or "turns" (.jsonl). Up to --max-num-seqs texts are written at once; they are '
+        "shown one after another, in the order of the prompts.",
     ),
 ]
 PromptIds = Annotated[
-    str | None, typer.Option(metavar="ID,...", help="Token ids instead of a text: 1,2,3.")
+    str | None, typer.Option(metavar="ID,...", help="Continue these token ids, such as 1,2,3.")
 ]
 Chat = Annotated[
-    bool, typer.Option("--chat", help="Answer each prompt, by the target's chat template.")
+    bool, typer.Option("--chat", help="Answer each prompt, with the target's chat template.")
 ]
 
 Json = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="One JSON object per prompt on stdout, nothing else.",
+        help="Write one JSON object per prompt to stdout, and no text.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
@@ -217,8 +227,8 @@ ShowSpeculation = Annotated[
     bool,
     typer.Option(
         "--show-speculation",
-        help="Show what became of the drafts in the text. Accepted and rejected ones and the "
-        "target's own tokens.",
+        help="Show which tokens were drafted. Accepted drafts, rejected drafts and the target's "
+        "own tokens have different colours or marks.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
@@ -226,7 +236,7 @@ Verbose = Annotated[
     bool,
     typer.Option(
         "--verbose",
-        help="All figures of the text, and what ran the models.",
+        help="Show all figures of the text, and what ran the models.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
@@ -234,8 +244,8 @@ Trace = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Record what every process does to this file. A Chrome trace, for ui.perfetto.dev "
-        "and python -m coordinator trace-summary.",
+        help="Record what every process does in this file. It is a Chrome trace; `trace-summary` "
+        "and ui.perfetto.dev read it.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

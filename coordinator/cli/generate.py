@@ -27,6 +27,7 @@ from coordinator.cli import flags as options
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import models_of
+from coordinator.cli.wrapping import for_stderr
 from coordinator.cli.writers import JsonWriter, Place, Progress, TextWriter, Writer, engines
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes
@@ -166,7 +167,7 @@ def generate(
         )
     with started as running:
         for line in (*running.whereabouts(), *running.notices()):
-            typer.echo(harmless(line), err=True)
+            typer.echo(for_stderr(harmless(line)), err=True)
         if chat and running.chat_template.is_plain:
             typer.echo("the target has no chat template; a plain one is used", err=True)
         run = Run(running, speculation, request, writer)
@@ -176,9 +177,10 @@ def generate(
             if trace is not None:
                 running.write_trace(trace)
         if verbose and not as_json:
-            typer.echo(engines(running.service.registry.nodes), err=True)
+            typer.echo(for_stderr(engines(running.service.registry.nodes)), err=True)
         if trace is not None:
-            typer.echo(f"trace: {trace} (for ui.perfetto.dev, or trace-summary)", err=True)
+            words = f"trace: {trace} (for ui.perfetto.dev, or trace-summary)"
+            typer.echo(for_stderr(words), err=True)
         if not all_fit:
             raise typer.Exit(EXIT_SOME_FAILED)
 
@@ -241,8 +243,8 @@ def launcher_for(
             if getattr(pair, name) != PairConfig.model_fields[name].default:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(
-                    f"{flag} is for nodes that are started here; `.venv/bin/python -m target_node "
-                    "--help` says what one can be told that is started by hand"
+                    f"{flag} is for nodes that are started here; for others see "
+                    "`python -m target_node --help`"
                 )
         told = partial(invite, launch.keys)
         return partial(RemoteNodes, launch.listen, launch.keys, tuple(devices), told)
@@ -364,9 +366,8 @@ class Run:
                 continue
             if prompt.place.total == len(whole.outputs) == 1:
                 raise TextError(made.error)
-            typer.echo(
-                f"error: {_text_of(prompt.place, made.index, whole)}: {made.error}", err=True
-            )
+            line = f"error: {_text_of(prompt.place, made.index, whole)}: {made.error}"
+            typer.echo(for_stderr(line), err=True)
 
 
 def _text_of(place: Place, index: int, whole: RequestOutput) -> str:

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from coordinator.api.models.settings import MODELS, ModelsConfig
+from coordinator.api.models.settings import ModelsConfig
+from coordinator.cli.wrapping import continued
+from proto.installation import MODELS
 
 # -- panels ----------------------------------------------------------------------------------------
 
@@ -60,7 +61,13 @@ METAVARS = {
     **dict.fromkeys(("stop", "bad_words"), "TEXT"),
     "seed": "SEED",
 }
-UNITS = {"s": "SECONDS", "ms": "MS", "row": "MS", "us": "US"}  # by the last word of a name
+UNITS = {
+    "s": "SECONDS",
+    "ms": "MS",
+    "row": "MS",
+    "token": "MS",
+    "us": "MICROSECONDS",
+}  # by the last word of a name
 LONGEST_CHOICES = 20  # characters
 
 
@@ -115,6 +122,11 @@ def default_of(default: object) -> bool | str:
 
 MAX_WIDTH = 110  # longest readable line
 FLAG_WIDTH = 28  # a longer flag has a line of its own
+NARROW = 72  # on a narrower terminal every flag has
+FRAME_WIDTH = 4  # of a panel, left and right
+HELP_INDENT = 4  # of what stands below a flag there
+GAP = "\ue000"  # a space at which no line ends, until the lines are made; in no help
+BRACES = re.compile(r"\{([A-Z]+)\}")  # so typer marks an argument that is needed
 FIRST_SENTENCE = re.compile(r".*?[.:;](?=\s|$)|.*", re.DOTALL)
 
 Row = tuple[str, str, str]  # a flag with the placeholder of its value, its help, its default
@@ -122,12 +134,24 @@ Row = tuple[str, str, str]  # a flag with the placeholder of its value, its help
 EXAMPLES = {
     "generate": (
         '"class Codec(codecs.Codec):"',
-        '--temperature 0.8 --seed 7 --show-speculation \\\n    "import os"',
-        '--target LARGE --drafter SMALL --chat \\\n    "Why is the sky blue?"',
+        '--temperature 0.8 --seed 7 --show-speculation "import os"',
+        '--target LARGE --drafter SMALL --chat "Why is the sky blue?"',
         "--prompt-file prompts.txt --json --policy ar",
     ),
     "demo": ("", '--pace 0 --temperature 0 "class Queue:"'),
-    "verify-lossless": ("", "--target LARGE --drafter SMALL \\\n    --policy auto"),
+    "chat": ("--target LARGE --drafter SMALL",),
+    "serve": (
+        "--target LARGE --drafter SMALL",
+        "--host 0.0.0.0 --port 8080 --api-key-file key.txt",
+    ),
+    "verify-lossless": ("", "--target LARGE --drafter SMALL --policy auto"),
+    "experiment": ("policies --report", "policies --limit 4 --set max_tokens=32"),
+    "plan": (
+        "--target-ms 30 --draft-ms 4 --acceptance 0.8",
+        "--like llama-3.1-70b --plot plan.png",
+    ),
+    "testbed": ("--like 0.5b --out testbeds/half-a-billion",),
+    "trace-summary": ("trace.json --rounds 5-9 --plot rounds.png",),
 }
 
 
@@ -136,7 +160,7 @@ def examples(command: str, program: str) -> str | None:
     lines = [
         f"  {program} {command} {arguments}".rstrip() for arguments in EXAMPLES.get(command, ())
     ]
-    return "\n".join((" Examples:", *lines)) if lines else None
+    return "\n".join(lines) if lines else None
 
 
 class Command(TyperCommand):
@@ -166,20 +190,27 @@ def _show(
 ) -> None:
     console = Console(highlight=False)
     console.width = min(console.width, MAX_WIDTH)
-    console.print(Padding(Text(command.get_usage(ctx), style="bold"), (1, 1)))
+    usage = BRACES.sub(r"\1", command.get_usage(ctx))
+    console.print(Padding(Text(usage, style="bold"), (1, 1)))
     first, _, more = (command.help or "").partition("\n\n")
     console.print(Padding(Text(" ".join(first.split())), (0, 1, 1, 1)))
     if more:
-        console.print(Padding(Text(more, style="dim"), (0, 1, 1, 1)))
-    tables = [(title, _table(rows, FLAG_WIDTH)) for title, rows in panels]
+        console.print(Padding(Text(" ".join(more.split()), style="dim"), (0, 1, 1, 1)))
+    flag_width = FLAG_WIDTH if console.width >= NARROW else 0
+    tables: list[tuple[str, Sequence[Row], int]] = [
+        (title, rows, flag_width) for title, rows in panels
+    ]
     if commands:
-        width = 1 + max(len(name) for name, *_ in commands)
-        tables.append(("Commands", _table(commands, width)))
-    for title, table in tables:
-        console.print(Panel(table, title=title, title_align="left", border_style="dim"))
+        tables.append(("Commands", commands, 1 + max(len(name) for name, *_ in commands)))
+    for title, rows, width in tables:
+        lines = _lines(rows, width, console)
+        console.print(Panel(lines, title=title, title_align="left", border_style="dim"))
     if command.epilog:
-        # Without padding after a line, so that a \ at its end is its last character when pasted.
-        console.print(Text(f"\n{command.epilog}"), soft_wrap=True)
+        # Without padding behind a line: a \ at its end must be the last sign when it is pasted.
+        made = [
+            line for one in command.epilog.split("\n") for line in continued(one, console.width)
+        ]
+        console.print(Text("\n".join(("\n Examples:", *made, ""))), soft_wrap=True)
 
 
 def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:
@@ -189,6 +220,12 @@ def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:
         if not getattr(one, "hidden", False):
             panels[getattr(one, "rich_help_panel", None) or ""].append(_row(one, ctx))
     return [(title or "Options", panels[title]) for title in sorted(panels, key=_place_of)]
+
+
+def rows_of(command: Any, ctx: Any) -> list[Row]:
+    """The flags of a command, each with what stands for its value, its help and its default."""
+    panels = _panels(command.get_params(ctx), ctx)
+    return [row for _, rows in panels for row in rows]
 
 
 def _row(parameter: Any, ctx: Any) -> Row:
@@ -215,6 +252,8 @@ def _placeholder(kind: str) -> str:
 def _default(parameter: Any) -> str:
     """Return a default as the help shows it; "" if it is not shown."""
     shown, default = getattr(parameter, "show_default", False), parameter.default
+    if "Default:" in (parameter.help or ""):  # there it is in words
+        return ""
     if shown is True and not callable(default):
         shown = default_of(default)
     if isinstance(shown, str):
@@ -224,22 +263,41 @@ def _default(parameter: Any) -> str:
     return "on" if default is True else str(default)
 
 
-def _table(rows: Sequence[Row], width: int) -> RenderableType:
-    drawn: list[RenderableType] = []
+def _lines(rows: Sequence[Row], width: int, console: Console) -> RenderableType:
+    """A line for each flag with its help beside it; below it, where the flag is longer than that.
+
+    width  of the column of flags; 0: the help is always below
+    """
+    beside = width + 1 if width else HELP_INDENT
+    drawn: list[Text] = []
     for flag, text, default in rows:
         first = FIRST_SENTENCE.match(text)
         end = first.end() if first else len(text)
         told = Text.assemble(text[:end], (text[end:], "dim"))
         if default:
-            told.append(f" [default: {default}]", style="dim")
+            before = "\n" if "\n" in text else " "
+            told.append(f"{before}[default:{GAP}{default}]", style="dim")
         name, _, value = flag.partition(" ")
         shown = Text.assemble((name, "bold cyan"), " ", (value, "yellow"))
-        if len(flag) > width:
+        lines = _wrapped(told, console.width - FRAME_WIDTH - beside, console)
+        if len(flag) <= width:
+            shown.pad_right(beside - len(shown))
+        else:
             drawn.append(shown)
-            shown = Text("")
-        line = Table.grid(padding=(0, 1, 0, 0))
-        line.add_column(width=width, no_wrap=True)
-        line.add_column(overflow="fold")
-        line.add_row(shown, told)
-        drawn.append(line)
+            shown = Text(" " * beside)
+        for line in lines:
+            drawn.append(Text.assemble(shown, line))
+            shown = Text(" " * beside)
     return Group(*drawn)
+
+
+def _wrapped(told: Text, room: int, console: Console) -> list[Text]:
+    """The lines of a help. Where it lists things, a line for each, what follows is indented."""
+    found: list[Text] = []
+    for number, one in enumerate(told.split("\n")):
+        indent = "  " if number else ""
+        lines = one.wrap(console, room - len(indent), overflow="fold")
+        found += [Text(indent if place else "") + line for place, line in enumerate(lines)]
+    for line in found:
+        line.plain = line.plain.replace(GAP, " ")
+    return found

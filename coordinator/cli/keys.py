@@ -10,23 +10,27 @@ from proto.links.keys import COORDINATOR, MAX_NODES, PUBLIC, SECRET, add_drafter
 from proto.messages import Role
 
 keys = typer.Typer(
-    cls=Program, help="Keys of encrypted links to nodes on other hosts.", no_args_is_help=True
+    cls=Program, help="Make keys for encrypted links to nodes on other hosts.", no_args_is_help=True
 )
 
 
 @keys.callback()
 def root() -> None:
-    """Keys of encrypted links to nodes on other hosts."""
+    """Make keys for encrypted links to nodes on other hosts."""
 
 
 @keys.command(cls=Command)
 def new(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if it is not there.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Folder for the keys. It is made if it does not exist."),
+    ],
     drafters: Annotated[
-        int, typer.Option(min=1, max=MAX_NODES[Role.DRAFTER], help="Drafters that may take part.")
+        int,
+        typer.Option(min=1, max=MAX_NODES[Role.DRAFTER], help="How many drafters may take part."),
     ] = 1,
 ) -> None:
-    """Make a key pair for the coordinator and one for each node; nothing is overwritten."""
+    """Make a key pair for the coordinator and one for each node. Nothing is overwritten."""
     made = write_new(folder, drafters)
     typer.echo(f"made keys in {folder}; give each node's host {COORDINATOR}{PUBLIC} and its own:")
     _show_pairs([file for file in made if file.stem != COORDINATOR])
@@ -35,9 +39,9 @@ def new(
 
 @keys.command(cls=Command)
 def add(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="One that `keys new` has made.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `keys new` has made.")],
 ) -> None:
-    """Make a key pair for one more drafter; a coordinator that runs does not know it yet."""
+    """Make a key pair for one more drafter. A running coordinator does not know it."""
     made = add_drafter(folder)
     typer.echo(f"made keys in {folder}; give the drafter's host {COORDINATOR}{PUBLIC} and its own:")
     _show_pairs(made)

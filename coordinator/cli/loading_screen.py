@@ -21,10 +21,11 @@ from rich.live import Live
 from rich.text import Text
 
 from coordinator.api.config import PairConfig
-from coordinator.api.models.settings import MODELS
+from coordinator.cli.wrapping import WIDTH, continued
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.launching.launcher import MODULES
 from proto.errors import NodeError
+from proto.installation import IS_CHECKOUT, MODELS
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
@@ -79,7 +80,11 @@ class Invitations:
         whose = "its host" if len(configs) == 1 else "their hosts"
         lines = [
             f"waiting for {names}; type on {whose}:",
-            *(f"  {' '.join(map(_quoted, self.command(config)))}" for config in configs),
+            *(
+                line
+                for config in configs
+                for line in continued(f"  {' '.join(map(_quoted, self.command(config)))}", WIDTH)
+            ),
         ]
         if self.keys is not None:
             lines.append("(--keys: a folder there with coordinator.key, ROLE.key, ROLE.key_secret)")
@@ -87,7 +92,10 @@ class Invitations:
 
     def command(self, config: NodeConfig) -> Sequence[str]:
         """Return the words of the command that starts a node with this config."""
-        words = [PYTHON, "-m", MODULES[config.role], "--join", self.endpoint_of(config)]
+        start = [PYTHON, "-m", MODULES[config.role]]
+        if not IS_CHECKOUT:
+            start = [f"slipstream-{config.role}"]
+        words = [*start, "--join", self.endpoint_of(config)]
         words += [] if self.keys is None else ["--keys", str(self.keys)]
         if config.model != str(MODELS / config.role):  # a node's own default, wherever it lies
             words += ["--model", config.model]

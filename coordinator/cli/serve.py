@@ -16,11 +16,9 @@ from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import Progress
 from coordinator.http.settings import ServeConfig
 from proto.errors import ConfigurationError
+from proto.installation import missing
 
-MISSING = (
-    "serve needs the packages fastapi, uvicorn and prometheus_client, which are not installed; "
-    "run `make setup`, or install slipstream[serve]"
-)
+VERSION = "slipstream.version"  # where the context of a command has it
 
 
 @with_settings
@@ -35,8 +33,8 @@ def serve(
     """Serve OpenAI's API (completions, chat, models) over HTTP, for many clients at once."""
     try:
         from coordinator.http import serving
-    except ImportError as error:
-        raise ConfigurationError(MISSING) from error
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"serve needs {missing(str(error.name), 'serve')}") from error
     speculation.check(pair)
     key = server.read_key()
     bound = serving.listen(server)
@@ -61,7 +59,8 @@ def serve(
             def ready() -> None:
                 typer.echo(harmless(line), err=True)
 
-            serving.serve(llm, model, server, key, bound, ready)
+            version = context.meta.get(VERSION, "")
+            serving.serve(llm, serving.Named(model, version), server, key, bound, ready)
 
 
 def _name_of(pair: PairConfig) -> str:

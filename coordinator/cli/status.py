@@ -289,17 +289,17 @@ EXIT_TROUBLE = 1
 
 Pid = Annotated[
     int | None,
-    typer.Argument(metavar="PID", help="Of one coordinator. Default: all are shown."),
+    typer.Argument(metavar="PID", help="Process id of the coordinator to show. Default: all."),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="One JSON object on standard output, with every figure.")
+    bool, typer.Option("--json", help="Write one JSON object with every figure, no table.")
 ]
 
 
 def status(pid: Pid = None, as_json: Json = False) -> None:
     """Show the coordinators that run here: their nodes, texts, links, restarts and logs.
 
-    Exits with 1 where none runs, or one does not answer.
+    The exit status is 1 if none runs, or if one does not answer.
     """
     asked = folders()[:MAX_COORDINATORS]
     # All at the same time, because each one that hangs takes seconds.

@@ -21,6 +21,8 @@ from coordinator.api.params import SamplingParams
 from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import Progress as Progress
 from coordinator.cli.speculation_view import SpeculationView, legend
+from coordinator.cli.wrapping import WIDTH as WIDTH
+from coordinator.cli.wrapping import for_stderr
 from coordinator.cluster.registry import Node
 from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import MODEL, TITLES, Metrics, Simulated
@@ -31,8 +33,6 @@ from proto.system import cannot_write
 # -- display ---------------------------------------------------------------------------------------
 
 # The figures that a person sees after the text, on stderr. docs/screens.md explains every word.
-
-WIDTH = 80
 
 
 def summary(metrics: Metrics, *, policy: str, seed: int | None, verbose: bool = False) -> str:
@@ -108,7 +108,7 @@ def _details(m: Metrics, policy: str) -> list[str]:
     if m.num_draft_tokens:
         lines.append(
             f"{m.tokens_per_pass:.2f} tokens a pass "
-            f"({m.num_accepted_tokens} of {m.num_draft_tokens} drafts)"
+            f"({m.num_accepted_tokens} of {m.num_draft_tokens} drafts accepted)"
         )
     lines += _by_source(m.accepted_by_source, m.hits_by_source)
     if m.speculative_decoding is not None:
@@ -188,7 +188,7 @@ def figures_of_all(done: Sequence[Metrics], *, policy: str, verbose: bool = Fals
         line += f"\nthe drafter was lost: {num_lost} texts were without it"
     line += f"\nall of it, prompts and texts, in {shown_time(elapsed_s)}"
     if drafted:
-        line += f" ({accepted} of {drafted} drafts)"
+        line += f" ({accepted} of {drafted} drafts accepted)"
     if verbose:
         line += f"\npolicy {policy}, {num_passes} target passes"
         accepted_by, hits_by = Counter[str](), Counter[str]()
@@ -271,7 +271,7 @@ class JsonWriter:
     def failed(self, place: Place, reason: str) -> None:
         """Print an object with the error, so that lines and prompts correspond."""
         self._print({"index": place.index, "prompt": place.prompt, "error": reason})
-        typer.echo(f"error: {place}: {reason}", err=True)
+        typer.echo(for_stderr(f"error: {place}: {reason}"), err=True)
 
     def close(self) -> None:
         """Do nothing: every line has been written."""
@@ -373,22 +373,22 @@ class TextWriter:
         if self._is_only and found:
             seed = whole.seed if self._request.temperature > 0 else None
             figures = summary(found[0], policy=self._policy, seed=seed, verbose=self._verbose)
-            typer.echo("\n" + figures, err=True)
+            typer.echo("\n" + for_stderr(figures), err=True)
         else:
             for metrics in found:
-                typer.echo(figures_in_short(metrics), err=True)
+                typer.echo(for_stderr(figures_in_short(metrics)), err=True)
             if self._request.n > 1:
                 typer.echo(f"seed {whole.seed}", err=True)
 
     def failed(self, place: Place, reason: str) -> None:
         """Show why the prompt was refused."""
-        typer.echo(f"error: {place}: {reason}", err=True)
+        typer.echo(for_stderr(f"error: {place}: {reason}"), err=True)
 
     def close(self) -> None:
         """Show the figures of all texts, if there were several."""
         if not self._is_only and self._done:
             figures = figures_of_all(self._done, policy=self._policy, verbose=self._verbose)
-            typer.echo("\n" + figures, err=True)
+            typer.echo("\n" + for_stderr(figures), err=True)
 
     def _end_line(self) -> None:
         if not self._ends_line:

@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import h11
 import uvicorn
@@ -51,9 +52,23 @@ def place_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def application(llm: AsyncLLM, model: str, config: ServeConfig, key: str) -> ASGIApp:
-    """All that answers: routes, and the guard in front of them."""
-    app: ASGIApp = make_app(llm, model, Figures(model), most=config.max_output_tokens)
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What clients are told of the server: the model's name, and the version of this software."""
+
+    model: str
+    version: str = ""
+
+
+def application(llm: AsyncLLM, named: Named, config: ServeConfig, key: str) -> ASGIApp:
+    """Return all that answers: the routes, and the guard in front of them."""
+    app: ASGIApp = make_app(
+        llm,
+        named.model,
+        Figures(named.model),
+        most=config.max_output_tokens,
+        version=named.version,
+    )
     if config.allow_origin:
         app = CORSMiddleware(
             app,
@@ -130,14 +145,14 @@ class Server(uvicorn.Server):
 
 def serve(
     llm: AsyncLLM,
-    model: str,
+    named: Named,
     config: ServeConfig,
     key: str,
     bound: socket.socket,
     ready: Callable[[], None],
 ) -> None:
     """Answer until a signal comes, which is raised again afterwards. Raises what ended the pair."""
-    server = Server(settings_for(application(llm, model, config, key), config), llm)
+    server = Server(settings_for(application(llm, named, config, key), config), llm)
 
     async def run() -> None:
         watching = asyncio.create_task(server.watch())

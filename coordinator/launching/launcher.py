@@ -34,6 +34,7 @@ from coordinator.launching.logs import Logs, without_stamp
 from coordinator.launching.mps import PIPE, Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.errors import NodeError
+from proto.installation import ROOT
 from proto.links.keys import CoordinatorKeys
 from proto.memory import is_lack_of_memory, is_limited
 from proto.messages import Role
@@ -42,7 +43,6 @@ from proto.system import remedy
 
 logger = logging.getLogger(__name__)
 
-ROOT = Path(__file__).resolve().parents[2]
 END_GRACE_S = 1.0
 POLL_S = 0.005
 MAX_NEW_BYTES = 1 << 16
@@ -290,7 +290,7 @@ class Launcher:
             except OSError as error:
                 logger.warning(
                     "programs are compiled anew at each start: they cannot be kept (%s); "
-                    "set XDG_CACHE_HOME to a folder that can be written to",
+                    "set XDG_CACHE_HOME",
                     error,
                 )
                 self._compilers = {

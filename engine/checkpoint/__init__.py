@@ -1,1 +1,1 @@
-"""From a folder's files to a model, or to a reason why not."""
+"""Load a model from its folder (config.json and weights), or refuse it with a reason."""

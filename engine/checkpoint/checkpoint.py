@@ -15,21 +15,21 @@ from engine.errors import ModelError, remedy
 
 _HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 _LONG = 400  # characters of a path
-SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # what is fetched of any model
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # fetched for every model, beside its weights
 WANTED = (*SMALL, "*.safetensors")
 WANTED_OF_HEADS = (*WANTED, "*.bin", "*.pt")
 NOT_WANTED = ("original/*", "consolidated*", "*/*")
 TIMEOUT_S = 5
 
-# From name, revision and patterns of files to the folder where they are then.
+# Function (name, revision, file patterns) -> the folder into which the files were downloaded.
 Fetch = Callable[[str, str | None, Sequence[str]], Path]
 
 
 def fetch(name: str, revision: str | None, wanted: Sequence[str]) -> Path:
-    """Return the folder of a model on the hub with its files of these patterns; says nothing.
+    """Download a model's files that match the patterns `wanted` from the hub; return their folder.
 
     Raises:
-        ModelError: it cannot be fetched, and there is no copy of it here.
+        ModelError: the model cannot be downloaded, and there is no copy of it here.
     """
     from huggingface_hub import snapshot_download
 
@@ -58,24 +58,25 @@ def find_checkpoint(name: str, revision: str | None) -> Path:
 
 
 def refuse_no_safetensors(name: str, folder: Path) -> None:
-    """Raise ModelError if a model's folder has no weights that are read here."""
+    """Raise ModelError if a model's folder has no safetensors weights."""
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
             f"{name}: no *.safetensors in {folder}; only safetensors weights are read, so convert "
-            "the model (save_pretrained writes them)"
+            "it (save_pretrained)"
         )
 
 
 def find_folder(
     name: str, revision: str | None, wanted: Sequence[str] = WANTED, fetch: Fetch = fetch
 ) -> Path:
-    """Return the folder called `name` with its config.json, fetching it if it is on the hub.
+    """Return the folder called `name`, downloading it if `name` is a model on the hub.
 
-    wanted  patterns of the files that are fetched
-    fetch   how
+    wanted  patterns of the files to download
+    fetch   function that downloads them
 
     Raises:
-        ModelError: as for `find_checkpoint`, but for the weights.
+        ModelError: there is no such folder, it lacks config.json, it holds an adapter, or the hub
+            cannot be reached and has left no copy here.
     """
     path = Path(os.path.expanduser(name))  # unlike Path's own, it leaves `~nobody` as it is
     if _is_folder(name, path):
@@ -92,7 +93,7 @@ def find_folder(
     if (folder / "adapter_config.json").exists():
         raise ModelError(
             f"{folder / 'adapter_config.json'}: the folder holds an adapter; merge it into its "
-            "base model (merge_and_unload, save_pretrained) and use that"
+            "base model (merge_and_unload, save_pretrained)"
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name}: no config.json in {folder}; is it the folder of a model?")
@@ -100,15 +101,17 @@ def find_folder(
 
 
 def _is_folder(name: str, path: Path) -> bool:
+    """True if `path` is a folder. Raises ModelError if this may not be looked at."""
     try:
         return path.is_dir()
     except PermissionError as error:
         raise ModelError(f"{name}: cannot be looked at: {remedy(error)}") from error
-    except (OSError, ValueError):  # too long for a name, for one
+    except (OSError, ValueError):  # for example, the name is too long
         return False
 
 
 def _looks_like_path(name: str) -> bool:
+    """True if `name` is meant as a path, or cannot be a model's name on the hub."""
     if _HUB_NAME.fullmatch(name) is None:
         return True
     starts_like_one = name.startswith((".", "~", os.sep)) or name.endswith(os.sep)
@@ -117,7 +120,7 @@ def _looks_like_path(name: str) -> bool:
 
 @contextlib.contextmanager
 def hub_errors(name: str, revision: str | None) -> Iterator[None]:
-    """What the hub's library raises inside becomes a ModelError of one line."""
+    """While inside, turn errors of the hub's library into a ModelError of one line."""
     import httpx2
     from huggingface_hub import errors as hub
 

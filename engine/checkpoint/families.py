@@ -1,11 +1,11 @@
-"""Which families of models this engine cannot run, by what config.json says and nothing else.
+"""Which model families this engine cannot run, decided from config.json alone.
 
-Of every token the engine keeps a key and a value that it can drop, move and hide behind a mask.
-Where a layer keeps something else, a branch of drafts cannot be rolled back. One table for both
-sides: whoever starts a node asks it with what config.json states, and so does the node, which asks
-again with what transformers makes of that. So it knows also what a family does where config.json is
-silent. It names every causal language model of the release of transformers that is installed
-(pyproject.toml): others are refused. Without torch.
+For each token the engine keeps a key and a value that it can drop, move and hide behind a mask. A
+layer that keeps anything else cannot be rolled back after rejected drafts. One table serves both
+sides: the coordinator asks it with the content of config.json before it starts a node; the node
+does the same, and asks again with transformers' configuration made of that. So the table also says
+what a family does where config.json is silent. It names every causal language model of the
+installed release of transformers (pyproject.toml); other model types are refused. Needs no torch.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -33,7 +33,7 @@ _OWN_CACHE = "no cache of a key and a value per token"
 _CROSS = "layers of attention to something other than the text"
 _BYTES = "patches of bytes in place of tokens"
 
-# Whatever else config.json says.
+# Reason -> the model types that are refused for it, whatever else config.json says.
 _ALWAYS: Mapping[str, tuple[str, ...]] = {
     RECURRENT: (
         *(
@@ -59,7 +59,7 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
     _CROSS: ("mllama",),
     _BYTES: ("blt",),
 }
-# Where config.json has no `layer_types`: the kind of layer that there is.
+# Kind of layer -> the model types that have such layers where config.json has no `layer_types`.
 _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
     "linear_attention": ("inkling2_text", "inkling_text", "minimax"),
     "chunked_attention": ("llama4", "llama4_text"),
@@ -72,25 +72,26 @@ _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
         *("olmo3", "vaultgemma"),
     ),
 }
-# Whose every layer has a window of so many tokens where config.json does not say `sliding_window`.
+# Model type -> attention window (tokens) of every layer where config.json has no `sliding_window`.
 _WINDOWS: Mapping[str, int] = {"ministral": 4096, "mistral": 4096}
-# Whose `sliding_window` counts only with `use_sliding_window`, and from which layer on (None: all).
+# Model types whose `sliding_window` counts only with `use_sliding_window` -> the first layer that
+# has the window (None: all layers).
 _WINDOW_BY_FLAG: Mapping[str, int | None] = {
     **dict.fromkeys(("qwen2", "qwen3"), 28),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "smollm3", "iquestcoder"), None),
 }
-# Which read the whole text at once, unless config.json says `is_decoder`.
+# Model types that attend to the whole text at once, unless config.json says `is_decoder`.
 _ENCODERS = {
     *("bert", "bert-generation", "big_bird", "electra", "ernie", "megatron-bert", "rembert"),
     *("roc_bert",),
 }
-# Which have an encoder, unless config.json says that there is none.
+# Model types that have an encoder, unless config.json says that there is none.
 _ENCODER_DECODERS = {
     *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "musicgen"),
     *("musicgen_melody", "mvp", "pegasus", "plbart", "prophetnet", "whisper"),
 }
 
-# Which have plain layers, unless config.json says otherwise.
+# Model types with plain full attention, unless config.json says otherwise.
 _OTHERS = {
     *("apertus", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "codegen", "cohere"),
     *("cohere_compass_text", "ctrl", "dbrx", "deepseek_v2", "deepseek_v3", "diffllama", "doge"),
@@ -104,7 +105,7 @@ _OTHERS = {
     *("persimmon", "phi", "phi3", "phi4_multimodal", "phimoe", "seed_oss", "solar_open"),
     *("stablelm", "starcoder2", "xglm", "youtu"),
 }
-# Every model type that transformers has a causal language model of.
+# Every model type for which transformers has a causal language model.
 CAUSAL = frozenset(
     chain(
         *(*_ALWAYS.values(), *_BY_DEFAULT.values(), _WINDOWS, _WINDOW_BY_FLAG),
@@ -114,18 +115,19 @@ CAUSAL = frozenset(
 
 
 def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) -> None:
-    """Raise ModelError if this engine cannot run a model, as far as its configuration says.
+    """Raise ModelError if the configuration says that this engine cannot run the model.
 
-    name    of the model, as the user gave it
-    path    of its config.json, for messages
-    stated  what that holds, or what transformers makes of it
-    text    the part of that which describes the language model; None: as config.json has it
+    name    the model's name as the user gave it
+    path    path of its config.json, for messages
+    stated  the content of config.json, or transformers' configuration as a dictionary
+    text    the part that describes the language model; None: `text_config` in `stated`, if it has
+            one, else all of it
     """
     kind = stated.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise ModelError(
-            f"{path}: model_type is {shown(kind)}, and it must name the architecture; is it the "
-            "folder of a model for transformers?"
+            f"{path}: model_type is {shown(kind)}, and it must name the architecture; is it a "
+            "model for transformers?"
         )
     if _has_encoder(kind, stated):
         raise ModelError(f"{name}: it is an encoder-decoder model; use a decoder-only one")
@@ -133,7 +135,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
         near = get_close_matches(kind, sorted(CAUSAL), n=1)
         raise ModelError(
             f"{path}: model_type is {shown(kind)}, of which transformers has no causal language "
-            f"model; use one that it has{f'; did you mean {near[0]}?' if near else ''}"
+            f"model; use another{f'; did you mean {near[0]}?' if near else ''}"
         )
     if text is None:
         *_, text = parts(dict(stated))
@@ -142,7 +144,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
 
 
 def _why_not(kind: str, text: Stated) -> str | None:
-    """What it is that this engine cannot run, to follow "<kind> has"; None: nothing."""
+    """Return the feature that this engine cannot run, worded to follow "<kind> has", or None."""
     kinds = {kind, str(text.get("model_type"))}
     for why, names in _ALWAYS.items():
         if not kinds.isdisjoint(names):
@@ -167,11 +169,13 @@ def _why_not(kind: str, text: Stated) -> str | None:
 
 
 def _has_encoder(kind: str, stated: Stated) -> bool:
+    """True if it is an encoder-decoder model."""
     found = stated.get("is_encoder_decoder")
     return found is True or (found is None and kind in _ENCODER_DECODERS)
 
 
 def _has_alibi(kinds: Set[str], text: Stated) -> bool:
+    """True if the model uses ALiBi position biases."""
     inner = text.get("attn_config")
     found = inner.get("alibi") if isinstance(inner, dict) else None
     if "mpt" in kinds:
@@ -180,7 +184,7 @@ def _has_alibi(kinds: Set[str], text: Stated) -> bool:
 
 
 def _types_of(kinds: Set[str], text: Stated) -> Iterator[str]:
-    """The types of the layers, as far as they are known to differ from plain ones."""
+    """Yield config.json's `layer_types`; without that, the kinds of layers that are not plain."""
     types = text.get("layer_types")
     if isinstance(types, list | tuple) and types:
         yield from map(str, types)
@@ -193,6 +197,7 @@ def _types_of(kinds: Set[str], text: Stated) -> Iterator[str]:
 
 
 def _has_window(kinds: Set[str], text: Stated) -> bool:
+    """True if any layer has a sliding window; for configurations without `layer_types`."""
     window = text.get("sliding_window", _default_window(kinds))
     for kind, first in _WINDOW_BY_FLAG.items():
         if kind not in kinds:
@@ -206,6 +211,7 @@ def _has_window(kinds: Set[str], text: Stated) -> bool:
 
 
 def _default_window(kinds: Set[str]) -> int | None:
+    """Return the window (tokens) of a family where config.json is silent; None: no window."""
     if not kinds.isdisjoint(_WINDOW_BY_FLAG):
         return 4096
     return next((size for kind, size in _WINDOWS.items() if kind in kinds), None)

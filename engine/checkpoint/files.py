@@ -1,7 +1,7 @@
-"""What the JSON files of a model's folder state, held to what any model must state.
+"""Read the JSON files of a model's folder and check what every model must have.
 
-Everything here is refused with a line that names the file and, where there is one, the field. Knows
-no architecture: what a configuration means is asked of transformers, afterwards.
+Every error is one line that names the file and, where there is one, the field. Knows no
+architecture: what a configuration means is left to transformers, afterwards.
 """
 
 import json
@@ -16,9 +16,10 @@ from engine.errors import ModelError, remedy
 # -- model files -----------------------------------------------------------------------------------
 
 MAX_JSON_BYTES = 1 << 26
-MAX_EOS_IDS = 128  # half of what a message has room for: a request may name as many again
+MAX_EOS_IDS = 128  # half of what a message can hold: a request may name as many again
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
-# As architectures name what must be a count: none may be zero, and transformers divides by some.
+# Fields that must be positive whole numbers, in the spellings of all architectures; transformers
+# divides by some of them.
 _COUNTS = (
     *("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "head_dim"),
     *LAYER_COUNTS,
@@ -27,7 +28,7 @@ _COUNTS = (
     *("max_position_embeddings", "n_positions", "n_ctx"),
 )
 _LARGEST_COUNT = (1 << 31) - 1
-# Within these numbers are finite; transformers takes others, and computes NaN or nonsense.
+# Ranges of normal values; transformers accepts others, and computes NaN or nonsense with them.
 EPSILONS = (0.0, 0.1)
 THETAS = (1.0, 1e12)
 _EPSILON_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
@@ -38,10 +39,10 @@ Object = dict[str, Any]
 
 
 def read_object(path: Path) -> Object:
-    """Return the JSON object in a file.
+    """Return the JSON object that a file holds.
 
     Raises:
-        ModelError: it cannot be read, or holds something else.
+        ModelError: the file cannot be read, or holds something other than a JSON object.
     """
     refuse_odd_file(path)
     try:
@@ -61,10 +62,11 @@ def read_object(path: Path) -> Object:
 
 
 def read_config(folder: Path) -> Object:
-    """Return config.json.
+    """Return the content of a folder's config.json, after checking its numbers.
 
     Raises:
-        ModelError: it cannot be read, or states a count that is none, or heads that do not divide.
+        ModelError: the file cannot be read, a number is out of its range, or the number of
+            attention heads is no multiple of the number of key-value heads.
     """
     path = folder / "config.json"
     stated = read_object(path)
@@ -99,7 +101,7 @@ def read_config(folder: Path) -> Object:
 
 
 def refuse_number(path: Path, part: Object, field: str, between: tuple[float, float]) -> None:
-    """Raise ModelError if a number that is stated lies outside of a range, or is none."""
+    """Raise ModelError if a field is present and is not a number in the range `between`."""
     found, (least, most) = part.get(field), between
     if found is None:
         return
@@ -110,7 +112,7 @@ def refuse_number(path: Path, part: Object, field: str, between: tuple[float, fl
 
 
 def refuse_odd_dim(path: Path, field: str, dim: int) -> None:
-    """Raise ModelError if heads of attention have an odd number of numbers."""
+    """Raise ModelError if `dim`, the size of an attention head, is odd."""
     if dim % 2:
         raise ModelError(
             f"{path}: {field} is {dim}; it must be even, for a rotary embedding turns pairs of "
@@ -119,7 +121,7 @@ def refuse_odd_dim(path: Path, field: str, dim: int) -> None:
 
 
 def refuse_odd_file(path: Path) -> None:
-    """Raise ModelError if something other than a file, or than a link to one, has this name."""
+    """Raise ModelError if `path` exists and is neither a file nor a link to one."""
     if path.is_symlink() and not path.exists():
         raise ModelError(f"{path}: this link leads nowhere; get the file again")
     if path.exists() and not path.is_file():
@@ -127,10 +129,13 @@ def refuse_odd_file(path: Path) -> None:
 
 
 def stated_eos_ids(folder: Path, config: Object) -> tuple[int, ...] | None:
-    """Return the end-of-text ids that generation_config.json and config.json name; None if none do.
+    """Return the end-of-text ids that generation_config.json and config.json name, ascending.
+
+    Returns None if neither file has the field eos_token_id.
 
     Raises:
-        ModelError: one of the two states no ids there, or more than a text can be ended by.
+        ModelError: eos_token_id is not a token id or a list of them, or there are more than
+            `MAX_EOS_IDS`.
     """
     files = [("config.json", config)]
     generation = folder / "generation_config.json"
@@ -158,12 +163,15 @@ def stated_eos_ids(folder: Path, config: Object) -> tuple[int, ...] | None:
 
 
 def fields_with(stated: Object, value: object) -> list[str]:
-    """Return the fields of a configuration, also of objects in it, that hold just this value."""
+    """Return the names of the fields, nested ones too, whose value equals `value` in type too."""
     return [field for field, held in _leaves(stated) if type(held) is type(value) and held == value]
 
 
 def blamed(stated: Object, error: BaseException) -> str:
-    """Return the error's line, and with it the field that holds the word which it complains of."""
+    """Return an error's text as one line, and name the configuration field it complains about.
+
+    The field is named if the error quotes the field's value and does not name the field itself.
+    """
     line = one_line(error)
     for field, value in _leaves(stated):
         if isinstance(value, str) and value and f"'{value}'" in line and field not in line:
@@ -172,28 +180,29 @@ def blamed(stated: Object, error: BaseException) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as JSON has it, cut to a readable length."""
+    """Return a value as JSON text, cut to 40 characters."""
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of an error's text that says why, cut to a readable length."""
+    """Return the line of an error's text that gives the reason, cut to 200 characters."""
     lines = str(error).strip().splitlines()
     text = lines[0].strip() if lines else type(error).__name__
-    if text.endswith(":") and len(lines) > 1:  # of which what follows is the reason
+    if text.endswith(":") and len(lines) > 1:  # the reason is on the next line
         text = _KIND_OF_ERROR.sub("", lines[1].strip()).partition(". Errors: ")[0]
     return text if len(text) <= 200 else text[:197] + "..."
 
 
 def parts(stated: Object) -> Iterator[Object]:
-    """Yield the object, and the part of it that describes the text model of several."""
+    """Yield a configuration, and its `text_config` (the language model of a multimodal one)."""
     yield stated
     if isinstance(stated.get("text_config"), dict):
         yield stated["text_config"]
 
 
 def _leaves(stated: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (field, value) of every field that holds no object, nested ones too."""
     for field, value in stated.items():
         if isinstance(value, dict):
             yield from _leaves(value)
@@ -203,16 +212,16 @@ def _leaves(stated: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 # -- shards ----------------------------------------------------------------------------------------
 
-# The files of a checkpoint's weights: which they are, whether they are whole, what is in them.
+# The files of a checkpoint's weights: which they are, whether they are complete, what they hold.
 #
-# Reads the lists in the files (`tensor_list.py`) and no number, without torch and numpy: also
-# whoever starts a node looks at them, before it does.
+# Reads the tensor lists in the files' headers (`tensor_list.py`) and no weight. Uses neither torch
+# nor numpy, because the coordinator checks the files too, before it starts a node.
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Masks and frequencies that older checkpoints hold and newer models compute.
+# Masks and rotary frequencies: older checkpoints store them, newer models compute them.
 COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(inv_freq|position_ids)$")
 _PLAIN_TYPES = ("F32", "BF16", "F16", "F64")
 _WHOLE_TYPES = ("I16", "I32", "I64")
@@ -222,7 +231,7 @@ def read_shapes(folder: Path) -> Shapes:
     """Return the shape of every tensor of a checkpoint, by name.
 
     Raises:
-        ModelError: a file of it is missing, or torn, or is not what its name says.
+        ModelError: a file is missing or damaged, or is no safetensors file.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
@@ -234,23 +243,23 @@ def shapes_in(path: Path) -> Shapes:
     """Return the shape of every tensor in a file, by name.
 
     Raises:
-        ModelError: the file is missing, or torn, or is not what its name says.
+        ModelError: the file is missing or damaged, or is no safetensors file.
     """
     refuse_odd_file(path)
     return {one.name: one.shape for one in tensors_in(path)}
 
 
 def refuse_odd_weights(folder: Path, *, is_packed: bool) -> None:
-    """As `refuse_odd_types`, of all files of a model. Raises ModelError."""
+    """Raise ModelError if a tensor in any file of a model has a wrong type (`refuse_odd_types`)."""
     for path in weight_files(folder):
         refuse_odd_types(path, is_packed=is_packed)
 
 
 def refuse_odd_types(path: Path, *, is_packed: bool = False, whole: Collection[str] = ()) -> None:
-    """Raise ModelError if a weight, bias or norm in a file is of a type that none can have.
+    """Raise ModelError if a weight, bias or norm in a file has a number type that is not allowed.
 
-    is_packed  the model's matrices are: then only norms and biases have to be plain
-    whole      the ends of tensors' names that must be whole numbers
+    is_packed  True: the matrices are packed (quantised), so only norms and biases must be floats
+    whole      endings of the names of tensors that must hold integers
     """
     wanted: tuple[str, ...]
     for one in tensors_in(path):
@@ -264,13 +273,20 @@ def refuse_odd_types(path: Path, *, is_packed: bool = False, whole: Collection[s
             continue
         if kind not in wanted:
             raise ModelError(
-                f"{path}: {name} holds numbers of type {kind}, and they must be {words}; get the "
-                "checkpoint again, or one with plain weights"
+                f"{path}: {name} holds numbers of type {kind}, and they must be {words}; get a "
+                "checkpoint with plain weights"
             )
 
 
 def check_layers(path: Path, stated: Object, shapes: Shapes) -> None:
-    """Raise ModelError if there are more layers than tensors: to lay those out takes for ever."""
+    """Raise ModelError if config.json names more layers than the checkpoint has tensors.
+
+    A wrong, huge number of layers would otherwise take for ever to construct.
+
+    path    path of config.json, for messages
+    stated  the content of config.json
+    shapes  name -> shape of the checkpoint's tensors
+    """
     for part in parts(stated):
         for field in LAYER_COUNTS:
             count = part.get(field) or 0
@@ -282,10 +298,10 @@ def check_layers(path: Path, stated: Object, shapes: Shapes) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers reads: one, or those that the index names.
+    """Return the safetensors files of a model: model.safetensors, or those that its index names.
 
     Raises:
-        ModelError: there is none, or the index names what is not there.
+        ModelError: there is neither the file nor an index, or the index names a missing file.
     """
     whole, index = folder / _WHOLE, folder / _INDEX
     if whole.exists() or whole.is_symlink():
@@ -306,5 +322,5 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _is_name(value: object) -> bool:
-    """Whether this is the name of a file in the folder itself."""
+    """True if the value is the name of a safetensors file, without a folder."""
     return isinstance(value, str) and value.endswith(".safetensors") and Path(value).name == value

@@ -51,9 +51,10 @@ from engine.tensor_parallel.split import cuts_of, share_head, split
 
 # -- weights ---------------------------------------------------------------------------------------
 
-# Read the weights of a folder into a model: plain ones, packed ones for a library, or dequantised.
+# Read a folder's weights into a model: plain weights as they are; packed (quantised) weights either
+# as they are, for another library's kernels, or dequantised.
 #
-# Owns the one call of transformers that reads weights, and what is refused around it. Knows no
+# Owns the one call of transformers that reads weights, and the errors raised around it. Knows no
 # architecture.
 
 logger = logging.getLogger(__name__)
@@ -64,10 +65,10 @@ _NO_GENERATION: Any = GenerationConfig()  # type: ignore[no-untyped-call]
 def refuse_too_large(
     name: str, empty: Any, dtype: torch.dtype, device: torch.device, *, num_parts: int = 1
 ) -> None:
-    """Raise OutOfMemory if a model's weights of this type do not fit into what is free.
+    """Raise OutOfMemory if a model's weights in `dtype` need more than the device's free memory.
 
-    empty      the model that is read, without memory: the whole, or the part of a rank
-    num_parts  how many such parts are going to lie on this device
+    empty      the model to be read, on `meta` (without memory): the whole, or a rank's part of it
+    num_parts  number of such parts that will be on this device
     """
     needed = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize * num_parts
     free = free_bytes(device)
@@ -80,17 +81,17 @@ def refuse_too_large(
 
 
 def straight_onto(device: torch.device) -> dict[str, Any]:
-    """What transformers is told to read weights straight onto a GPU, a tensor at a time."""
+    """Return transformers' options to read weights directly onto a GPU; {} for a CPU."""
     return {} if device.type == "cpu" else {"device_map": {"": device}}
 
 
 @contextmanager
 def without_accelerate() -> Iterator[None]:
-    """Let transformers put a model onto one device though the package accelerate is not there.
+    """While inside, transformers can load onto one device without the package accelerate.
 
-    It asks for that package whenever it is given a device, and uses it where there are several.
-    What it asks is answered with yes meanwhile. The version is pinned; where it has changed so that
-    there is nothing to answer, it is left alone.
+    Transformers asks for that package whenever it is given a device, but needs it only for several
+    devices. Its question (`is_accelerate_available`) is answered with yes meanwhile. If a changed
+    transformers has no such function, nothing is replaced.
     """
     asks: Any = transformers.integrations.accelerate
     answer = getattr(asks, "is_accelerate_available", None)
@@ -113,9 +114,10 @@ def read_packed(
     packed: PackedCheckpoint,
     empty: Any,
 ) -> Any:
-    """Return the model with its weights packed where kernels take them so, else dequantised.
+    """Return a quantised model: weights packed if a library has kernels for them, else dequantised.
 
-    empty  the plain model, without memory
+    packed  the folder's packed weights
+    empty   the model with plain weights, on `meta` (without memory)
 
     Raises:
         ModelError, OutOfMemory: as `read_weights`.
@@ -127,7 +129,7 @@ def read_packed(
             model = read_weights(name, folder, config, dtype, options=options)
             try_out(name, model, device)
         except OutOfMemory:
-            raise  # dequantised it takes more
+            raise  # dequantised weights would take even more
         except ModelError as error:
             why = str(error)
         else:
@@ -137,7 +139,7 @@ def read_packed(
             return model
     refuse_too_large(name, empty, dtype, device)
     num_bytes = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize
-    # On a GPU people count on the memory that they would save.
+    # On a GPU the user expects the packed weights to save memory.
     level = logging.INFO if device.type == "cpu" else logging.WARNING
     form = "its weights are dequantised: %s; they take %s in %s"
     logger.log(level, f"%s: {form}", name, why, gigabytes(num_bytes), dtype)
@@ -150,13 +152,13 @@ def read_packed(
 def read_part(
     name: str, of: "Checked", dtype: torch.dtype, device: torch.device, rank: Rank
 ) -> Any:
-    """Return what a rank has of a model. Of each tensor it reads only its slices.
+    """Return one rank's part of a model, reading only that rank's slices of each tensor.
 
-    Weights that are packed are dequantised, and of them only these slices. Where a checkpoint puts
-    its tensors together in a way that slices cannot follow, the whole is read onto the host first.
+    Packed weights are dequantised, slice by slice too. If a checkpoint stores its tensors in a form
+    of which slices cannot be read, the whole model is read onto the host first and then divided.
 
     Raises:
-        ModelError, OutOfMemory: as `read_weights`; also, the model cannot be divided like this.
+        ModelError, OutOfMemory: as `read_weights`; also if the model cannot be divided so.
     """
     empty, packed = of.empty, of.packed
     cuts = cuts_of(name, empty, rank)
@@ -171,7 +173,7 @@ def read_part(
         kind = kind_of_part(empty, cuts, rank)
         with torch.device("meta"):
             part = kind(empty.config)
-        # Rank 0 is here long before the others, which have to load their libraries first.
+        # Rank 0 checks for all ranks: the others start later, for they load their libraries first.
         num_parts = rank.count if device.type == "cpu" and rank.index == 0 else 1
         refuse_too_large(name, part, dtype, device, num_parts=num_parts)
         if packed is None:
@@ -195,15 +197,15 @@ def read_weights(
     tensors: Mapping[str, Lazy] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the model with the weights of the folder.
+    """Return a transformers model with the weights of the folder.
 
-    kind     the class of the model; None: transformers chooses by `config`
-    tensors  what to read in place of the folder's own, if they are packed or read in parts
-    options  for transformers, besides
+    kind     the model's class; None: transformers chooses it by `config`
+    tensors  name -> tensor, read in place of the folder's own (packed weights, or a rank's part)
+    options  further keyword arguments for `from_pretrained`
 
     Raises:
-        ModelError: they are not those that config.json describes, or not numbers.
-        OutOfMemory: they do not fit.
+        ModelError: the tensors are not those that config.json describes, or not finite.
+        OutOfMemory: the weights do not fit into memory.
     """
     loader: Any = AutoModelForCausalLM if kind is None else kind
     try:
@@ -227,7 +229,7 @@ def read_weights(
         raise OutOfMemory(
             f"{name}: not enough memory for its weights: {one_line(error)}"
         ) from error
-    except Exception as error:  # it computes with what it finds, so anything may come of it
+    except Exception as error:  # transformers computes with what it reads: any error is possible
         kind = kind_of(error)
         raise kind(f"{name}: cannot load the weights: {one_line(error)}") from error
     refuse_mismatched(folder / "config.json", info["mismatched_keys"])
@@ -238,7 +240,7 @@ def read_weights(
 
 
 def put(name: str, model: Any, device: torch.device) -> Any:
-    """Return the model on `device`. Raises OutOfMemory."""
+    """Return the model moved to `device`. Raises OutOfMemory if it does not fit there."""
     if model.device == device:
         return model
     try:
@@ -261,15 +263,16 @@ _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torc
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in inference mode on its device, and what its users must know about it.
+    """A model on its device, ready for inference, and its properties.
 
     model          the transformers model
-    name           as the user gave it
-    vocab_size     rows of the logits (a padded tail included)
-    max_model_len  positions that the model can take
-    eos_token_ids  ascending; of generation_config.json and config.json; may be empty
-    num_parameters  of the whole model
-    rank           which part of the weights is here; None: all of them
+    name           its name as the user gave it
+    vocab_size     V, the number of logits of a row (a padded tail included)
+    max_model_len  number of positions that the model can take
+    eos_token_ids  end-of-text ids of generation_config.json and config.json, ascending; may be ()
+    dtype          number type of its activations; weights may be packed in fewer bits
+    num_parameters  number of weights of the whole model, also if this process has a part
+    rank           which part of the weights is here (tensor parallelism); None: all of them
     """
 
     model: Any
@@ -286,7 +289,7 @@ class LoadedModel:
 
     @property
     def architecture(self) -> str:
-        """The model type as transformers names it, for messages."""
+        """Return the model type as transformers names it, for messages."""
         return str(self.model.config.model_type)
 
 
@@ -306,7 +309,7 @@ def load_model(
     dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
               would only emulate it)
     device    cpu, cpu:N, cpu:N-M (see `device.pin`) or cuda:N
-    rank      load what this rank has of the model; None: the whole
+    rank      load only this rank's part of the model (tensor parallelism); None: the whole
 
     Sets transformers' own logging to errors only, and its progress bars off.
 
@@ -346,12 +349,13 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A model's folder that was held to its config.json, before any weight was read.
+    """A model's folder whose tensors' sizes fit its config.json; no weight has been read yet.
 
-    config  as transformers reads it
-    plain   the same without what it says of packed weights
-    packed  how to read weights that are packed; None: they are plain
-    empty   the model without memory (on `meta`)
+    config  transformers' configuration of the model
+    plain   the same without its fields about quantisation
+    packed  reads the weights if they are packed (quantised); None: they are plain
+    empty   the model on `meta`, without memory
+    stated_eos  the end-of-text ids that the folder's files name; None: they name none
     """
 
     folder: Path
@@ -363,22 +367,22 @@ class Checked:
 
     @property
     def text_config(self) -> Any:
-        """What describes the language model."""
+        """Return the part of the configuration that describes the language model."""
         return self.config.get_text_config(decoder=True)
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits."""
+        """Return V, the number of logits of a row."""
         return _vocab_size(self.empty, self.text_config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """As `LoadedModel.eos_token_ids`."""
+        """Return the end-of-text ids, as in `LoadedModel.eos_token_ids`."""
         return _eos_token_ids(self.stated_eos, self.text_config, self.vocab_size)
 
 
 def check_checkpoint(name: str, revision: str | None) -> Checked:
-    """Find a model's folder and hold it to its config.json; reads no weight.
+    """Find a model's folder and check its tensors' sizes against config.json; reads no weight.
 
     Sets transformers' own logging to errors only, and its progress bars off.
 
@@ -405,16 +409,16 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
 
 
 def refuse_unknown_dtype(dtype: str) -> None:
-    """Raise ModelError if a number type is none of `DTYPES`, nor auto."""
+    """Raise ModelError unless `dtype` is "auto" or a name in `DTYPES`."""
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(DTYPES)}")
 
 
 def max_model_len(name: str, config: Any) -> int:
-    """Return how many positions the model can take while a position means the same in every pass.
+    """Return the number of positions (tokens of a text) that the model can take.
 
     Dynamic and long rotary embeddings change the frequencies of *all* positions once a pass goes
-    past the original length; keys cached before would be wrong, so the limit is that length.
+    past the original length. Keys cached before would then be wrong, so that length is the limit.
 
     Raises:
         ModelError: the configuration names no limit.
@@ -429,17 +433,17 @@ def max_model_len(name: str, config: Any) -> int:
 
 
 def _read_config(path: Path, stated: Object) -> Any:
-    """Return what transformers makes of config.json."""
+    """Return transformers' configuration made of config.json. Raises ModelError if it cannot."""
     try:
         return AutoConfig.from_pretrained(
             path.parent, trust_remote_code=False, local_files_only=True
         )
-    except Exception as error:  # it computes with what it finds, so anything may come of it
+    except Exception as error:  # transformers computes with what it reads: any error is possible
         raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
 
 
 def _without_packing(config: Any) -> Any:
-    """Return the same of the plain model."""
+    """Return a copy of a transformers configuration without its fields about quantisation."""
     plain = deepcopy(config)
     for part, field in stated_fields(plain):
         delattr(part, field)
@@ -447,9 +451,9 @@ def _without_packing(config: Any) -> Any:
 
 
 def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> Any:
-    """Refuse what does not fit the checkpoint, before memory is taken for it.
+    """Return the model on `meta` (without memory), after checking its sizes against the checkpoint.
 
-    Returns the model without memory (on `meta`).
+    Raises ModelError if they do not fit.
     """
     loader: Any = AutoModelForCausalLM
     try:
@@ -464,6 +468,10 @@ def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> Any
 def _choose_dtype(
     name: str, dtype: str, config: Any, folder: Path, device: torch.device
 ) -> torch.dtype:
+    """Return the torch dtype to load: `dtype`, or for "auto" the checkpoint's own.
+
+    For "auto", float32 instead if a CPU would only emulate the checkpoint's dtype.
+    """
     if dtype != "auto":
         return DTYPES[dtype]
     checkpoint = config.dtype or config.get_text_config(decoder=True).dtype
@@ -476,7 +484,7 @@ def _choose_dtype(
 
 
 def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
-    """Return the type of the first tensor of floating point in the checkpoint."""
+    """Return the dtype of the checkpoint's first float32, bfloat16 or float16 tensor."""
     try:
         for path in weight_files(folder):
             with safe_open(path, framework="pt") as tensors:
@@ -490,6 +498,7 @@ def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
 
 
 def _vocab_size(model: Any, config: Any) -> int:
+    """Return V, the rows of the output embedding; without one config.json's vocab_size."""
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     return int(config.vocab_size if weight is None else weight.shape[0])

@@ -1,9 +1,10 @@
-"""What one rank of several reads of a checkpoint: its slices of each tensor, and nothing else.
+"""Read only one rank's slices of a checkpoint's tensors (tensor parallelism).
 
-A rank holds its part of the model (`tensor_parallel/split.py`), and besides it one tensor at most,
-however large the whole is. Tensors have other names in files than in the model, and experts lie in
-files one by one: transformers knows both, and is asked. Owns which slice of a file's tensor belongs
-to which cut; knows no packing and no device.
+While it loads, a rank holds its part of the model (`tensor_parallel/split.py`) and at most one
+tensor more, however large the whole model is. Tensors may have other names in the files than in the
+model, and experts are stored one by one; transformers' own conversion tables say how they
+correspond. Owns which slice of a file's tensor belongs to which cut of a weight; knows no
+quantisation and no device.
 """
 
 import ctypes
@@ -32,7 +33,7 @@ from engine.checkpoint.files import Shapes, shapes_in, weight_files
 from engine.tensor_parallel.group import Rank
 from engine.tensor_parallel.split import Cut, split
 
-_MAPPED_BYTES = 1 << 24  # of a file that are read before its pages are given back
+_MAPPED_BYTES = 1 << 24  # bytes read through one mapping of a file before it is unmapped
 _NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 _STACKING = (MergeModulelist, Concatenate)
 
@@ -41,28 +42,29 @@ Cuts = Mapping[str, Cut]
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Stands for a tensor, which is read when all of it is asked for: `lazy[...]`."""
+    """A tensor that is read from its file only when it is used: `lazy[...]` calls `read`."""
 
     read: Callable[[], torch.Tensor]
 
     def __getitem__(self, _everything: object) -> torch.Tensor:
+        """Read and return the whole tensor; the index is ignored."""
         return self.read()
 
 
 class Files:
-    """The tensors of a checkpoint's files, whole or in slices, by any thread.
+    """Reads tensors from a checkpoint's files, whole or in slices; usable from any thread.
 
-    A file is mapped while it is read, and unmapped now and then: its pages would otherwise count as
-    memory of this process for as long as it loads. So would what the allocator keeps of the tensors
-    that experts are put together of.
+    A file is mapped into memory while it is read. Every few megabytes it is mapped anew and the
+    allocator's free memory is returned to the system, so that neither counts as memory of this
+    process while it loads.
     """
 
     def __init__(self) -> None:
         self._guard = Lock()
-        self._open: dict[Path, tuple[Any, int]] = {}  # and the bytes that it may still hand out
+        self._open: dict[Path, tuple[Any, int]] = {}  # mapped file, bytes until it is mapped anew
 
     def slices(self, file: Path, name: str) -> Any:
-        """Return what reads slices of a tensor; they lie in the file until they are copied."""
+        """Return a safetensors slice object of tensor `name`; indexing it reads from the file."""
         with self._guard:
             handle, left = self._open.pop(file, (None, 0))
             if left <= 0:
@@ -73,26 +75,26 @@ class Files:
         return part
 
     def tensor(self, file: Path, name: str) -> torch.Tensor:
-        """Return a copy of a whole tensor."""
+        """Return a copy of the whole tensor `name` of a file."""
         whole: torch.Tensor = self.slices(file, name)[...]
         return whole.clone()
 
 
 def _give_back() -> None:
-    """Return to the system what the allocator keeps for later; not every C library can."""
+    """Give the allocator's free memory back to the system, where the C library can (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def cuts_in_files(empty: Any, shapes: Shapes, cuts: Cuts) -> dict[str, Cut] | None:
-    """Return what a rank reads of each tensor that it does not read whole, by name in the files.
+    """Return the rank's cut of each divided tensor, by the tensor's name in the files.
 
-    empty   the whole model, without memory
-    shapes  of the tensors in the files
-    cuts    by name in the model, of this rank
+    empty   the whole model, on `meta` (without memory)
+    shapes  name in the files -> shape of the tensor
+    cuts    name in the model -> this rank's cut of the weight
 
-    None: something is put together of tensors in a way that slices cannot follow.
+    Returns None if a weight is assembled from file tensors in a way that cuts cannot be translated.
     """
     transforms = get_model_conversion_mapping(empty)
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
@@ -118,25 +120,32 @@ def cuts_in_files(empty: Any, shapes: Shapes, cuts: Cuts) -> dict[str, Cut] | No
 def _cut_of_source(
     cut: Cut, shape: tuple[int, ...], size: tuple[int, ...], converter: Any | None
 ) -> Cut | None:
-    """The cut of a tensor in the files, of that of the weight of `size` which it goes into."""
+    """Return the cut of a file's tensor that gives the cut of the weight it goes into, or None.
+
+    cut        the cut of the weight, whose shape is `size`
+    shape      shape of the tensor in the file
+    converter  how transformers assembles the weight from such tensors; None: they are the same
+
+    Returns None if the weight is assembled in a way that cannot be cut.
+    """
     if converter is None:
         return cut if shape == size else None
     if any(type(operation) not in _STACKING for operation in converter.operations):
         return None
-    dim = cut.dim - 1  # the first dimension of the weight are the experts
+    dim = cut.dim - 1  # the weight's first dimension counts experts, which the tensor lacks
     if len(shape) != len(size) - 1 or not cut.runs:
         return None
     if shape[dim] == size[cut.dim]:
         return Cut(dim, cut.runs)
-    # One of several that are put together along this very dimension, as gate and up are.
+    # The tensor is one of several that are joined along the cut dimension, as gate and up are.
     is_one_of_runs = shape[dim] * len(cut.runs) == size[cut.dim]
     return Cut(dim, cut.runs[:1]) if is_one_of_runs else None
 
 
 def plain_parts(folder: Path, cuts: Cuts) -> dict[str, Lazy]:
-    """Return the tensors of a folder as a rank reads them, by their names in the files.
+    """Return a rank's part of each tensor of a folder, read when used, by its name in the files.
 
-    cuts  by these names (`cuts_in_files`)
+    cuts  name in the files -> the rank's cut (`cuts_in_files`); other tensors are read whole
     """
     files = Files()
     return {
@@ -149,9 +158,9 @@ def plain_parts(folder: Path, cuts: Cuts) -> dict[str, Lazy]:
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within it, transformers reads a tensor when it needs it, and not as many as threads can.
+    """While inside, transformers reads tensors one at a time instead of ahead in threads.
 
-    Experts are put together of copies: were all of them read ahead, there would be two of each.
+    Experts are assembled from copies; if all were read ahead, each would be in memory twice.
     """
     before = os.environ.get(_NO_READING_AHEAD)
     os.environ[_NO_READING_AHEAD] = "1"
@@ -165,14 +174,15 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def _read(files: Files, path: Path, name: str, cut: Cut | None) -> torch.Tensor:
+    """Return a copy of a file's tensor, or if `cut` is given of that part of it."""
     return files.tensor(path, name) if cut is None else cut.of(files.slices(path, name))
 
 
 def kind_of_part(empty: Any, cuts: Cuts, rank: Rank) -> Any:
-    """Return the class of models that are this rank's part of the model `empty`.
+    """Return a subclass of `empty`'s class whose instances are this rank's part of the model.
 
-    Transformers makes the model that it reads weights into itself, and so it must be one that is
-    divided from the beginning. It is known by its class's name, which stays.
+    Transformers constructs the model that it reads weights into, so the class must divide the model
+    when it is constructed. The class keeps its name, by which transformers knows it.
     """
     whole: Any = type(empty)
 

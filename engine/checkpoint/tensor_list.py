@@ -1,11 +1,11 @@
 """The list of tensors at the beginning of a safetensors file: names, number types and shapes.
 
-The library that reads the numbers loads numpy to read this list too, and numpy's OpenBLAS ends a
-process that has little memory with a signal and lines of its own. The coordinator, which reads
-lists only, is spared both. Nothing is passed here that the library would refuse.
+The safetensors library loads numpy even to read this list, and numpy's OpenBLAS kills a process
+that has little memory with a signal and messages of its own. The coordinator reads only the lists,
+so it uses this module instead. This module accepts nothing that the library would refuse.
 
-A file is 8 bytes (the length of the list), the list as a JSON object, and the numbers, which follow
-one another without a gap: https://github.com/huggingface/safetensors#format
+A file is 8 bytes (the length of the list), the list as a JSON object, and the numbers of all
+tensors without gaps: https://github.com/huggingface/safetensors#format
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from engine.errors import ModelError, remedy
 
-MAX_LIST_BYTES = 100_000_000  # as the library has it
+MAX_LIST_BYTES = 100_000_000  # the library's own limit
 _METADATA = "__metadata__"
 _BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -32,10 +32,12 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A tensor in a file.
+    """A tensor's entry in the list of a file.
 
-    kind        its number type, in the library's spelling
-    start, end  its bytes, [start, end) of the numbers
+    name        the tensor's name
+    kind        its number type in safetensors' spelling, such as "BF16"
+    shape       its shape
+    start, end  its bytes are [start, end), counted from the end of the list
     """
 
     name: str
@@ -46,7 +48,11 @@ class Listed:
 
 
 def tensors_in(path: Path) -> list[Listed]:
-    """Return what a file says that it holds. Raises ModelError: it is torn, or no such file."""
+    """Return the list of tensors of a safetensors file; reads no weight.
+
+    Raises:
+        ModelError: the file is missing, damaged, or no safetensors file.
+    """
     try:
         with path.open("rb") as file:
             num_bytes = file.seek(0, 2)
@@ -57,7 +63,7 @@ def tensors_in(path: Path) -> list[Listed]:
 
 
 def _read(file: BinaryIO, num_bytes: int) -> list[Listed]:
-    """Raises ValueError."""
+    """Return the list of a file of `num_bytes` bytes. Raises ValueError if it is no valid list."""
     first = file.read(8)
     length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
     if not 0 < length <= min(num_bytes - 8, MAX_LIST_BYTES):
@@ -72,7 +78,7 @@ def _read(file: BinaryIO, num_bytes: int) -> list[Listed]:
 
 
 def _listed(name: str, stated: Any) -> Listed:
-    """Raises ValueError."""
+    """Return a tensor's entry made of its JSON. Raises ValueError if a field is wrong."""
     match stated:
         case {"dtype": str(kind), "shape": list(shape), "data_offsets": [start, end]}:
             numbers = (*shape, start, end)
@@ -82,7 +88,7 @@ def _listed(name: str, stated: Any) -> Listed:
 
 
 def _check_places(found: list[Listed], num_bytes: int) -> None:
-    """Raise ValueError unless the numbers fill the file, each tensor as many as its shape says."""
+    """Raise ValueError unless the tensors' bytes fill `num_bytes` exactly and fit their shapes."""
     at = 0
     for one in sorted(found, key=lambda one: (one.start, one.end)):
         num_bits = prod(one.shape) * _BITS[one.kind]

@@ -1,7 +1,7 @@
-"""Whether the tensors of a checkpoint are those that its config.json describes.
+"""Check that the tensors of a checkpoint are those that its config.json describes.
 
-What is compared was read from the heads of the files (`files.py`), before any memory is taken for
-weights: a wrong number in config.json must not cost terabytes.
+Names and shapes come from the headers of the files (`files.py`), before any memory is taken for
+weights: a wrong number in config.json must not allocate terabytes.
 """
 
 import math
@@ -19,10 +19,12 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
 def check_shapes(path: Path, stated: Object, model: Any, shapes: Shapes) -> None:
-    """Hold a checkpoint to a model without memory (on `meta`) that was made of config.json.
+    """Raise ModelError if a checkpoint's tensors have other shapes than the model's.
 
-    path    of config.json, for messages
-    stated  what it holds
+    path    path of config.json, for messages
+    stated  the content of config.json
+    model   the model made from it, on `meta` (without memory)
+    shapes  name -> shape of the checkpoint's tensors
 
     Raises:
         ModelError: a tensor has another size than config.json says, or the model would need much
@@ -31,7 +33,7 @@ def check_shapes(path: Path, stated: Object, model: Any, shapes: Shapes) -> None
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in shapes.items():
         wanted = expected.get(name) or expected.get(f"{model.base_model_prefix}.{name}")
-        # Some tensors are transposed as they are read.
+        # Some tensors are transposed when they are read, so the order of sizes does not matter.
         if wanted is None or sorted(wanted) == sorted(shape):
             continue
         odd = [size for size in wanted if size not in shape]
@@ -46,14 +48,17 @@ def check_shapes(path: Path, stated: Object, model: Any, shapes: Shapes) -> None
     if needed > 2 * there:
         raise ModelError(
             f"{path}: it describes a model of {needed} weights, the checkpoint has {there}; one of "
-            "the two is incomplete or of another model"
+            "them is incomplete"
         )
 
 
 def refuse_mismatched(path: Path, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
-    """Raise ModelError for a tensor that shows its size only once it is converted.
+    """Raise ModelError if transformers found a tensor with another shape than the model's.
 
-    mismatched  as transformers reports them: name, shape in the checkpoint, shape in the model
+    For tensors whose shape is known only after transformers has converted them.
+
+    path        path of config.json, for messages
+    mismatched  (name, shape in the checkpoint, shape in the model) of each such tensor
     """
     for name, found, wanted in sorted(mismatched)[:1]:
         raise ModelError(
@@ -68,18 +73,19 @@ def refuse_missing(path: Path, missing: Iterable[str]) -> None:
     if names:
         raise ModelError(
             f"{path}: the checkpoint lacks {len(names)} tensors of this model, {names[0]} first; "
-            "it is incomplete, or of another architecture: get it again"
+            "it is incomplete: get it again"
         )
 
 
 def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None:
-    """Raise ModelError if tensors within the model are in the checkpoint and not in config.json.
+    """Raise ModelError if the checkpoint has tensors of the model that config.json leaves out.
 
-    More layers, biases or norms than described: without them the model would be another one. Whole
-    parts beside it (a vision tower, a value head) change nothing.
+    These are further layers, biases or norms; without them it would be another model. Whole parts
+    beside the language model (a vision tower, a value head) are accepted and not read.
 
-    path        of config.json, for messages
-    unexpected  as transformers reports them: without what it knows to be of no use
+    path        path of config.json, for messages
+    unexpected  names of the tensors that transformers did not use, without those that it knows to
+                be superfluous
     """
     own = {_pattern(name) for name in model.state_dict()}
     inside = {name.rpartition(".")[0] for name in own}
@@ -97,7 +103,7 @@ def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None
     if names:
         raise ModelError(
             f"{path}: it leaves out {len(names)} tensors of the checkpoint, {names[0]} first; "
-            "it has fewer layers, or is of another architecture: get it again"
+            "they are of two models"
         )
 
 
@@ -111,10 +117,10 @@ def refuse_not_finite(folder: Path, model: Any) -> None:
         if not torch.isfinite(weight).all():  # the sum itself may have overflowed
             raise ModelError(
                 f"{folder}: the weight {name} holds NaN or infinity in {weight.dtype}; get the "
-                "checkpoint again, or use a dtype with its range (bfloat16, float32)"
+                "checkpoint again, or use bfloat16 or float32"
             )
 
 
 def _pattern(name: str) -> str:
-    """A tensor's name without the numbers of layers and experts."""
+    """Return a tensor's name with "#" in place of the numbers of layers and experts."""
     return _NUMBER.sub("#", name)

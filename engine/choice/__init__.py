@@ -1,1 +1,1 @@
-"""From logits to tokens: distributions, coupling, the classical rules."""
+"""Choose tokens from logits: sampling distributions, coupled choice, classical acceptance rules."""

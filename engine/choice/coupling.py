@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-The token chosen at position i is `argmax(s + g)`: s are the processed logits (`sampling.py`), g is
-standard Gumbel noise, so the token is an exact sample of softmax(s). The noise is computed, not
-drawn: drafter and target add the *same* g to their own s and so agree nearly as often as two who
-can talk (Daliri et al., "Coupling without communication", arXiv 2408.07978), and what the target
-chooses does not depend on what was drafted, or when.
+The token chosen at position i is `argmax(s + g)`: s are the scaled logits (`sampling.py`) and g is
+standard Gumbel noise, so the token is an exact sample of softmax(s). The noise is computed from a
+hash, not drawn. Drafter and target add the *same* g to their own s, and so choose the same token
+nearly as often as if they could communicate (Daliri et al., "Coupling without communication", arXiv
+2408.07978). What the target chooses does not depend on what was drafted, or when.
 
 The noise, exactly (a format: changing it changes every seeded text). All integers modulo 2^64:
 
@@ -19,19 +19,19 @@ The noise, exactly (a format: changing it changes every seeded text). All intege
     v          (bits + 0.5) / 2^52                    exact in float64
     g          -log(-log1p(-v)) in float64, rounded once to float32
 
-v falls as g grows, so the largest noise has the finest resolution: it ends at 36.7 and not at
-infinity. (A float32 uniform reaches 1.0 once in 2^25 draws: infinite noise, at one position in 220
-with a vocabulary of 152,000.) A libm may round the last float64 bit differently; one float32
-rounding in 2^29 can show it.
+v falls as g grows, so the largest noise has the finest resolution, and it is at most 36.7, never
+infinite. (A float32 uniform reaches 1.0 once in 2^25 draws: infinite noise, at one position in 220
+with a vocabulary of 152,000.) Another libm may round the last float64 bit differently; that changes
+one float32 result in 2^29.
 
 g falls as `bits` grows. With the best score of a few likely tokens in hand, a token whose logit is
 at most b can only win with noise of at least best - b, which is a limit on its bits: nearly all of
 a large vocabulary is ruled out by comparing integers (`_choose_by_limit`). The result is the same.
 
-The noise of a position is the same for all nodes of a tree there, and the next time that something
-is chosen there. So rows of noise are kept: computing one takes as long as a small forward.
+All tree nodes at one position use the same noise, and so does a later choice at that position. So
+computed rows of noise are cached: computing one takes as long as a forward of a small model.
 
-Logits on a GPU are not brought here: `coupling_on_gpu.py` computes the same there.
+Logits on a GPU are not copied to the host: `coupling_on_gpu.py` makes the same choice there.
 """
 
 import math
@@ -58,15 +58,15 @@ from engine.device import is_host
 
 Words = npt.NDArray[np.uint64]
 
-# Sharpness of `rank_scored`, fitted on drafts of a small pair at temperature 0.8 and at 0.
+# `beta` of `rank_scored`, fitted on the drafts of a small pair at temperature 0.8 and at 0.
 BETA_SAMPLED = 1.5
 BETA_GREEDY = 2.0
 
 _MASK = (1 << 64) - 1
 _TILE = 8192  # elements hashed at a time: larger temporaries cost page faults
-_LARGE = 16384  # vocabularies from here on are searched by limit
+_LARGE = 16384  # vocabularies of this size and more are searched by `_choose_by_limit`
 _NUM_LIKELY = 64
-_KEPT_NOISE = 1 << 23  # elements of rows of noise that are kept: 32 MiB
+_KEPT_NOISE = 1 << 23  # size of the cache of noise rows, in elements: 32 MiB
 
 
 def choose(
@@ -78,15 +78,15 @@ def choose(
     *,
     num_valid: int | None = None,
 ) -> list[int]:
-    """Return the token that each row chooses.
+    """Return the token chosen at each row: argmax of scaled logits + noise; greedy: of the logits.
 
     logits        [n, V] float32, any device
-    seed          64 bits; greedy needs none
-    sample_index  which of several texts of one request
-    positions     [n]: absolute position of the token that is chosen (not of the row's own token)
-    num_valid     only ids below it may be chosen (a padded vocabulary)
+    seed          of the request, 64 bits; not used by greedy
+    sample_index  index of the text among several of one request
+    positions     [n]: position in the text of the token to choose (not of the row's own token)
+    num_valid     only ids below it may be chosen (the vocabulary may be padded); None: all
 
-    Equal scores go to the lowest id.
+    Of equal scores the lowest id is chosen.
 
     Raises:
         NotFinite: the logits are not finite.
@@ -122,14 +122,19 @@ def rank_scored(
     num_valid: int | None = None,
     beta: float | None = None,
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Return, per row, the `num_ranked` tokens that come first, best first, and their scores.
+    """Return, per row, the `num_ranked` best tokens of the coupled choice, and their log scores.
 
-    The first is the token of `choose`, the others are what it would have chosen without the ones
-    before. There are fewer where the cuts, or logits of -inf, leave fewer.
+    The first token is the one of `choose`; each other is what `choose` would return if the tokens
+    before it were banned. There are fewer tokens where the cuts, or logits of -inf, leave fewer.
 
-    The score of a token says how likely a better model is to choose it: log softmax(beta (s + g))
-    in natural logarithm, over the tokens that stay after the cuts; greedy: log softmax(beta
-    logits). It is a drafter's value of a node, and finite whatever the logits.
+    A token's score estimates how likely a better model (the target) is to choose it: log
+    softmax(beta (s + g)), natural logarithm, over the tokens that the cuts keep; greedy: log
+    softmax(beta logits). A drafter ranks tree nodes by it. It is at least LOWEST, so always finite.
+
+    Arguments as for `choose`; beta None: BETA_GREEDY or BETA_SAMPLED.
+
+    Raises:
+        NotFinite: the logits are not finite.
     """
     assert len(positions) == logits.shape[0]
     if not is_host(logits):
@@ -166,9 +171,12 @@ def chain_choice(
     *,
     num_valid: int | None = None,
 ) -> tuple[Choice, torch.Tensor]:
-    """What `rank_scored` does for one token a row: a choice, inputs for `Executor.run_chain`.
+    """Return the choice that `rank_scored` makes of one token per row, and its inputs.
 
-    positions  [n]: of the tokens that are chosen
+    Both are for `Executor.run_chain`, which chooses on the device. The inputs are int64
+    [n + NUM_SETTINGS] on the host (`choice_inputs`).
+
+    positions  [n]: positions in the text of the tokens to choose
     """
     keys = row_keys(seed, sample_index, positions)
     return choice_of(sampling, _sharpness(sampling), num_valid), choice_inputs(
@@ -176,7 +184,8 @@ def chain_choice(
     )
 
 
-# What most requests ask for: each is a kind of choice, whatever its numbers.
+# The usual sampling settings. Each stands for a kind of choice: other temperatures, k and p of the
+# same kind use the same recording.
 USUAL = (
     Sampling(),
     Sampling(1.0),
@@ -184,33 +193,55 @@ USUAL = (
     Sampling(1.0, top_k=20),
     Sampling(1.0, top_k=20, top_p=0.9),
 )
+# Other settings, which are not recorded. Together with the usual ones they use every kernel that a
+# choice can have.
+RARE = (Sampling(1.0, min_p=0.1), Sampling(1.0, top_k=1000, top_p=0.9, min_p=0.1))
 
 
 def usual_choices(num_children: Sequence[int]) -> list[Choice]:
-    """The choices that are recorded at load: those of `rank_scored`, or if () those of `choose`."""
+    """Return the choices to record as CUDA graphs at load; others run kernel by kernel.
+
+    num_children  the numbers of tokens that `rank_scored` will be asked for (a drafter); (): return
+                  those of `choose` instead (a target)
+    """
+    return _choices(USUAL, num_children)
+
+
+def rare_choices(num_children: Sequence[int]) -> list[Choice]:
+    """Return the choices to run once at load without recording; argument as `usual_choices`."""
+    return _choices(RARE, num_children)
+
+
+def _choices(samplings: Sequence[Sampling], num_children: Sequence[int]) -> list[Choice]:
+    """Return the kinds of choice of these settings; `num_children` as in `usual_choices`."""
     if not num_children:
-        return [choice_of(sampling, 1.0, None) for sampling in USUAL]
+        return [choice_of(sampling, 1.0, None) for sampling in samplings]
     return [
         choice_of(sampling, _sharpness(sampling), _SOME, count)
         for count in sorted(set(num_children))
-        for sampling in USUAL
+        for sampling in samplings
     ]
 
 
 def usual_chains() -> list[Choice]:
-    """The choices that chains of steps are recorded with at load."""
+    """Return the choices with which chains of draft steps are recorded as CUDA graphs at load."""
     return [choice_of(sampling, _sharpness(sampling), _SOME) for sampling in USUAL]
 
 
 def _sharpness(sampling: Sampling) -> float:
+    """Return the default `beta` of `rank_scored`."""
     return BETA_GREEDY if sampling.is_greedy else BETA_SAMPLED
 
 
-_SOME = 1  # num_valid: a drafter is always told one, and which is a number on the device
+_SOME = 1  # any num_valid: a drafter always has one; its value is an input of the recording
 
 
 def _choose_by_limit(row: Floats, key: int) -> int:
-    """Return argmax(row + noise) of one row [V] of finite or -inf scores, hashing but not more."""
+    """Return argmax(row + noise) of one row [V] float32, computing the noise of few tokens only.
+
+    Every token is hashed, but the noise is computed only for the likeliest tokens and for those
+    whose hash bits could win (see the theory of operation).
+    """
     bound = np.partition(row, -_NUM_LIKELY)[-_NUM_LIKELY]
     likely = np.flatnonzero(row >= bound)
     scores = row[likely] + _gumbel(_bits(key, likely))
@@ -226,9 +257,10 @@ def _choose_by_limit(row: Floats, key: int) -> int:
 
 
 def _limit(best: float, bound: float) -> np.uint64:
-    """Return the highest bits with which a logit of at most `bound` might reach `best`.
+    """Return the largest hash bits with which a score of at most `bound` could reach `best`.
 
-    Generous by more than all roundings of scores (float32) and of this computation.
+    The limit is generous by more than all rounding errors of the scores (float32) and of this
+    computation.
     """
     if bound == -np.inf:
         return np.uint64(0)
@@ -238,13 +270,13 @@ def _limit(best: float, bound: float) -> np.uint64:
 
 
 class _Noise:
-    """Rows of noise, the newest ones that were asked for."""
+    """Cache of the rows of noise used last, at most `_KEPT_NOISE` elements in all."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[tuple[int, int], Floats] = OrderedDict()
 
     def of(self, key: int, vocab_size: int) -> Floats:
-        """Return the noise [V] of a row, which must not be written."""
+        """Return the noise [V] float32 of the row with this key; the caller must not change it."""
         rows, name = self._rows, (key, vocab_size)
         row = rows.get(name)
         if row is None:
@@ -257,6 +289,7 @@ class _Noise:
 
     @staticmethod
     def _made(key: int, vocab_size: int) -> Floats:
+        """Compute and return the noise [V] float32 of the row with this key."""
         offsets, row = _offsets(vocab_size), np.empty(vocab_size, dtype=np.float32)
         for start in range(0, vocab_size, _TILE):
             part = slice(start, start + _TILE)
@@ -276,10 +309,9 @@ def _add_noise(scores: Floats, keys: Sequence[int]) -> Floats:
 
 
 def _rank(total: Floats, count: int, beta: float) -> tuple[list[list[int]], list[list[float]]]:
-    """Return indices and log softmax(beta total) of the `count` largest of each row [n, V].
+    """Return, per row of `total` [n, V], the `count` largest: indices and log softmax(beta total).
 
-    What is ruled out, at -inf, is nobody's next token. `total` is spoilt if several are
-    asked for.
+    Entries of -inf are left out. If `count` is above 1, this overwrites entries of `total`.
     """
     with np.errstate(over="ignore"):  # to -inf: a weight of zero
         found = [_rank_row(row, min(count, total.shape[1]), beta) for row in total]
@@ -287,9 +319,9 @@ def _rank(total: Floats, count: int, beta: float) -> tuple[list[list[int]], list
 
 
 def _rank_row(row: Floats, count: int, beta: float) -> tuple[list[int], list[float]]:
-    """Return the same of one row [V]."""
-    # What is done after a forward finds the caches full of weights, and then an array of two
-    # dimensions takes three times as long as its rows one by one (docs/LOG.md).
+    """Return what `_rank` returns, for one row [V]."""
+    # Row by row: after a forward the CPU caches are full of weights, and then an operation on a
+    # two-dimensional array takes three times as long as on its rows one by one (docs/LOG.md).
     first = int(row.argmax())
     best = float(row[first])
     weights = row - best
@@ -308,37 +340,38 @@ def _rank_row(row: Floats, count: int, beta: float) -> tuple[list[int], list[flo
 
 
 def _best(ids: Ids, scores: Floats) -> int:
-    """Return the id with the largest score, of equal ones the lowest."""
+    """Return the id with the largest score; of equal scores the lowest id."""
     return int(ids[scores == scores.max()].min())
 
 
 def row_keys(seed: int, sample_index: int, positions: Sequence[int]) -> list[int]:
-    """Return the 64-bit key of the noise at each position, `row` of the format."""
+    """Return the 64-bit key of the noise at each position (`row` of the noise format)."""
     stream = _stream(seed & _MASK, sample_index & _MASK)
     return [_mix_one((stream ^ position) + GOLDEN) for position in positions]
 
 
 @lru_cache(maxsize=1024)
 def _stream(seed: int, sample_index: int) -> int:
+    """Return `stream` of the noise format: a hash of seed and sample index, 64 bits."""
     return _mix_one((_mix_one(seed + GOLDEN) ^ sample_index) + GOLDEN)
 
 
 def _bits(key: int, ids: Ids) -> Words:
-    """Return the 52 hash bits of `ids` in the row of `key`."""
+    """Return the 52 hash bits of each token of `ids` under the row key `key`, uint64."""
     words = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN) + np.uint64(key)
     return _mix(words) >> np.uint64(12)
 
 
 @lru_cache(maxsize=8)
 def _offsets(vocab_size: int) -> Words:
-    """Return (token id + 1) * G for every token."""
+    """Return (token id + 1) * G modulo 2^64 for every token, uint64 [V]."""
     offsets = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    offsets.flags.writeable = False  # every caller gets this array
+    offsets.flags.writeable = False  # all callers share this array
     return offsets
 
 
 def _mix(words: Words) -> Words:
-    """Apply mix to every word, in place."""
+    """Apply the hash `mix` of the noise format to every uint64 word, in place; return `words`."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(FACTORS[0])
     words ^= words >> np.uint64(27)
@@ -348,6 +381,7 @@ def _mix(words: Words) -> Words:
 
 
 def _mix_one(word: int) -> int:
+    """Return the hash `mix` of the noise format, for one 64-bit integer."""
     word &= _MASK
     word = (word ^ word >> 30) * FACTORS[0] & _MASK
     word = (word ^ word >> 27) * FACTORS[1] & _MASK
@@ -355,7 +389,7 @@ def _mix_one(word: int) -> int:
 
 
 def _gumbel(bits: Words) -> Floats:
-    """Return the noise of 52 hash bits each."""
+    """Return the Gumbel noise, float32, computed from words of 52 hash bits each."""
     v: Any = (bits + 0.5) * 2.0**-52
     np.negative(v, out=v)
     np.log1p(v, out=v)

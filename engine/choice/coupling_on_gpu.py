@@ -1,10 +1,10 @@
-"""The coupled choice where the logits are: on a GPU, so that a token crosses and no row of logits.
+"""The coupled choice for logits on a GPU: only the chosen tokens are copied to the host.
 
-It computes what `coupling.py` computes, operator by operator: the same hash in the same integers
+It computes the same as `coupling.py`, operator by operator: the same hash on the same integers
 (torch has no unsigned multiplication, but two's complement wraps alike), the noise in float64, one
-rounding to float32, equal scores to the lowest id. Everything of a pass crosses at once, in one
-small tensor, so that the host waits for the device once. Where passes are CUDA graphs, a choice
-is one as well (`logit_graphs.py`): a sampled one is some fifty small kernels.
+rounding to float32, and of equal scores the lowest id wins. The results of a pass are copied
+together in one small tensor, so that the host waits for the device once. Where passes are CUDA
+graphs, the usual choices are too (`logit_graphs.py`): a sampled one is some fifty small kernels.
 """
 
 import math
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.choice.logit_graphs import USES_BEFORE, Captures
+from engine.choice.logit_graphs import Captures
 from engine.choice.sampling import LARGEST, LOWEST, NOT_FINITE, Sampling
 from engine.device import fetch, send
 from engine.errors import NotFinite
 
-# Of the noise's format, which `coupling.py` specifies.
+# Constants of the noise's format, which `coupling.py` specifies.
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 GOLDEN = 0x9E3779B97F4A7C15
 _LAST_ID = (1 << 32) - 1
-FEWEST_KEPT = 64  # top-k is looked for among so many, or twice that, ...
+FEWEST_KEPT = 64  # top-k ranks this many tokens, or the next power of two that is at least k
 
 
 def choose_there(
@@ -34,11 +34,14 @@ def choose_there(
     beta: float = 1.0,
     num_valid: int | None = None,
 ) -> tuple[list[int], list[float]]:
-    """Return each row's token and log softmax(beta * score) of it, as `coupling.rank_scored`.
+    """Return the token chosen at each row, and its log score, as `coupling.rank_scored` does.
+
+    The score is log softmax(beta (s + g)) of the token: s are the scaled logits, g is the noise.
 
     logits  [n, V] float32, any device
-    keys    [n] 64-bit keys of the rows' noise
-    beta    sharpness of the second result alone
+    keys    [n] 64-bit keys of the rows' noise (`coupling.row_keys`)
+    beta    sharpness of the log scores; does not change the tokens
+    num_valid  only ids below it may be chosen; None: all
 
     Raises:
         NotFinite: the logits are not finite.
@@ -48,7 +51,7 @@ def choose_there(
 
 
 def chosen_there(found: torch.Tensor) -> tuple[list[int], list[float]]:
-    """Fetch tokens and their scores from what `Choice.of` has found for n rows.
+    """Copy the result of `Choice.of`, [n, 3], to the host; return n tokens and their log scores.
 
     Raises:
         NotFinite: the logits were not finite.
@@ -67,7 +70,9 @@ def rank_there(
     beta: float,
     num_valid: int | None = None,
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Return what `coupling.rank_scored` returns.
+    """Return, per row, the `num_ranked` best tokens and their scores, as `coupling.rank_scored`.
+
+    Arguments as for `choose_there`.
 
     Raises:
         NotFinite: the logits are not finite.
@@ -87,13 +92,14 @@ def rank_there(
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Which kernels rule tokens out; how far they go are numbers on the device (`Settings`).
+    """Which cuts (top-k, top-p, min-p) a choice has; their values are inputs (`Settings`).
 
-    So there are few of these, whatever people ask for: recordings are made of all that is common.
+    So there are only a few different `Cuts`, and the usual ones are recorded as CUDA graphs.
 
-    num_kept   tokens that top-k is looked for among, a power of two; 0: there is no top-k
-    by_top_p, by_min_p  whether there is such a cut
-    by_id      whether only the ids below a limit are tokens
+    num_kept   number of tokens ranked for top-k, a power of two and at least k; 0: no top-k
+    by_top_p   True if there is a top-p cut
+    by_min_p   True if there is a min-p cut
+    by_id      True if only ids below a limit are tokens
     """
 
     num_kept: int = 0
@@ -103,12 +109,12 @@ class Cuts:
 
     @property
     def are_sorted(self) -> bool:
-        """Whether the tokens that stay come best first, and not by id."""
+        """True if the tokens that stay are ordered best first; False: by id."""
         return self.num_kept > 0 or self.by_top_p or self.by_min_p
 
 
 def cuts_of(sampling: Sampling, num_valid: int | None) -> Cuts:
-    """The cuts of a sampling, of tokens below `num_valid`."""
+    """Return which cuts these settings have; `num_valid` None: all ids are tokens."""
     num_kept = (
         0 if sampling.top_k == 0 else max(FEWEST_KEPT, 1 << (sampling.top_k - 1).bit_length())
     )
@@ -117,13 +123,13 @@ def cuts_of(sampling: Sampling, num_valid: int | None) -> Cuts:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What people ask for, as numbers on the device, of one element each.
+    """The values of a request's sampling settings, as device tensors of one element each.
 
     temperature  float32
     top_k        int64
     top_p        float64
-    min_log      float32: the logarithm of min-p
-    num_valid    int64
+    min_log      float32: the logarithm of min-p; -inf without min-p
+    num_valid    int64: only ids below it are tokens
     """
 
     temperature: torch.Tensor
@@ -134,10 +140,10 @@ class Settings:
 
     @classmethod
     def of(cls, numbers: torch.Tensor) -> "Settings":
-        """Of the integers of `numbers_of`, [NUM_SETTINGS] int64."""
+        """Return the settings encoded by `numbers_of`; numbers [NUM_SETTINGS] int64."""
         temperature, top_k, top_p, min_log, num_valid = torch.split(numbers, 1)
-        # One rounding to float32, and division by it: a device multiplies by the reciprocal of a
-        # number that it is told while it is launched, and rounds otherwise.
+        # One rounding to float32, and division by a tensor: dividing by a Python number multiplies
+        # by its reciprocal on a GPU, which rounds differently.
         floats = [number.view(torch.float64) for number in (temperature, top_p, min_log)]
         return cls(floats[0].float(), top_k, floats[1], floats[2].float(), num_valid)
 
@@ -146,7 +152,7 @@ NUM_SETTINGS = 5
 
 
 def numbers_of(sampling: Sampling, num_valid: int | None) -> list[int]:
-    """What `Settings.of` is made of."""
+    """Return the settings encoded as integers for `Settings.of`; floats as their float64 bits."""
     min_log = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
     temperature, top_p, least = map(_as_integer, (sampling.temperature, sampling.top_p, min_log))
     return [temperature, sampling.top_k, top_p, least, num_valid or 0]
@@ -154,9 +160,12 @@ def numbers_of(sampling: Sampling, num_valid: int | None) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is computed of logits, but for keys and settings, which are numbers on the device.
+    """A kind of choice of tokens from logits; noise keys and settings' values are inputs of `of`.
 
-    num_ranked  tokens of each row
+    is_greedy   True: no noise, the largest logits win
+    cuts        which cuts there are
+    beta        sharpness of the log scores
+    num_ranked  number of best tokens returned per row
     """
 
     is_greedy: bool
@@ -165,15 +174,18 @@ class Choice:
     num_ranked: int = 1
 
     def of(self, logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Return [n, 2 m + 1] float64: tokens, their scores, the largest logit of each row.
+        """Return [n, 2 m + 1] float64: per row m tokens, their log scores, and its largest logit.
+
+        m is `num_ranked`, or fewer where the cuts rank fewer tokens.
 
         logits  [n, V] float32
-        inputs  of `choice_inputs`, on the same device
+        inputs  [n + NUM_SETTINGS] int64 on the same device (`choice_inputs`)
         """
         scores, ids, top = self._scores(logits, inputs)
         if self.num_ranked == 1:
             best = scores.amax(dim=1, keepdim=True)
-            # Of NaN none is the best. What is found there is no choice, but a chain reads it.
+            # In a row with NaN no score equals the best. Then the id is meaningless, but it must be
+            # valid, because a chain of draft steps uses it as a token.
             beyond = logits.shape[1] - 1
             found = ids.masked_fill(scores != best, beyond).amin(dim=1, keepdim=True)
         else:
@@ -185,7 +197,10 @@ class Choice:
     def _scores(
         self, logits: torch.Tensor, inputs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return scaled logits plus noise [n, m], the ids they are of [n, m], the top logits."""
+        """Return scaled logits plus noise [n, m], their token ids [n, m], the largest logits [n].
+
+        For greedy the logits themselves.
+        """
         keys, settings = inputs[:-NUM_SETTINGS], Settings.of(inputs[-NUM_SETTINGS:])
         if self.is_greedy:
             rows = _below(logits, self.cuts, settings)
@@ -197,37 +212,58 @@ class Choice:
 def record_choices(
     choices: Iterable[Choice], logits: torch.Tensor, row_counts: Sequence[int]
 ) -> None:
-    """Make choices of the first rows of logits [n, V] until they are recorded."""
-    for choice in choices:
-        for num_rows in row_counts:
-            inputs = choice_inputs(Sampling(1.0), [0] * num_rows, logits.shape[1])
-            for _ in range(USES_BEFORE + 1):
-                _run(choice, logits[:num_rows], inputs)
+    """Record choices over the first rows of logits [n, V], if choices on their device are recorded.
+
+    Call it only at load.
+
+    row_counts  numbers of rows; one recording is made for each
+    """
+    captures = _captures.get(logits.device)
+    if captures is None:
+        return
+    with torch.inference_mode():
+        for choice in choices:
+            for num_rows in row_counts:
+                inputs = choice_inputs(Sampling(1.0), [0] * num_rows, logits.shape[1])
+                captures.record(choice, choice.of, logits[:num_rows], inputs)
+
+
+def try_choices(choices: Iterable[Choice], logits: torch.Tensor) -> None:
+    """Run choices on logits [n, V] without recording, so that the device loads their kernels.
+
+    Runs each for one row and for all rows, for which libraries may have kernels of their own.
+    """
+    with torch.inference_mode():
+        for choice in choices:
+            for rows in (logits[:1], logits):
+                inputs = choice_inputs(Sampling(1.0), [0] * len(rows), logits.shape[1])
+                choice.of(rows, send(inputs, logits.device))
 
 
 def choice_inputs(
     sampling: Sampling, keys: Sequence[int], num_valid: int | None = None
 ) -> torch.Tensor:
-    """Return [n + NUM_SETTINGS] int64 on the host: the rows' keys, and `numbers_of`."""
+    """Return a choice's inputs, int64 [n + NUM_SETTINGS] on the host: keys [n], settings."""
     return torch.tensor([*map(_signed, keys), *numbers_of(sampling, num_valid)])
 
 
 def choice_of(
     sampling: Sampling, beta: float, num_valid: int | None, num_ranked: int = 1
 ) -> Choice:
-    """What `choose_there` and `rank_there` compute."""
+    """Return the kind of choice for these settings, used by `choose_there` and `rank_there`."""
     if sampling.is_greedy:
         return Choice(True, Cuts(by_id=num_valid is not None), beta, num_ranked)
     return Choice(False, cuts_of(sampling, num_valid), beta, num_ranked)
 
 
 def _as_integer(value: float) -> int:
-    """The bits of a float64 as a number of two's complement."""
+    """Return the bits of a float64 as a signed 64-bit integer."""
     (bits,) = struct.unpack("<q", struct.pack("<d", value))
     return int(bits)
 
 
 def _run(what: Choice, logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return `what.of(logits, inputs)`, replayed from a CUDA graph if there is one."""
     captures = _captures.get(logits.device)
     with torch.inference_mode():
         if captures is not None:
@@ -239,7 +275,7 @@ _captures: dict[torch.device, Captures] = {}
 
 
 def capture_on(device: torch.device, captures: Captures | None) -> None:
-    """From now on choices on this device are recorded; None: no longer."""
+    """Let choices on `device` be recorded by `captures` from now on; None: stop recording."""
     if captures is None:
         _captures.pop(device, None)
     else:
@@ -249,10 +285,12 @@ def capture_on(device: torch.device, captures: Captures | None) -> None:
 def scores_there(
     logits: torch.Tensor, cuts: Cuts, settings: Settings
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return scaled logits with -inf where a token is cut, the ids that they are of, the tops.
+    """Return scaled logits (-inf where cut) [n, m], their token ids [n, m], largest logits [n].
 
-    The first two are [n, m]: of all tokens by id, or, if the cuts sort, of those that may stay,
-    best first. Not for greedy.
+    Without sorting cuts m = V and the order is by id; with `cuts.are_sorted` they are the tokens
+    that may stay, best first. Not for greedy.
+
+    logits  [n, V] float32
     """
     rows = _below(logits, cuts, settings)
     top = rows.amax(dim=1)
@@ -266,7 +304,7 @@ def scores_there(
 def scores_of(
     logits: torch.Tensor, sampling: Sampling, num_valid: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same of a sampling that is known here."""
+    """Return what `scores_there` returns, for settings known on the host."""
     numbers = torch.tensor(numbers_of(sampling, num_valid))
     settings = Settings.of(send(numbers, logits.device))
     return scores_there(logits, cuts_of(sampling, num_valid), settings)
@@ -281,12 +319,13 @@ def check_tops(tops: Sequence[float]) -> None:
 def most_likely_there(
     scores: torch.Tensor, ids: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `count` largest scores of each row [n, m], best first, and their ids.
+    """Return the `count` largest scores of each row, best first, and their ids; each [n, count].
 
-    Of equal ones the lowest id comes first, which torch's own `topk` does not promise: what is
-    ranked are integers of 64 bits, the score's order above the id's.
+    Of equal scores the lowest id comes first, which torch's own `topk` does not promise. So 64-bit
+    integers are ranked, with the score in the high bits and the id in the low ones.
 
-    scores  float32, no NaN
+    scores  [n, m] float32, no NaN
+    ids     [n, m] int64
     """
     bits = (scores + 0.0).view(torch.int32)  # + 0.0: minus zero is zero
     order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
@@ -296,7 +335,7 @@ def most_likely_there(
 
 
 def _below(logits: torch.Tensor, cuts: Cuts, settings: Settings) -> torch.Tensor:
-    """Logits [n, V], at -inf where an id is no token."""
+    """Return logits [n, V] with -inf for ids from `num_valid` on, if the cuts limit ids."""
     if not cuts.by_id:
         return logits
     ids = torch.arange(logits.shape[1], device=logits.device)
@@ -304,11 +343,12 @@ def _below(logits: torch.Tensor, cuts: Cuts, settings: Settings) -> torch.Tensor
 
 
 def _ids_of(rows: torch.Tensor) -> torch.Tensor:
+    """Return the token ids of `rows` [n, V]: 0 to V - 1 in each row, int64."""
     return torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
 
 
 def _cut(scores: torch.Tensor, cuts: Cuts, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (scores, ids) [n, m], best first, with -inf behind what min-p, top-k, top-p leave."""
+    """Return (scores, ids) [n, m], best first; tokens cut by min-p, top-k or top-p are at -inf."""
     if cuts.by_min_p:
         first = scores.amax(dim=1, keepdim=True)
         scores = scores.masked_fill(scores - first < settings.min_log, -math.inf)
@@ -322,7 +362,7 @@ def _cut(scores: torch.Tensor, cuts: Cuts, settings: Settings) -> tuple[torch.Te
     if cuts.by_top_p:
         weights = (scores - first).double().exp()
         mass = weights.cumsum(dim=1)
-        # A token stays as long as those before it do not hold the share yet.
+        # A token stays if the tokens before it hold less than top_p together.
         is_out = mass[:, :-1] >= settings.top_p * mass[:, -1:]
         scores = torch.cat((first, scores[:, 1:].masked_fill(is_out, -math.inf)), dim=1)
     return scores, ids
@@ -337,15 +377,16 @@ def _bits(words: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(words: torch.Tensor, count: int) -> torch.Tensor:
-    """Shift right and fill with zeros, where torch fills with the sign."""
+    """Shift int64 words right and fill with zeros; torch's own shift fills with the sign bit."""
     return (words >> count) & ((1 << (64 - count)) - 1)
 
 
 def _signed(word: int) -> int:
-    """The same 64 bits as a number of two's complement."""
+    """Return an unsigned 64-bit word as the signed integer with the same bits."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _gumbel(bits: torch.Tensor) -> torch.Tensor:
+    """Return the Gumbel noise, float32, computed from words of 52 hash bits each."""
     v = (bits.double() + 0.5) * 2.0**-52
     return -(-(-v).log1p()).log().float()

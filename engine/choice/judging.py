@@ -1,7 +1,7 @@
-"""From logits to a judgement: what the classical rules (`verification.py`) do at each end.
+"""Apply the classical rules (`verification.py`) to logits: sample a draft, judge drafts.
 
-The drafter samples from its own processed distribution, cut to a few candidates; the target judges
-what was sampled by its own. Both process logits in the same way (`sampling.py`).
+The drafter samples from its own distribution, cut to a few candidates. The target judges the drafts
+with its own distribution. Both turn logits into distributions in the same way (`sampling.py`).
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,16 @@ from engine.choice.verification import (
 
 
 def life_of(sample_index: int, incarnation: int) -> int:
-    """Names a life of one of several texts of a prompt, which share their seed."""
+    """Return a number for one life (opening) of one text, to key its random numbers.
+
+    sample_index  index of the text among several of one prompt, which share a seed
+    incarnation   number that grows each time the text is opened
+    """
     return (sample_index << 32) + incarnation
 
 
 def distributions(rows: Floats, sampling: Sampling) -> list[Distribution]:
-    """The distribution that is sampled at each row of logits [n, V], float32 on the host."""
+    """Return the sampling distribution of each row of logits [n, V] float32. Not for greedy."""
     assert not sampling.is_greedy
     scores = scaled(rows, sampling)
     if not sampling.cuts:
@@ -52,10 +56,15 @@ def judge(
     number: int,
     is_cut: bool = False,
 ) -> tuple[int, tuple[int, ...]]:
-    """Judge n drafts by logits [n + 1, V]: (how many are accepted, they and what follows).
+    """Judge n drafts; return (number accepted, the accepted tokens and the token after them).
 
-    life, number  name this judgement: no other one of this text has the same two
-    is_cut        the last row is missing, [n, V]: if all drafts are accepted nothing follows them
+    logits        [n + 1, V] float32, any device: before each draft, and after the last
+    make_trial    the rule: `token_trial` or `block_trial`
+    drafts        [n]: token ids, a chain
+    proposals     [n]: the distributions they were sampled from
+    life, number  key of the random numbers: no other judgement of this text has both the same
+    is_cut        True: the last row of logits is missing ([n, V]), so if all drafts are accepted
+                  no token follows them
 
     Raises:
         NotFinite: the logits are not finite.
@@ -88,11 +97,18 @@ def sample_draft(
     num_valid: int | None = None,
     max_candidates: int = MAX_CANDIDATES,
 ) -> tuple[int, float, Ids, Weights]:
-    """Sample a draft from logits [1, V]: (token, log of its chance, what it was sampled from).
+    """Sample a draft token from logits [1, V]; return (token, log probability, ids, weights).
 
-    The last two are `truncated`'s: whoever makes a `Distribution` of them has the same to the bit.
+    ids [m] int64 and weights [m] float32 are the distribution q it was sampled from, at most
+    `max_candidates` tokens (`truncated`). The target makes the same `Distribution`, bit by bit, of
+    them.
 
-    number  names this draft: no other one of this life has the same
+    logits     [1, V] float32, any device
+    number     key of the random number: no other draft of this life has the same
+    num_valid  only ids below it may be drafted; None: all
+
+    Raises:
+        NotFinite: the logits are not finite.
     """
     if logits.device.type == "cpu":
         (whole,) = distributions(to_host(logits, num_valid), sampling)
@@ -105,5 +121,6 @@ def sample_draft(
 
 
 def _softmax(ids: Ids, scores: Floats) -> Distribution:
+    """Return the distribution softmax(scores) [m] of the tokens `ids` [m] (ascending)."""
     weights = np.exp((scores - scores.max()).astype(np.float64))
     return Distribution(ids, weights / weights.sum())

@@ -1,9 +1,10 @@
-"""The classical rules where the logits are: on a GPU, so that some probabilities cross and no row.
+"""The classical rules for logits on a GPU: only some probabilities are copied to the host.
 
-What is sampled from, and what is accepted, are those of `judging.py`, in the same precision: a
-drafter fetches its candidates, a target the probabilities of the tokens that a drafter could have
-chosen, and then the token that follows. Everything else is done by `verification.py`, for which all
-other tokens of the target are one: no draft is among them, so only the sum of them counts.
+The distributions and the acceptance are those of `judging.py`, in the same precision. A drafter
+fetches its candidates; a target fetches the probabilities of the tokens that the drafter could have
+chosen, and then the token that follows the accepted ones. The rest is done by `verification.py`,
+where one artificial token stands for all other tokens of the target: no draft is among them, so
+only the sum of their probabilities counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,9 @@ MakeTrial = Callable[[Sequence[Distribution], Sequence[int], Sequence[Distributi
 def candidates_there(
     logits: torch.Tensor, sampling: Sampling, limit: int, num_valid: int | None = None
 ) -> Distribution:
-    """Return the `limit` likeliest tokens of what is sampled at logits [1, V] float32, any device.
+    """Return the sampling distribution of logits [1, V] float32, cut to the `limit` likeliest.
+
+    num_valid  only ids below it are tokens; None: all
 
     Raises:
         NotFinite: the logits are not finite.
@@ -49,13 +52,14 @@ def judge_there(
     luck: Sequence[float],
     last_luck: float,
 ) -> tuple[int, int | None]:
-    """Judge n drafts by logits [n + 1, V] float32, any device; [n, V]: the last row is missing.
+    """Judge n drafts on the logits' device; return (number accepted, the token after them or None).
 
-    Returns how many are accepted, and the token that follows; None: it needs the row that is
-    missing.
+    The token is None if all drafts are accepted and the last row of logits is missing.
 
-    luck       [n] uniform numbers, one for each draft's test
-    last_luck  the uniform number that what follows is picked with
+    logits     [n + 1, V] float32, any device; [n, V]: the last row is missing
+    make_trial  the rule: `token_trial` or `block_trial`
+    luck       [n]: uniform random numbers, one for each draft's test
+    last_luck  uniform random number with which the token after the accepted drafts is sampled
 
     Raises:
         NotFinite: the logits are not finite.
@@ -72,7 +76,7 @@ def judge_there(
             _with_rest(proposal, row[: len(proposal.ids)], rest)
             for proposal, row in zip(proposals, found, strict=True)
         ]
-        # After the last draft p itself is sampled from, which is not asked of the trial.
+        # After the last draft the token is sampled from p itself, below, without the trial.
         trial = make_trial([*targets, CERTAIN], drafts, proposals)
         num_accepted = trial.num_accepted(luck)
         if num_accepted == len(logits):
@@ -83,12 +87,12 @@ def judge_there(
         return num_accepted, int(_picked(weights, last_luck).item())
 
 
-# In the place of a distribution that nobody asks for.
+# Stands in the place of a distribution that is not used.
 CERTAIN = Distribution(np.zeros(1, dtype=np.int64), np.ones(1))
 
 
 def _probabilities(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what is sampled, [n, V] float64 by token id, and the largest logit of each row."""
+    """Return the sampling distributions [n, V] float64, and each row's largest logit [n]."""
     scores, ids, top = scores_of(logits, sampling)
     weights = (scores - scores.amax(dim=1, keepdim=True)).double().exp()
     weights /= weights.sum(dim=1, keepdim=True)
@@ -98,12 +102,13 @@ def _probabilities(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tens
 
 
 def _with_rest(proposal: Distribution, probs: Probabilities, rest: int) -> Distribution:
+    """Return p as a distribution: `probs` at the proposal's ids, the remainder at id `rest`."""
     left = max(0.0, 1.0 - float(probs.sum()))
     return Distribution(np.append(proposal.ids, rest), np.append(probs, left))
 
 
 def _rest(p: torch.Tensor, proposal: Distribution, weight: float) -> torch.Tensor:
-    """Return (weight p - q)+ [V]; p itself where rounding leaves nothing."""
+    """Return (weight p - q)+ [V] float64, q being `proposal`; p itself if all of it is zero."""
     ids = send(torch.from_numpy(proposal.ids), p.device)
     taken = send(torch.from_numpy(proposal.probs), p.device)
     left = (p * weight).index_add_(0, ids, -taken).clamp_(min=0.0)
@@ -111,7 +116,10 @@ def _rest(p: torch.Tensor, proposal: Distribution, weight: float) -> torch.Tenso
 
 
 def _picked(weights: torch.Tensor, u: float) -> torch.Tensor:
-    """Return the token [] at `u` in [0, 1) of cumulated weights [V]; never one that has none."""
+    """Return the token, int64 [], sampled from `weights` [V] with the uniform number `u`.
+
+    Never a token of weight zero.
+    """
     sums = weights.cumsum(0)
     index = (sums <= sums[-1] * u).sum()
     ids = torch.arange(len(weights), device=weights.device)
@@ -120,7 +128,7 @@ def _picked(weights: torch.Tensor, u: float) -> torch.Tensor:
 
 
 def _padded(rows: Sequence[np.ndarray]) -> torch.Tensor:
-    """Return ids of different numbers as one table [n, most], filled up with zeros."""
+    """Return rows of ids as one int64 tensor [n, longest], shorter rows padded with zeros."""
     table = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
     for into, row in zip(table, rows, strict=True):
         into[: len(row)] = row

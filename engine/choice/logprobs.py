@@ -1,7 +1,7 @@
-"""Log-probabilities for people: of the model's own distribution, before any setting.
+"""Log-probabilities that a request asks for: of the model's own distribution, before any setting.
 
-They are made where the logits are. Rows of logits on a GPU stay there: of a prompt of 2,000 tokens
-they are a gigabyte, and a host takes seconds to rank them.
+They are computed on the device that has the logits. Logits on a GPU stay there: those of a prompt
+of 2,000 tokens take a gigabyte, and ranking them on the host takes seconds.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,18 @@ from engine.choice.coupling_on_gpu import check_tops, most_likely_there
 from engine.choice.sampling import LOWEST, Floats, most_likely, to_host
 from engine.device import fetch, is_host, send
 
-_AT_ONCE = 1 << 24  # logits: to rank them takes some twenty bytes of each
+_AT_ONCE = 1 << 22  # logits ranked at a time
+MOST_BYTES = 24 * _AT_ONCE  # memory that ranking takes beside the logits, ids and ranks included
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """n rows: `ids` and `values` [n * (1 + num_top)], the token itself first; `ranks` [n]."""
+    """Log-probabilities of n rows.
+
+    ids     [n * (1 + num_top)]: row by row, the row's token, then its likeliest tokens
+    values  [n * (1 + num_top)]: their log-probabilities, at least LOWEST
+    ranks   [n]: the rank of each row's token; 1 is the likeliest
+    """
 
     ids: tuple[int, ...]
     values: tuple[float, ...]
@@ -29,8 +35,8 @@ class Reported:
 def report(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> Reported:
     """Return log softmax(logits) of each row's token and of its `num_top` likeliest, best first.
 
-    logits   [n, V] float32, any device; as the model gave them
-    tokens   [n]; its rank counts the tokens that are likelier, and of equal ones those of lower id
+    logits   [n, V] float32, any device; the model's own, unprocessed
+    tokens   [n]: the token of each row; of tokens with equal logits the lowest id ranks first
 
     Raises:
         NotFinite: the logits are not finite.
@@ -52,7 +58,9 @@ def report(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> Reporte
 
 
 def report_there(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> Reported:
-    """Return the same of logits [n, V] float32, any device: some numbers cross, and no row.
+    """Return what `report` returns, computed on the device of `logits` [n, V] float32.
+
+    Only the results are copied to the host, no row of logits.
 
     Raises:
         NotFinite: the logits are not finite.
@@ -74,7 +82,11 @@ def report_there(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> R
 
 
 def _reported_there(rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Return [n, 2 (1 + num_top) + 2] float64: ids, their values, the rank, the largest logit."""
+    """Return [n, 2 (1 + num_top) + 2] float64: ids, log-probabilities, rank, largest logit.
+
+    rows    [n, V] float32
+    tokens  [n] int64 on the same device
+    """
     tokens = tokens[:, None]
     score, top = rows.gather(1, tokens), rows.amax(dim=1, keepdim=True)
     log_sum = (rows - top).exp().sum(dim=1, keepdim=True, dtype=torch.float64).log()
@@ -90,8 +102,9 @@ def _reported_there(rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> t
 
 
 def _logprobs(row: Floats, scores: Floats) -> list[float]:
+    """Return the log-probabilities, under logits `row` [V], of tokens with logits `scores`."""
     top = row.max()
-    with np.errstate(over="ignore"):  # to -inf, for which LOWEST stands
+    with np.errstate(over="ignore"):  # overflow to -inf becomes LOWEST below
         log_sum = np.log(np.exp(row - top, dtype=np.float32).sum(dtype=np.float64))
         values = (scores - top).astype(np.float64) - log_sum
     # Rounding must not make a probability larger than 1.
@@ -99,5 +112,6 @@ def _logprobs(row: Floats, scores: Floats) -> list[float]:
 
 
 def _rank(row: Floats, token: int) -> int:
+    """Return the rank of a token in `row` [V]: 1 is the largest, ties by ascending id."""
     score = row[token]
     return 1 + int((row > score).sum()) + int((row[:token] == score).sum())

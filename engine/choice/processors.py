@@ -1,18 +1,18 @@
-"""What changes the logits before temperature and cuts: bans, biases and penalties.
+"""Logits processors, applied before temperature and cuts: bans, biases and penalties.
 
-Owns the one interface for it and the order of vLLM: banned words, tokens that may not come yet,
-biases, penalties. Knows no message; `proto.messages.SamplingSpec` happens to be a `Settings`.
+Owns the interface of a processor and vLLM's order of them: banned words, minimum number of tokens,
+biases, penalties. Knows no message; `proto.messages.SamplingSpec` has the fields of `Settings`.
 
 Theory of operation
 -------------------
-A processor is a function of the tokens before a choice and of the logits there, so it is applied
-position by position: under speculation the row that follows draft[:i] sees prompt + committed +
-draft[:i], exactly the text that plain decoding would have at that place. Both models apply the same
-processors, the drafter to its own logits, and so go on agreeing.
+A processor changes the logits of one position as a function of the tokens before it. Under
+speculation, the row that follows draft[:i] is processed with prompt + committed + draft[:i], which
+is exactly the text that plain decoding would have there. Drafter and target apply the same
+processors, each to its own logits, so that their choices still agree.
 
-The committed text only grows while a session is open, so a processor may keep what it has counted
-of it and add the few drafted tokens for the time of a call: no work grows with the context, but for
-that of a repetition penalty with the number of different tokens in it.
+The committed text only grows while a text is open. So a processor keeps counts of the committed
+tokens and adds the few drafted ones for the time of a call. The work of a call does not grow with
+the context, except that of a repetition penalty: it grows with the number of different tokens.
 """
 
 import math
@@ -30,11 +30,11 @@ from engine.device import send
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The tokens before a choice.
+    """The tokens before the position at which a token is chosen.
 
-    text        the committed tokens, prompt first: the same list from call to call, ever longer
-    num_prompt  how many of them are the prompt
-    drafted     the tokens between the text and the choice
+    text        the committed tokens, prompt first; the same list in every call, it only grows
+    num_prompt  number of prompt tokens at its beginning
+    drafted     the drafted tokens between `text` and the position
     """
 
     text: Sequence[int]
@@ -43,11 +43,11 @@ class Path:
 
     @property
     def num_generated(self) -> int:
-        """Tokens after the prompt."""
+        """Return the number of tokens after the prompt, drafted ones included."""
         return len(self.text) - self.num_prompt + len(self.drafted)
 
     def last_generated(self, count: int) -> tuple[int, ...]:
-        """The last `count` tokens; fewer if there are fewer after the prompt."""
+        """Return the last `count` tokens after the prompt (drafted ones too), or all there are."""
         num_drafted = min(count, len(self.drafted))
         start = max(self.num_prompt, len(self.text) - (count - num_drafted))
         drafted = self.drafted[len(self.drafted) - num_drafted :]
@@ -55,78 +55,87 @@ class Path:
 
 
 class Processor(Protocol):
-    """Changes rows of logits; -inf rules a token out. A function of path and row, nothing else."""
+    """A function of the tokens before a position that changes its logits; -inf bans a token."""
 
     def __call__(self, path: Path, row: Floats) -> None:
-        """Change `row` [V] in place."""
+        """Change the logits `row` [V] float32 of the position after `path`, in place."""
 
     def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
-        """Return the same of `rows` [n, V] on a device, which may be changed in place."""
+        """Return changed logits [n, V] float32 on `rows`' device; may change `rows` in place.
+
+        paths  [n]: per row, the tokens before its position
+        """
 
 
 class Settings(Protocol):
-    """What the built-in processors are made of; ids that the model does not have are left out."""
+    """Settings of the built-in processors; token ids that the model does not have are ignored."""
 
     @property
     def repetition_penalty(self) -> float:
-        """Divides the positive logits of seen tokens and multiplies the others; 1 is off."""
+        """Factor: positive logits of tokens in the text are divided by it, others multiplied.
+
+        1 is off.
+        """
 
     @property
     def presence_penalty(self) -> float:
-        """Taken off the logit of every generated token; 0 is off."""
+        """Number subtracted once from the logit of each token that was generated; 0 is off."""
 
     @property
     def frequency_penalty(self) -> float:
-        """Taken off as often as the token was generated; 0 is off."""
+        """Number subtracted from a token's logit for each time it was generated; 0 is off."""
 
     @property
     def bias_ids(self) -> tuple[int, ...]:
-        """Tokens with a bias."""
+        """Ids of the tokens whose logits get a bias."""
 
     @property
     def bias_values(self) -> tuple[float, ...]:
-        """Added to their logits."""
+        """Biases added to the logits of `bias_ids`, in the same order."""
 
     @property
     def banned(self) -> tuple[tuple[int, ...], ...]:
-        """Sequences whose last token may not follow the others."""
+        """Banned token sequences: the last token may not follow the others."""
 
     @property
     def min_tokens(self) -> int:
-        """Generated tokens before any of `late_ids` may come."""
+        """Number of tokens that must be generated before any of `late_ids` may come."""
 
     @property
     def late_ids(self) -> tuple[int, ...]:
-        """The tokens that would end the text."""
+        """Ids of the tokens that would end the text."""
 
 
-MAX_TEXTS = 64  # whose processors are kept; those of another are made anew
+MAX_TEXTS = 64  # number of texts whose processors are kept; for others they are made anew
 
 
 class Opened(Protocol):
-    """How a text was opened: `proto.messages.Open`."""
+    """The message that opened a text (`proto.messages.Open`), as far as it is needed here."""
 
     @property
     def session(self) -> int:
-        """Which text."""
+        """Number of the text (session)."""
 
     @property
     def sampling(self) -> Settings:
-        """Its settings."""
+        """The text's settings."""
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of its prompt."""
+        """Number of tokens of the text's prompt."""
 
 
 class ProcessorsByText:
-    """The processors of the texts that were computed last, made once for each life of a text."""
+    """Cache of the processors of the `MAX_TEXTS` texts used last.
+
+    Processors are made anew when a text is opened again, by another `Open` message.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Opened, Processors]] = {}  # by session, the newest last
+        self._made: dict[int, tuple[Opened, Processors]] = {}  # session -> ..., the newest last
 
     def of(self, opened: Opened, text: Sequence[int], vocab_size: int) -> "Processors":
-        """Those of a text; `text` as in `Path`."""
+        """Return the processors of the text that `opened` opened; `text` as in `Path`."""
         known = self._made.pop(opened.session, None)
         if known is None or known[0] is not opened:
             known = opened, Processors(opened.sampling, text, opened.num_prompt, vocab_size)
@@ -137,10 +146,11 @@ class ProcessorsByText:
 
 
 class Processors:
-    """The processors of one text, from when it was opened.
+    """The logits processors of one text, which keep counts of its tokens while it is open.
 
+    settings          which processors there are
     text, num_prompt  as in `Path`
-    vocab_size        V
+    vocab_size        V, the number of logits of a row
     """
 
     def __init__(
@@ -151,14 +161,15 @@ class Processors:
         self._processors = built_in(settings, vocab_size)
 
     def apply(self, logits: torch.Tensor, drafted: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return processed logits [n, V] float32, a new tensor where `logits` are.
+        """Return processed logits [n, V] float32, a new tensor on the device of `logits`.
 
-        drafted  per row, the tokens between the committed text and the choice
+        logits   [n, V] float32, any device
+        drafted  [n]: per row, the drafted tokens between the committed text and its position
 
-        A row in which nothing is left is given back as it was: then nothing can be obeyed.
+        A row in which every token would be banned is returned unchanged.
 
         Raises:
-            NotFinite: the logits are not finite.
+            NotFinite: the logits are not finite; only raised for logits on a CPU.
         """
         assert len(drafted) == logits.shape[0]
         paths = [Path(self._text, self._num_prompt, tokens) for tokens in drafted]
@@ -174,9 +185,13 @@ class Processors:
         return torch.from_numpy(changed)
 
     def apply_there(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
-        """What `apply` does, with some integers sent to the device and nothing fetched from it.
+        """Return processed logits [n, V] float32 like `apply`, without waiting for the device.
 
-        Whoever chooses from the rows finds out whether they are finite.
+        Only small tensors are sent to the device and nothing is fetched. Logits that are not finite
+        are noticed later, when a token is chosen.
+
+        logits  [n, V] float32
+        paths   [n]: per row, the tokens before its position
         """
         with torch.inference_mode():
             changed = logits.clone()
@@ -187,7 +202,7 @@ class Processors:
 
 
 def built_in(settings: Settings, vocab_size: int) -> tuple[Processor, ...]:
-    """The processors that these settings switch on, in their order."""
+    """Return the processors that the settings switch on, in the order of application."""
     processors: list[Processor] = []
     if banned := [ids for ids in settings.banned if ids[-1] < vocab_size]:
         processors.append(BannedWords(banned))
@@ -212,7 +227,7 @@ def built_in(settings: Settings, vocab_size: int) -> tuple[Processor, ...]:
 
 
 class BannedWords:
-    """Rules out a token that would complete a banned sequence of generated tokens."""
+    """Processor that bans each token that would complete a banned sequence of generated tokens."""
 
     def __init__(self, banned: Sequence[tuple[int, ...]]) -> None:
         self._always = _array([ids[0] for ids in banned if len(ids) == 1])
@@ -230,13 +245,13 @@ class BannedWords:
         return _ruled_out(rows, [[*always, *self._following(path)] for path in paths])
 
     def _following(self, path: Path) -> list[int]:
-        """What may not come because of what is there."""
+        """Return the tokens that would complete a banned sequence of two or more tokens."""
         tail = path.last_generated(self._longest)
         return [last for before, last in self._after if tail[len(tail) - len(before) :] == before]
 
 
 class MinTokens:
-    """Rules out the ends of the text until enough has been generated."""
+    """Processor that bans end-of-text tokens until `min_tokens` tokens have been generated."""
 
     def __init__(self, min_tokens: int, late_ids: Ids) -> None:
         self._min_tokens = min_tokens
@@ -255,7 +270,7 @@ class MinTokens:
 
 
 class Bias:
-    """Adds a table. A token that is named twice gets both."""
+    """Processor that adds a bias to some tokens' logits; a token named twice gets both biases."""
 
     def __init__(self, ids: Sequence[int], values: Sequence[float], vocab_size: int) -> None:
         pairs = [(i, value) for i, value in zip(ids, values, strict=True) if i < vocab_size]
@@ -264,7 +279,7 @@ class Bias:
 
     def __call__(self, path: Path, row: Floats) -> None:
         """See `Processor`."""
-        del path  # a bias is the same everywhere
+        del path  # a bias is the same at every position
         np.add.at(row, self._ids, self._values)
 
     def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
@@ -276,10 +291,11 @@ class Bias:
 
 
 class Penalties:
-    """Repetition (of prompt and generated tokens), then frequency and presence (of generated).
+    """Processor for repetition, then frequency and presence penalties.
 
-    The offsets are made of whole counts and rounded once, so a row does not depend on which of its
-    tokens were committed and which drafted.
+    The repetition penalty counts prompt and generated tokens, the others only generated ones. A
+    token's frequency and presence penalty is computed from its count and rounded once, so a row
+    does not depend on which of its tokens were committed and which drafted.
     """
 
     def __init__(
@@ -288,11 +304,13 @@ class Penalties:
         self._repetition = np.float32(repetition)
         self._presence = presence
         self._frequency = frequency
-        self._num_counted = 0  # committed tokens that are in the fields below
+        self._num_counted = 0  # number of committed tokens counted in the fields below
         self._is_seen = np.zeros(vocab_size, dtype=np.bool_)
-        self._seen_ids: Ids = np.zeros(vocab_size, dtype=np.int64)  # in order; the first _num_seen
+        # The first _num_seen entries: the different tokens of the text, in order of appearance.
+        self._seen_ids: Ids = np.zeros(vocab_size, dtype=np.int64)
         self._num_seen = 0
-        # Of generated tokens; while a row is changed, its drafted tokens are counted as well.
+        # Per token id, how often it was generated, and its penalty; while a row is being processed
+        # its drafted tokens are counted as well.
         self._counts: npt.NDArray[np.int32] = np.zeros(vocab_size, dtype=np.int32)
         self._offsets: Floats = np.zeros(vocab_size, dtype=np.float32)
 
@@ -320,7 +338,8 @@ class Penalties:
             is_seen = torch.zeros(rows.shape, dtype=torch.bool, device=rows.device)
             is_seen.index_fill_(1, seen, value=True)
             is_seen.view(-1).index_fill_(0, _cells(drafted, rows), value=True)
-            # A tensor: a device multiplies by the reciprocal of a number, and rounds otherwise.
+            # A tensor, because dividing by a Python number multiplies by its reciprocal on a GPU,
+            # which rounds differently.
             factor = torch.full((), float(self._repetition), device=rows.device)
             changed = torch.where(rows > 0, rows / factor, rows * factor)
             changed = changed.clamp(max=torch.finfo(torch.float32).max)
@@ -330,7 +349,10 @@ class Penalties:
         return rows
 
     def _offsets_there(self, drafted: Sequence[list[int]], rows: torch.Tensor) -> torch.Tensor:
-        """What the generated tokens of each row are offset by, [n, V]."""
+        """Return the frequency and presence penalties to subtract, [n, V] float32.
+
+        drafted  [n]: per row, its drafted tokens
+        """
         counted = np.flatnonzero(self._counts)
         values: list[float] = []
         for tokens in drafted:
@@ -348,7 +370,7 @@ class Penalties:
         return offsets
 
     def _catch_up(self, path: Path) -> None:
-        """Count what has been committed since the last call."""
+        """Count the tokens that were committed since the last call."""
         assert self._num_counted <= len(path.text), "a committed text never shrinks"
         for position in range(self._num_counted, len(path.text)):
             token = path.text[position]
@@ -363,32 +385,34 @@ class Penalties:
         self._num_counted = len(path.text)
 
     def _penalise(self, row: Floats, ids: Ids) -> None:
+        """Apply the repetition penalty to the tokens `ids` of `row` [V], in place."""
         logits = row[ids]
         with np.errstate(over="ignore"):
             changed = np.where(logits > 0, logits / self._repetition, logits * self._repetition)
-        row[ids] = changed.clip(max=np.finfo(np.float32).max)  # -inf may come of it, inf may not
+        row[ids] = changed.clip(max=np.finfo(np.float32).max)  # overflow to -inf is allowed
 
     def _count(self, token: int, change: int) -> None:
-        """Count a generated token, or take it back."""
+        """Add `change` (1 or -1) to a generated token's count, and update its penalty."""
         self._counts[token] += change
         count = int(self._counts[token])
         self._offsets[token] = self._frequency * count + self._presence * (count > 0)
 
 
 def _ruled_out(rows: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Rule out some ids of each row [n, V], in place."""
+    """Set the logits of some ids per row of `rows` [n, V] to -inf, in place; return `rows`."""
     rows.view(-1).index_fill_(0, _cells(ids, rows), -math.inf)
     return rows
 
 
 def _cells(ids: Sequence[Sequence[int]], rows: torch.Tensor) -> torch.Tensor:
-    """Return where some ids of each row lie in all of `rows` [n, V], on their device."""
+    """Return the flat indices in `rows` [n, V] of some ids per row: int64 on `rows`' device."""
     size = rows.shape[1]
     found = [row * size + token for row, tokens in enumerate(ids) for token in tokens]
     return send(torch.tensor(found, dtype=torch.int64), rows.device)
 
 
 def _known(ids: Sequence[int], vocab_size: int) -> Ids:
+    """Return the ids that are below `vocab_size`, int64."""
     return _array([i for i in ids if i < vocab_size])
 
 

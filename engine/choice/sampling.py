@@ -1,16 +1,16 @@
-"""From logits to what is sampled: temperature, min-p, top-k, top-p, in this order.
+"""Turn logits into the sampling distribution: temperature, min-p, top-k, top-p, in this order.
 
 Theory of operation
 -------------------
-The order is that of vLLM: logits / T; keep what has at least min_p of the largest probability; of
-that the k largest; of what is left, renormalised, the fewest that hold a mass of top_p (always at
-least one). Equal logits are ranked by token id, the lowest first: exactly k tokens stay, and the
-result is a function of the logits alone.
+The order is that of vLLM. Divide the logits by the temperature; keep the tokens with at least min_p
+of the largest probability; of these keep the k likeliest; renormalise, and of these keep the fewest
+likeliest tokens that hold a mass of top_p (always at least one). Equal logits are ranked by token
+id, the lowest first: exactly k tokens stay, and the result is a function of the logits alone.
 
-Work is done on the host in numpy, and on candidates instead of the vocabulary as far as possible:
-see `candidates`. `process` is the same distribution as whole rows, for those who want all of it.
+Work is done on the host in numpy, as far as possible on the tokens that stay instead of the whole
+vocabulary: see `candidates`. `process` returns the same distribution as whole rows.
 
-What depends on the text besides the logits (penalties, bans) comes before all this: see
+Penalties and bans, which depend on the text besides the logits, are applied before all this: see
 `processors.py`.
 """
 
@@ -34,26 +34,26 @@ NOT_FINITE = (
     "or float32; else the weights are damaged"
 )
 
-# Below it a text is greedy, as vLLM has it. As in proto/sampling.py.
+# A temperature below this means greedy decoding, as in vLLM. Same value as in proto/sampling.py.
 GREEDY_BELOW = 1e-5
-# Logits up to here can be divided by any temperature.
+# Logits up to this size can be divided by any temperature without overflow.
 LARGEST = 1e30
 
-# In place of minus infinity, which neither JSON nor a message has.
+# Log-probability reported in place of minus infinity, which JSON and messages cannot hold.
 LOWEST = -9999.0
 
-_FIRST_CANDIDATES = 64
+_FIRST_CANDIDATES = 64  # tokens that are ranked first in the search for the top-p nucleus
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose from logits.
+    """How a token is chosen from logits.
 
-    temperature  below GREEDY_BELOW it is greedy: the most likely token, whatever the other fields
-                 say
+    temperature  divides the logits; below GREEDY_BELOW the choice is greedy: the most likely token,
+                 whatever the other fields say
     top_k        keep the k most likely tokens; 0 keeps all
     top_p        keep the most likely tokens that together hold this probability; 1 keeps all
-    min_p        keep the tokens with this share of the largest probability; 0 keeps all
+    min_p        keep tokens with at least this share of the largest probability; 0 keeps all
 
     Raises:
         ValueError: a field is out of its range.
@@ -76,25 +76,31 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the choice needs no randomness."""
+        """True if the most likely token is chosen, without randomness."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def cuts(self) -> bool:
-        """Whether some tokens may be left out."""
+        """True if top-k, top-p or min-p is on, so that some tokens may be left out."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
 @lru_cache(maxsize=8)
 def sampling_of(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling:
-    """The same object for the same numbers: every pass asks for it."""
+    """Return `Sampling` of these numbers; recent ones are cached, because every pass asks."""
     return Sampling(temperature, top_k, top_p, min_p)
 
 
 def process(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return the scaled logits [n, V] float32, with -inf where a token is cut; on `logits`' device.
+    """Return logits / temperature with -inf for each token that is cut, [n, V] float32.
 
-    Their softmax is the distribution that is sampled. Greedy keeps one token per row.
+    The softmax of a row is the distribution that is sampled. Greedy keeps the unscaled logit of one
+    token per row.
+
+    logits  [n, V] float32, any device; the result is on the same device
+
+    Raises:
+        NotFinite: the logits are not finite.
     """
     rows = to_host(logits)
     if sampling.is_greedy:
@@ -112,10 +118,12 @@ def process(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def to_host(logits: torch.Tensor, num_valid: int | None = None) -> Floats:
-    """Return [n, V] float32 logits, or their first `num_valid` columns, without a copy on a CPU.
+    """Return logits [n, V] float32, or their first `num_valid` columns, as a numpy array.
+
+    Logits on a CPU are not copied: the array shares their memory.
 
     Raises:
-        NotFinite: a row holds NaN or infinity, or nothing that is finite.
+        NotFinite: a row holds NaN or +inf, or only -inf.
     """
     assert logits.dim() == 2
     assert logits.dtype == torch.float32
@@ -127,13 +135,15 @@ def to_host(logits: torch.Tensor, num_valid: int | None = None) -> Floats:
 
 
 def scaled(rows: Floats, sampling: Sampling) -> Floats:
-    """Return logits / temperature, a new array [n, V], rounded once per element.
+    """Return logits / temperature, a new array [n, V] float32, rounded once per element.
 
-    A row whose largest logit is too far from zero to be divided is shifted first, which leaves its
-    distribution as it is: so the largest score is finite whatever the logits.
+    A row whose largest logit is further than LARGEST from zero is shifted first, which does not
+    change its distribution, so that the largest score is always finite. Not for greedy settings.
+
+    rows  [n, V] float32 logits
     """
     assert not sampling.is_greedy
-    with np.errstate(over="ignore"):  # what is that much less likely is never chosen: -inf
+    with np.errstate(over="ignore"):  # overflow to -inf is right: such a token is never chosen
         if any(abs(row.max()) > LARGEST for row in rows):
             tops = rows.max(axis=1, keepdims=True)
             rows = rows - (tops - tops.clip(-LARGEST, LARGEST))
@@ -141,13 +151,16 @@ def scaled(rows: Floats, sampling: Sampling) -> Floats:
 
 
 def candidates(scores: Floats, sampling: Sampling) -> Iterator[tuple[Ids, Floats]]:
-    """Yield, per row of scaled logits [n, V], the tokens that stay: ids and scores, best first."""
+    """Yield, per row of scaled logits [n, V], the tokens that min-p, top-k and top-p keep.
+
+    Each item is (ids int64 [m], scores float32 [m]), the best first.
+    """
     for row in scores:
         yield _cut(row, sampling)
 
 
 def most_likely(row: Floats, count: int) -> Ids:
-    """Return the ids of the `count` largest of row [V], best first, equal ones by ascending id."""
+    """Return the ids of the `count` largest of `row` [V], largest first, ties by ascending id."""
     size = row.shape[0]
     if count < size:
         bound = np.partition(row, size - count)[size - count]
@@ -162,7 +175,10 @@ def most_likely(row: Floats, count: int) -> Ids:
 
 
 def _cut(row: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
-    """Apply min-p, top-k, top-p to one row [V] of scaled logits; tokens at -inf never stay."""
+    """Return ids and scores of the tokens that min-p, top-k and top-p keep, best first.
+
+    row  [V] float32 scaled logits; tokens at -inf are never kept
+    """
     if sampling.min_p > 0.0:
         stay = np.flatnonzero(row - row.max() >= np.float32(math.log(sampling.min_p)))
         ids, scores = _cut(row[stay], replace(sampling, min_p=0.0))
@@ -180,7 +196,7 @@ def _cut(row: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
 
 
 def _nucleus_of_all(row: Floats, top_p: float) -> Ids:
-    """Return the nucleus of a whole row, ranking no more of its head than is needed."""
+    """Return the ids of the top-p nucleus of `row` [V], best first; ranks no more than it needs."""
     size, count = row.shape[0], _FIRST_CANDIDATES
     top = row.max()
     wanted = top_p * float(_weights(row, top).sum())
@@ -193,12 +209,12 @@ def _nucleus_of_all(row: Floats, top_p: float) -> Ids:
 
 
 def _nucleus_len(weights: Any, top_p: float) -> int:
-    """Return how many of the descending weights are needed for a share of `top_p`."""
+    """Return how many of the descending weights it takes to hold a share `top_p` of their sum."""
     mass = weights.cumsum()
     return int(np.searchsorted(mass, top_p * mass[-1])) + 1
 
 
 def _weights(scores: Floats, top: Any) -> npt.NDArray[np.float64]:
-    """Return exp(scores - top) in float64: sums over a vocabulary then hold 12 digits."""
+    """Return exp(scores - top) in float64, so that sums over a vocabulary keep 12 digits."""
     weights: npt.NDArray[np.float64] = np.exp((scores - top).astype(np.float64))
     return weights

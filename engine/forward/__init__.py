@@ -1,1 +1,1 @@
-"""One forward signature, and every way to run it."""
+"""The forward pass: one interface (`Backend`), and the backends that implement it."""

@@ -1,10 +1,13 @@
-"""From a backend's name to a backend with its cache, on all ranks of a model."""
+"""Make a backend with its cache by name, on all ranks of a model."""
 
 from functools import partial
 
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
+from engine.choice.coupling_on_gpu import capture_on
+from engine.choice.logit_graphs import Captures
 from engine.errors import ModelError, kind_of
+from engine.forward import graphs
 from engine.forward.compiled import CompiledBackend
 from engine.forward.forward import Backend, HuggingFaceBackend, Layers
 from engine.forward.fused import FusedBackend
@@ -17,13 +20,14 @@ from engine.tensor_parallel.calls import MakeBackend
 def make_backend(
     name: str, loaded: LoadedModel, lanes: LaneLayout, row_counts: tuple[int, ...], layers: Layers
 ) -> Backend:
-    """Make a backend, on all ranks if this is the first of several.
+    """Make a backend with its cache; on rank 0 of several, on all ranks. Return it.
 
     name                reference, fused, compiled or graphs
-    row_counts, layers  what it makes programs or graphs for, as for `ModelExecutor`
+    row_counts, layers  the numbers of rows and the layers' hidden states for which it makes
+                        programs or graphs, as for `ModelExecutor`
 
     Raises:
-        ModelError: it does not cover the model, or its cache does not fit into memory.
+        ModelError: the backend cannot run the model, or its cache does not fit into memory.
     """
     make = partial(_make_backend, name, loaded, lanes, row_counts, layers)
     if loaded.rank is None or loaded.rank.followers is None:
@@ -37,7 +41,12 @@ def make_backend(
 def _make_backend(
     name: str, loaded: LoadedModel, lanes: LaneLayout, row_counts: tuple[int, ...], layers: Layers
 ) -> Backend:
+    """Make a backend in this process only. Raises ModelError as `make_backend`."""
     assert name in ("compiled", "fused", "graphs", "reference")
+    if loaded.device.type in graphs.RECORDED_DEVICES:
+        # Pad choices to the same numbers of rows as recordings do, without recording any; this also
+        # drops the recordings of a backend that was tried before.
+        capture_on(loaded.device, Captures(None, row_counts) if row_counts else None)
     try:
         if name == "compiled":
             return CompiledBackend(loaded, lanes, row_counts, layers)

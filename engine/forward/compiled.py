@@ -1,15 +1,16 @@
 """The compiled backend, for CPUs: the fused forward as one program, made by torch.compile at load.
 
-The whole pass, norms, rotary embedding, attention and all, becomes C++ with the weights packed into
-the blocks of inductor's own kernels. What is saved is the time between operators, and what they
-write for each other to read: half of a pass of a small target. It costs a C++ compiler, up to half
-a minute at load for each number of rows, and a copy of the weights for each: so it must be asked
-for.
+The whole pass (norms, rotary embedding, attention, products) becomes C++ code, with the weights
+packed into the blocks of inductor's own kernels. That saves the time between operators and the
+memory traffic of their intermediate results: half of a pass of a small target. It needs a C++
+compiler, at the first load up to half a minute for each number of rows (later loads find the
+program: `kept_programs.py`), and a copy of the weights for each: so it is used only if the user
+asks for it.
 
-All other passes, prefills among them, run as `fused` does. So do those for which that is faster,
-which is timed: on some processors a program of nine rows takes five times one of one. Those that
-were clearly slower are noted beside torch's cache, and not made at later starts. The hidden
-states that are said at load are part of every program, all others are handed out by `fused`.
+All other passes, prefills among them, run as in `fused`. So do passes for which `fused` is faster,
+which is timed: on some processors a program of nine rows takes five times as long as one of one
+row. Programs that were clearly slower are noted beside torch's cache, and not made at later starts.
+The hidden states that are named at load are returned by every program; for others `fused` runs.
 """
 
 import contextlib
@@ -31,27 +32,33 @@ import torch.nn.functional as F
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
 from engine.errors import ModelError
-from engine.forward.forward import LAST, Backend, Layers, Output, Spans, features_of
+from engine.forward import forward
+from engine.forward.forward import LAST, Backend, Layers, Output, Say, Spans, features_of, silent
 from engine.forward.fused import FusedBackend, qkv_of
+from engine.forward.kept_programs import Lengths, Program, calls, forget, keep, kept, program_key
 from engine.forward.masks import Masks
 from engine.forward.operators import stack
 from engine.layout.slots import LaneLayout, Span
 
 # -- code cache ------------------------------------------------------------------------------------
 
-# Compiled programs are found again in torch's cache: what it writes must not differ by chance.
+# Make compiled programs reusable from torch's cache: every process must produce the same source.
 #
-# Inductor keeps what g++ has made under a hash of the source. But the source names each constant by
-# the address that it happens to have, and so no process finds what another one has compiled. A
-# program is handed its constants whenever it is called, so that any model of the same shape can use
-# it: its shape is name enough. Besides, the template of a kernel is parsed anew for every matrix
-# product; once will do.
+# Inductor stores what g++ compiles under a hash of the source. But the source names each constant
+# by its address in memory, so no process finds what another one has compiled. Here constants are
+# named by their shapes instead: a program gets its constants as arguments whenever it is called, so
+# any model of the same shapes can use it. Besides, inductor parses a kernel's template anew for
+# every matrix product; here it is parsed once.
 #
-# Both reach into torch, whose version is pinned; where it has changed, they leave it alone.
+# Both patch torch, whose version is pinned; if another version lacks these functions, nothing is
+# patched.
 
 
 def make_source_repeatable() -> None:
-    """Let programs of the same shape have the same source in every process. May be repeated."""
+    """Patch inductor so that programs of the same shapes have the same source in every process.
+
+    May be called repeatedly.
+    """
     from torch._inductor.codegen.common import KernelTemplate
     from torch._inductor.graph import GraphLowering
 
@@ -74,23 +81,23 @@ def make_source_repeatable() -> None:
 
 # -- verdicts --------------------------------------------------------------------------------------
 
-# Which programs were slower than the fused forward when they were timed: they are not made again.
+# The record of programs that were slower than the fused forward: they are not made again.
 #
-# A file in the folder of torch's cache. What cannot be read or written is as if it were not there:
-# then a program is made and timed once more.
+# It is a file in the folder of torch's cache. If it cannot be read or written, the program is made
+# and timed once more.
 
 _VERDICTS = "slipstream-slower.json"
-_CLEARLY = 1.1  # times as long as the fused forward: less may be chance
+_CLEARLY = 1.1  # "clearly slower": at least so many times as long as the fused forward
 _MOST_VERDICTS = 1000
 
 
 def known_slower(about: str) -> set[int]:
-    """Numbers of rows whose programs were clearly slower, for what `verdict_key` has named."""
+    """Return the numbers of rows whose programs were clearly slower, for a `verdict_key`."""
     return {count for count in _verdicts().get(about, ()) if isinstance(count, int)}
 
 
 def note_slower(about: str, counts: Collection[int]) -> None:
-    """Note these numbers of rows."""
+    """Record that programs of these numbers of rows are clearly slower, for a `verdict_key`."""
     found = _verdicts()
     found[about] = sorted(known_slower(about) | set(counts))
     while len(found) > _MOST_VERDICTS:
@@ -103,7 +110,7 @@ def note_slower(about: str, counts: Collection[int]) -> None:
 
 
 def verdict_key(loaded: LoadedModel, num_lanes: int, layers: Layers) -> str:
-    """All that the speed of a program depends on, but its rows: a hash."""
+    """Return a hash of all that a program's speed depends on, except its number of rows."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in loaded.model.named_parameters()]
     said = torch.__version__, torch.__config__.show(), _processor(), torch.get_num_threads()
     asked = loaded.dtype, shapes, num_lanes, layers
@@ -111,6 +118,7 @@ def verdict_key(loaded: LoadedModel, num_lanes: int, layers: Layers) -> str:
 
 
 def _processor() -> str:
+    """Return the processor's model name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -119,12 +127,14 @@ def _processor() -> str:
 
 
 def _verdicts_path() -> Path:
+    """Return the path of the record of slower programs."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return Path(cache_dir()) / _VERDICTS
 
 
 def _verdicts() -> dict[str, list[int]]:
+    """Return the record of slower programs; empty if it cannot be read."""
     try:
         found = json.loads(_verdicts_path().read_text())
     except (OSError, ValueError):
@@ -142,13 +152,15 @@ _SETTINGS: dict[str, Any] = {
     "cpp_wrapper": True,
 }
 _Program = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-"""logits [n, V], and features as in `Output`"""
+"""Function that runs a pass: returns logits [n, V], and features as in `Output`"""
+# Weights of `_CompiledPass` that are in no matrix product; tied embeddings equal the head's weight.
+_LOOKED_UP = ("embeddings",)
 _TIMED_SLOTS = 256
 _NUM_TIMED = 10
 
 
 class CompiledBackend(Backend):
-    """See `Backend`."""
+    """Backend for CPUs whose decode passes are programs made by torch.compile; see `Backend`."""
 
     name = "compiled"
 
@@ -159,11 +171,13 @@ class CompiledBackend(Backend):
         row_counts: Sequence[int],
         layers: Layers = (),
     ) -> None:
-        """Make nothing yet: each program is made when a pass first has so many rows.
+        """Prepare, without compiling: a program is made when a pass first has its number of rows.
 
-        layers  whose hidden states the programs hand out
+        row_counts  numbers of rows for which programs are made, ascending
+        layers  layers whose hidden states the programs return
 
-        Raises ModelError if this backend does not cover the model, or cannot compile here.
+        Raises:
+            ModelError: this backend cannot run the model, or cannot compile here.
         """
         if loaded.device.type != "cpu":
             raise ModelError(f"{loaded.name}: the compiled forward is for CPUs; use fused")
@@ -174,21 +188,27 @@ class CompiledBackend(Backend):
         self._num_lanes = lanes.count
         self._masks = Masks(loaded.dtype)
         self.cache = self._fused.cache
-        # One tensor a layer: what is written to a view of an input is copied back whole.
+        # One tensor per layer: after a write to a view of an input, all of it would be copied back.
         self._caches = list(self.cache.unbind())
         self._about = verdict_key(loaded, lanes.count, layers)
         self.row_counts = tuple(row_counts)
         self._layers = layers
         self._made: set[int] = set()  # numbers of rows for which there is a program
+        self._lengths = Lengths(lanes.num_slots)
+        self._direct: dict[int, Program] = {}  # by rows: those that later starts find again
         if self.row_counts:
-            self._program = _compiled(_CompiledPass(loaded, self._fused, layers).eval())
+            self._asked = self._about, lanes, loaded.model.config.to_json_string(), _code()
+            self._pass = _CompiledPass(loaded, self._fused, layers).eval()
+            self._program: _Program | None = None  # torch's, of all that are not found
 
-    def take_over(self, *, timed: bool = True) -> None:
-        """Keep the programs that are faster than `fused`.
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
+        """Time the programs against the fused forward, and keep only those that are faster.
 
-        The programs have weights of their own. What they do not run uses the model's, or, where a
-        program is given up or there are several lanes, packed ones: as much memory as one program.
+        Programs have copies of the weights. Other passes use the model's own weights; if a program
+        is dropped or there are several lanes, they use packed copies, which take as much memory as
+        one program.
         """
+        del say
         if not timed:
             return
         packed = self._fused.packed()
@@ -204,7 +224,7 @@ class CompiledBackend(Backend):
             self.row_counts = kept
 
     def _times_fused(self, packed: FusedBackend, num_rows: int, count: int) -> float:
-        """How long the program of `count` rows takes beside a fused pass of `num_rows`."""
+        """Return the time of the program of `count` rows, divided by that of `num_rows` fused."""
         num_visible = min(_TIMED_SLOTS, self.cache.shape[2] // self._num_lanes)
         program = _rows(count)
         self.forward(program, (Span(0, count),), num_visible=num_visible)  # makes it
@@ -221,7 +241,8 @@ class CompiledBackend(Backend):
         layers: Layers = (),
     ) -> Output:
         """See `Backend.forward`."""
-        if keep is not None or not self._has_program(spans) or layers not in ((), self._layers):
+        is_covered = keep is None and layers in ((), self._layers)
+        if not is_covered or not self._has_program(spans, num_visible):
             return self._fused.forward(
                 rows, spans, num_visible=num_visible, keep=keep, layers=layers
             )
@@ -229,19 +250,55 @@ class CompiledBackend(Backend):
         inputs = *rows.unbind()[:3], self._masks.build(rows, num_visible)
         if num_rows not in self._made:
             self._made.add(num_rows)
-            logits, features = self._compile(*inputs)
+            logits, features = self._make(*inputs)
+        elif num_rows in self._direct:
+            logits, features = self._run(self._direct[num_rows], inputs)
         else:
+            assert self._program is not None
             with torch.no_grad():
                 logits, features = self._program(*inputs, self._caches)
         return Output(logits, features if layers else None)
 
-    def _has_program(self, spans: Spans) -> bool:
-        """Programs see the first lane alone."""
+    def _has_program(self, spans: Spans, num_visible: int) -> bool:
+        """True if a program can run the pass: one in the first lane that does not see all slots."""
+        if num_visible not in self._lengths.all:
+            return False
         return spans[0].first_slot == 0 and len(spans) == 1 and spans[0].num_rows in self.row_counts
 
+    def _make(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Find the program for so many rows from an earlier start, or compile it; run it."""
+        num_rows = len(inputs[0])
+        key = program_key(*self._asked, num_rows)
+        found = kept(key, self._pass)
+        if found is not None:
+            self._direct[num_rows] = found
+            return self._run(found, inputs)
+        with calls() as called:
+            made = self._compile(*inputs)
+        if self._lengths.is_any and len(called) == 1:
+            tensors = *inputs, *self._caches
+            num_visible = inputs[-1].shape[3]
+            found = keep(key, self._pass, called[0], tensors, num_visible, looked_up=_LOOKED_UP)
+            if found is not None and _are_equal(self._run(found, inputs), made):
+                self._direct[num_rows] = found
+            else:
+                forget(key)
+        return made
+
+    def _run(
+        self, program: Program, inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run a program directly, without torch's checks of its inputs; return logits, features."""
+        mask = inputs[-1]
+        assert mask.is_contiguous()
+        logits, *features = program((*inputs, *self._caches), mask.shape[3])
+        return logits, features[0] if features else None
+
     def _compile(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Make the program for so many rows, and run it."""
-        # Contexts grow; everything else is fixed.
+        """Compile the program for the inputs' number of rows, and run it. Raises ModelError."""
+        if self._program is None:
+            self._program = _compiled(self._pass, self._lengths)
+        # The number of visible slots varies; everything else is fixed.
         torch._dynamo.mark_dynamic(inputs[-1], 3)
         try:
             # The settings count when the program is traced, so they are set for all of it.
@@ -256,7 +313,7 @@ class CompiledBackend(Backend):
                 f"{self._name}: torch.compile fails ({one_line(error)}); use the backend fused"
             ) from error
         finally:
-            # What no program fits must not stop a text for half a minute: it runs uncompiled.
+            # Later passes that fit no program run uncompiled, instead of compiling half a minute.
             torch.compiler.set_stance("eager_on_recompile")
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -277,14 +334,14 @@ class CompiledBackend(Backend):
 
 
 def _rows(num_rows: int) -> torch.Tensor:
-    """A chain of so many rows at the start of a text, as in `Backend.forward`."""
+    """Return the rows [5, num_rows] of a chain at the start of a text, as in `Backend.forward`."""
     where = torch.arange(num_rows)
     bits = (2 << where) - 1
     return torch.stack((where, where, where, torch.zeros_like(where), bits))
 
 
 def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
-    """The best of some passes."""
+    """Return the fewest seconds of some passes of these rows."""
     best = math.inf
     for _ in range(_NUM_TIMED):
         started = time.perf_counter()
@@ -293,23 +350,39 @@ def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
     return best
 
 
-def _compiled(module: torch.nn.Module) -> _Program:
-    # They take seconds to import, which only whoever compiles has to pay.
+def _are_equal(
+    one: tuple[torch.Tensor, torch.Tensor | None], other: tuple[torch.Tensor, torch.Tensor | None]
+) -> bool:
+    """True if two passes gave the same logits and features, bit by bit."""
+    pairs = zip(one, other, strict=True)
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+
+
+@functools.cache
+def _code() -> str:
+    """Return a hash of the source files that define programs."""
+    files = Path(__file__), Path(forward.__file__)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _compiled(module: torch.nn.Module, compiler: Lengths) -> _Program:
+    """Return the module wrapped by torch.compile, with the patches above applied."""
+    # Imported here, because the import takes seconds.
     import torch._dynamo
     import torch._inductor.select_algorithm
 
     torch._inductor.select_algorithm.PRINT_AUTOTUNE = False
     make_source_repeatable()
-    # A process runs one model. What was made for another one, to time it, would count as ours.
+    # A process runs one model. Programs made earlier to time another one must not be counted.
     torch._dynamo.reset()
-    compiled: _Program = torch.compile(module, fullgraph=True, dynamic=False)
+    compiled: _Program = torch.compile(module, fullgraph=True, dynamic=False, backend=compiler)
     return compiled
 
 
 class _CompiledPass(torch.nn.Module):
-    """One pass of the llama family over a slot cache, written for a compiler: plain operators.
+    """One forward pass of the llama family over a slot cache, in plain operators for torch.compile.
 
-    Everything that never changes is a parameter or a buffer, and so becomes part of the program.
+    All constants are parameters or buffers, so that they become part of the program.
     """
 
     def __init__(self, loaded: LoadedModel, fused: FusedBackend, wanted: Layers) -> None:
@@ -324,7 +397,8 @@ class _CompiledPass(torch.nn.Module):
         self.wanted = wanted
         self.head = loaded.model.lm_head
         self.last_norm = model.norm
-        # Not the head's own, if they are tied: what is packed may have no other use.
+        # A copy, because tied embeddings are the head's matrix, and packed weights must have no
+        # other use.
         self.embeddings = torch.nn.Parameter(
             model.embed_tokens.weight.detach().clone(), requires_grad=False
         )
@@ -343,10 +417,11 @@ class _CompiledPass(torch.nn.Module):
         mask: torch.Tensor,
         caches: list[torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return logits [n, V], and the features that are wanted.
+        """Return logits [n, V], and the features of the wanted layers or None.
 
+        ids, positions, slots  [n] int64, as in `Backend.forward`
         mask    [1, 1, n, num_visible], added to the scores
-        caches  a layer each, [2 kv_heads, slots, dim]
+        caches  one per layer, [2 kv_heads, slots, dim]: keys, then values; written in place
         """
         assert isinstance(self.rotations, torch.Tensor)
         cos, sin = self.rotations.index_select(1, positions)
@@ -373,6 +448,7 @@ class _CompiledPass(torch.nn.Module):
         mask: torch.Tensor,
         cache: torch.Tensor,
     ) -> torch.Tensor:
+        """Write keys and values to `cache`; return the heads' outputs [n, heads * dim]."""
         num_rows, heads, kv_heads = qkv.shape[0], self.num_heads, self.num_kv_heads
         apart = qkv.view(num_rows, heads + 2 * kv_heads, self.dim)
         turned = apart[:, : heads + kv_heads]
@@ -390,7 +466,7 @@ class _CompiledPass(torch.nn.Module):
         if num_rows > 1:
             mask = mask.repeat_interleave(group, dim=2)
         if num_rows == 1:
-            # Spelt out, both products become loops that read each key and value once.
+            # Written like this, both products become loops that read each key and value once.
             scores = (query.float()[:, :, None] * keys.float()[:, None]).sum(-1)
             weights = (scores * self.scale + mask[0]).softmax(-1)
             out = (weights[:, :, :, None] * values.float()[:, None]).sum(2).to(qkv.dtype)
@@ -403,13 +479,14 @@ class _CompiledPass(torch.nn.Module):
 
 
 def _rms_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return the RMS norm of `x`, computed in float32, by one of the model's norm layers."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + module.variance_epsilon)
     return module.weight * normed.to(x.dtype)  # type: ignore[no-any-return]
 
 
 def _stacked(parts: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
-    """Return one layer with the weights of several, one below the other."""
+    """Return one linear layer with the weights of `parts` stacked along the outputs."""
     weight, bias = stack(parts)
     made = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)

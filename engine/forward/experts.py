@@ -1,10 +1,11 @@
-"""Mixtures of experts in recorded passes: a form in which no number has to reach the host.
+"""Mixtures of experts in recorded passes (CUDA graphs), without the host waiting for any number.
 
-transformers has several forms. Which one runs is a word in the configuration. The usual one
-(`grouped_mm`) sorts the rows by their experts and leaves the rest to a kernel of torch, which does
-it on the device only in bfloat16 and only on some GPUs; elsewhere it fetches how many rows each
-expert has. The form below needs no such numbers. It is taken for recorded passes alone, where the
-usual one cannot be recorded: over the many rows of a prompt it would compute far too much.
+transformers has several implementations; a field of the configuration selects one. The usual one
+(`grouped_mm`) sorts the rows by expert and calls a kernel of torch that runs entirely on the device
+only in bfloat16 and on some GPUs; otherwise the host has to fetch the number of rows of each
+expert, which cannot be recorded. The implementation here needs no such numbers. It is used only for
+recorded passes, and only if the usual one cannot be recorded: for the many rows of a prompt it
+would compute far too much.
 """
 
 from types import TracebackType
@@ -13,14 +14,14 @@ from typing import Any
 import torch
 
 _NAME = "slipstream_recorded"
-# Copying an expert's weights for each row that wants them moves them three times.
+# Copying an expert's weights for each row that uses it moves those bytes three times.
 _MOVES_PER_COPY = 3
 
 
 class RecordedExperts:
-    """As a context: the experts of a model compute in the form for recordings, if `is_used`.
+    """Context in which a model's experts run the implementation for recordings, if `is_used`.
 
-    is_used  False until somebody finds that the usual form cannot be recorded
+    is_used  set to True if the usual implementation cannot be recorded; False at first
     """
 
     def __init__(self, model: Any) -> None:
@@ -30,7 +31,7 @@ class RecordedExperts:
         self.is_used = False
 
     def __bool__(self) -> bool:
-        """Whether the model has experts that can compute in this form."""
+        """Return True if the model has experts that can run this implementation."""
         return bool(self._configs)
 
     def __enter__(self) -> None:
@@ -54,11 +55,12 @@ class RecordedExperts:
 
 
 def _has_experts(part: Any) -> bool:
-    """Whether transformers lets a module's experts compute in other forms, all on this device."""
+    """True if the module has experts whose implementation can be selected, all on this device."""
     return getattr(part, "_is_expert_parallel", True) is False and hasattr(part, "down_proj")
 
 
 def _register() -> None:
+    """Register `compute` with transformers as an implementation of experts."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # slow to import
 
     ALL_EXPERTS_FUNCTIONS[_NAME] = compute
@@ -67,14 +69,14 @@ def _register() -> None:
 def compute(
     experts: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Return what the chosen experts make of each row, added up by their weights.
+    """Return the weighted sum of each row's chosen experts' outputs, [n, hidden_size].
 
-    experts  the module of transformers
+    The result has the dtype of `hidden`.
+
+    experts  transformers' module of experts
     hidden   [n, hidden_size]
-    chosen   [n, k] int64: of each row
-    weights  [n, k]
-
-    Returns [n, hidden_size] of the type of `hidden`.
+    chosen   [n, k] int64: the experts of each row
+    weights  [n, k]: their weights
     """
     if chosen.numel() * _MOVES_PER_COPY <= experts.num_experts:
         from transformers.integrations.moe import batched_mm_experts_forward
@@ -87,7 +89,7 @@ def compute(
 
 
 def _all_experts(experts: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """What every expert makes of every row, [experts, n, hidden_size]: each is read once."""
+    """Return every expert's output for every row, [experts, n, hidden_size]."""
     first = "gate_up_proj" if experts.has_gate else "up_proj"
     out = _product(experts, first, hidden)
     out = experts._apply_gate(out) if experts.has_gate else experts.act_fn(out)
@@ -96,7 +98,7 @@ def _all_experts(experts: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _product(experts: Any, name: str, x: torch.Tensor) -> torch.Tensor:
-    """Multiply [n, in] or [experts, n, in] with a matrix of each expert."""
+    """Return the product of `x` [n, in] or [experts, n, in] with each expert's matrix `name`."""
     matrices = getattr(experts, name)
     out = torch.matmul(x, matrices if experts.is_transposed else matrices.transpose(1, 2))
     return out + getattr(experts, f"{name}_bias")[:, None] if experts.has_bias else out

@@ -1,18 +1,19 @@
 """Attention split over the keys, for GPUs: torch's FlexAttention with the mask of a tree.
 
-One call of the usual kernel has a thread block per lane and key head, however long the text is.
-This one has as many as the device takes, each with a share of the keys that are visible. What is
-visible are numbers on the device, the two words of each row (`masks.as_words`) and how many blocks
-of slots they reach: so a program of so many rows serves every length, and what it takes goes by
-what the rows see and not by what the cache could hold. Which blocks these are is a list on the
-device as well, so it serves any lanes: all lanes are one long run of slots, in which a lane begins
-with a block (`LaneLayout.num_slots` is a multiple of `BLOCK`), and no block has slots of two.
+The usual kernel uses one thread block per lane and key head, however long the text is. This one
+uses as many as the device can run at once, each for a share of the visible keys. What is visible is
+given by numbers on the device: the two words of each row (`masks.as_words`), and how many blocks of
+slots they reach. So a program for a number of rows serves every length, and its time depends on
+what the rows see, not on the size of the cache. The list of blocks is on the device too, so a
+program serves any lanes: all lanes are one long run of slots, each lane begins with a block
+(`LaneLayout.num_slots` is a multiple of `BLOCK`), and no block has slots of two lanes.
 
-Each program is compiled at load and held to the masked form on random keys before it is used. Owns
-the programs; knows no layer and no model.
+Each program is compiled at load, and its results on random keys are compared with attention under a
+mask before it is used. Owns the programs; knows no layer and no model.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from engine.checkpoint.files import one_line
 from engine.errors import ModelError
-from engine.forward.forward import Shape, Spans
+from engine.forward.forward import Say, Shape, Spans, silent
 from engine.forward.masks import MASK_BITS, from_words
 from engine.forward.operators import Decide, as_timed, quickest, side_by_side
 from engine.layout.slots import LaneLayout, Span
@@ -32,12 +33,13 @@ from engine.layout.slots import LaneLayout, Span
 
 BLOCK = 128  # slots that are skipped or read together
 SPLIT_DEVICES = ("cuda",)  # on a CPU a program takes 10 s to compile and is slower for short texts
-_QUERIES = 128  # of one call: from there on FlexAttention does not split over the keys
-_MOST_TILES = 2  # calls of a pass; each reads all keys
+_QUERIES = 128  # with so many queries in a call FlexAttention no longer splits over the keys
+_MOST_TILES = 2  # most calls per pass and layer; each reads all keys
 _MOST_PROGRAMS = 64
-# Of the masked form: both sum in float32, in another order, and round to the type once.
+# Largest relative difference from attention under a mask: both sum in float32, in another order,
+# and round to the dtype once.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
-# What torch.compile raises where it, or a compiler that it calls, cannot do something.
+# Errors of torch.compile if it, or a compiler that it calls, fails.
 _FAILURES = (
     RuntimeError,
     ValueError,
@@ -54,14 +56,15 @@ Program = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What the queries of one call see; on their device.
+    """Which slots the queries of one call see; tensors on their device.
 
-    words       [2, lanes, n * group] int64: of each query where its prefix ends, counted from the
-                start of the cache, and 64 slots behind it. What lies before the lane is in no block
-                that is read
-    num_blocks  [lanes, 1, 1] int32: of slots, up to the last that any query of a lane may see
-    blocks      [lanes, 1, 1, blocks of the cache] int32: which they are, in their order. As long as
-                torch wants such a list; only its beginning is read
+    words       [2, lanes, n * group] int64: per query, the slot of the whole cache at which its
+                prefix ends, and bits for the 64 slots after it. (Slots before the lane would count
+                as seen, but no block that is read contains them)
+    num_blocks  [lanes, 1, 1] int32: per lane, the number of blocks of slots to read: up to the last
+                that any of its queries may see
+    blocks      [lanes, 1, 1, blocks of the cache] int32: per lane, the indices of these blocks in
+                order; torch wants a list of this length, but reads only its beginning
     """
 
     words: torch.Tensor
@@ -70,7 +73,12 @@ class Visible:
 
 
 class FlexAttention:
-    """The programs for lanes of `num_slots` slots, where `group` query heads share a key head."""
+    """Compiled programs of attention split over the keys, for one model and cache layout.
+
+    Lanes have `num_slots` slots, and `group` query heads share a key head.
+
+    made  shapes of passes for which programs were compiled and checked
+    """
 
     def __init__(self, num_slots: int, group: int, *, num_lanes: int = 1) -> None:
         self._num_slots = num_slots
@@ -81,18 +89,18 @@ class FlexAttention:
         self.made: set[Shape] = set()
 
     def takes(self, num_rows: int) -> bool:
-        """Whether FlexAttention splits a pass of so many rows a lane over the keys.
+        """True if FlexAttention can split a pass of `num_rows` rows per lane over the keys.
 
-        In two calls where one has too many queries: 17 rows of a model with 8 query heads to a key
-        head, for one.
+        A pass with too many queries for one call is run in two, for example 17 rows of a model
+        with 8 query heads per key head.
         """
         return num_rows <= _MOST_TILES * ((_QUERIES - 1) // self._group)
 
     def _tiles(self, num_queries: int) -> list[range]:
-        """Divide the queries of a lane into calls of as many, whole rows each.
+        """Divide a lane's queries into ranges of equal size, of whole rows: one call for each.
 
-        The last one begins before the end of the one before if they do not divide: calls of two
-        sizes would be two programs.
+        If they do not divide evenly the last range overlaps the one before, because calls of two
+        sizes would need two programs.
         """
         num_rows = num_queries // self._group
         count = -(-num_rows // ((_QUERIES - 1) // self._group))
@@ -101,9 +109,10 @@ class FlexAttention:
         return [range(start * self._group, (start + size) * self._group) for start in starts]
 
     def see(self, words: torch.Tensor, first_slots: torch.Tensor) -> Visible:
-        """Return what `words` [2, lanes * n], as `masks.as_words` says, let the queries see.
+        """Return which slots the queries see.
 
-        first_slots  [lanes] int64: where the lanes begin
+        words        [2, lanes * n] int64: what each row sees in its lane (`masks.as_words`)
+        first_slots  [lanes] int64: where the lanes begin in the whole cache
         """
         num_lanes = len(first_slots)
         by_lane = words.reshape(2, num_lanes, -1)
@@ -124,17 +133,17 @@ class FlexAttention:
         visible: Visible,
         scale: float,
     ) -> torch.Tensor:
-        """Return the outputs, of the query's shape.
+        """Run attention split over the keys; return the outputs, of the query's shape.
 
-        query         [lanes, kv_heads, n * group, dim]: the query heads of a group side by side
+        query         [lanes, kv_heads, n * group, dim]: the query heads of a group as rows
         keys, values  [1, kv_heads, slots of all lanes, dim]
         """
         assert self._program is not None, "no program was made"
         words, shown = visible.words, (visible.num_blocks, visible.blocks)
         tiles = self._tiles(query.shape[2])
         if len(tiles) == 1:
-            # Of several lanes with a row each the queries lie apart: the compiler would take them
-            # for another shape, and make the program once more when it first runs.
+            # The queries of several lanes with one row each are not contiguous: the compiler would
+            # take them for another shape, and compile again at the first run.
             return self._program(query.contiguous(), keys, values, words, *shown, scale)
         parts, end = [], 0
         for tile in tiles:
@@ -146,14 +155,14 @@ class FlexAttention:
         return torch.cat(parts, dim=2)
 
     def make(self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float) -> None:
-        """Compile the program for passes of `shape`, and hold it to the masked form.
+        """Compile the program for passes of `shape`, and check it against attention with a mask.
 
-        keys, values  [1, kv_heads, slots of all lanes, dim]: any numbers; none are changed
+        keys, values  [1, kv_heads, slots of all lanes, dim]: any numbers; they are not changed
 
         Raises:
-            ModelError: it cannot be compiled here, or computes something else.
+            ModelError: it cannot be compiled here, or computes other numbers.
         """
-        # It takes seconds to import, which only whoever compiles has to pay.
+        # Imported here, because the import takes seconds.
         import torch._dynamo
         import torch._inductor.config
 
@@ -163,7 +172,7 @@ class FlexAttention:
         try:
             with (
                 torch._dynamo.config.patch(recompile_limit=_MOST_PROGRAMS),
-                # In this process: workers of a pool would outlive what they are for.
+                # Compile in this process: worker processes would outlive the compilation.
                 torch._inductor.config.patch(compile_threads=1),
             ):
                 error = self._error(shape, keys, values, scale)
@@ -174,9 +183,9 @@ class FlexAttention:
         self.made.add(shape)
 
     def _error(self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float) -> float:
-        """The largest difference from the masked form, relative to the largest output.
+        """Return the largest difference from attention with a mask, relative to the largest output.
 
-        In the last lanes, the last of all first: a lane is taken for no other one.
+        Runs in the last lanes, in descending order, so that a mix-up of lanes would show.
         """
         num_lanes, num_rows = shape
         worst = 0.0
@@ -189,7 +198,7 @@ class FlexAttention:
             part[0].view(keys.shape[1], -1, self._num_slots, keys.shape[3]).transpose(0, 1)[lanes]
             for part in (keys, values)
         )
-        for share in (0.0, 0.5, 1.0):  # of the cache that the prefix fills
+        for share in (0.0, 0.5, 1.0):  # share of the lane that the prefix fills
             words = self._random_words(shape, share, random).to(keys.device)
             visible = self.see(words, lanes * self._num_slots)
             got = self.attend(query, keys, values, visible, scale)
@@ -200,7 +209,7 @@ class FlexAttention:
         return worst
 
     def _random_words(self, shape: Shape, share: float, random: torch.Generator) -> torch.Tensor:
-        """Words [2, lanes * n] of trees behind prefixes that differ by a few slots."""
+        """Return random words [2, lanes * n]: trees after prefixes that differ by a few slots."""
         num_lanes, num_rows = shape
         longest = max(self._num_slots - MASK_BITS, 1)
         prefix = 1 + int(share * (longest - 1)) - torch.arange(num_lanes) % 3
@@ -213,9 +222,10 @@ class FlexAttention:
 def sees(
     words: torch.Tensor, lane: torch.Tensor, query: torch.Tensor, slot: torch.Tensor
 ) -> torch.Tensor:
-    """Whether a query sees a slot: the mask of `masks.from_words`, element by element.
+    """Return True where a query sees a slot: the mask of `masks.from_words`, element by element.
 
     words  [2, lanes, queries] int64
+    lane, query, slot  integer tensors: which elements
     """
     behind = slot - words[0, lane, query]
     bit = words[1, lane, query] >> behind.clamp(0, MASK_BITS - 1) & 1
@@ -223,6 +233,7 @@ def sees(
 
 
 def _compiled() -> Program:
+    """Return `_attend` wrapped by torch.compile."""
     return cast(Program, torch.compile(_attend, fullgraph=True, dynamic=False))
 
 
@@ -235,15 +246,15 @@ def _attend(
     blocks: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """One call of FlexAttention; the arguments of `FlexAttention.attend`, and of `Visible`."""
+    """Make one call of FlexAttention; arguments as in `FlexAttention.attend` and `Visible`."""
 
     def mask_mod(
         lane: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor
     ) -> torch.Tensor:
         return sees(words, lane, row, slot)
 
-    # No list of blocks that every query sees whole: where there is one, the kernel divides the
-    # capacity among its thread blocks, and not what is visible.
+    # No list of blocks that every query sees completely is given: with one, the kernel would divide
+    # the whole capacity among its thread blocks instead of the visible slots.
     block_mask = BlockMask.from_kv_blocks(
         num_blocks,
         blocks,
@@ -252,7 +263,7 @@ def _attend(
         seq_lengths=(query.shape[2], keys.shape[2]),
         compute_q_blocks=False,
     )
-    # The kernel for one query on a CPU wants such a list; one that partitions do not fit is left.
+    # The CPU's kernel for one query needs such a list; this option makes torch use another kernel.
     options: Any = {"PARTITION_SIZE": BLOCK + 1} if query.device.type == "cpu" else None
     return flex_attention(
         query, keys, values, block_mask=block_mask, scale=scale, kernel_options=options
@@ -261,19 +272,20 @@ def _attend(
 
 # -- flex choice -----------------------------------------------------------------------------------
 
-# From how many slots on a captured pass has its attention split over the keys: timed at load.
+# Choose, by timing, from how many visible slots on a recorded pass splits its attention.
 #
-# Few slots are looked through by one call of the usual kernel in less time than it takes to put the
-# shares of many thread blocks together; of many slots it leaves most of the device idle. Where the
-# limit lies depends on the model and the device. Owns which passes are timed; captures nothing.
+# Over few slots the usual kernel takes less time than joining the results of many thread blocks;
+# over many slots it leaves most of the device idle. The limit depends on the model and the device.
+# Owns which passes are timed; records nothing itself.
 
 logger = logging.getLogger(__name__)
 
-TIMED_SLOTS = (256, 1024, 4096)  # visible; the last as far as the masked form is captured at load
-EVERY_LENGTH = 0  # in place of a number of slots: what is captured serves all of them
+TIMED_SLOTS = (256, 1024, 4096)  # numbers of visible slots for which both forms are timed
+_LONG_S = 1.0  # a program that took so long was compiled, not found from an earlier start
+EVERY_LENGTH = 0  # in place of a number of slots: the recording serves all lengths
 
 Capture = Callable[[Shape, torch.Tensor, int], Callable[[torch.Tensor], torch.Tensor]]
-"""(the shape of a pass, its integers, visible slots or EVERY_LENGTH) -> a pass of such integers"""
+"""Function: (shape of a pass, its integers, visible slots or EVERY_LENGTH) -> recorded pass"""
 
 
 def find_splits(
@@ -282,22 +294,30 @@ def find_splits(
     lanes: LaneLayout,
     shapes: Iterable[Shape],
     capacity: int,
+    say: Say = silent,
     decide: Decide = as_timed,
 ) -> dict[Shape, int]:
-    """Return from how many visible slots on a pass is better split, by its shape.
+    """Return, per shape, the number of visible slots from which on split attention is faster.
 
-    make      compiles what a shape needs
-    shapes    of the passes that are captured
-    capacity  slots of a lane that a text may have
+    Shapes for which it never is, or which cannot be split, are left out; the log says why. Runs
+    passes in all lanes, so call it before any text is opened.
 
-    What is missing is better never split, or cannot be: the log says why. Runs passes in all lanes:
-    only before a session.
+    make      compiles the program for a shape; raises ModelError if it cannot
+    capture   records a pass
+    shapes    shapes of the passes that are recorded
+    capacity  most slots of a lane that a text may use
+    say       is called with a short text for each program that took long to compile
+    decide    chooses the form from the timed ones
     """
     found: dict[Shape, int] = {}
-    for shape in shapes:
+    shapes = tuple(shapes)
+    for number, shape in enumerate(shapes, 1):
         spans = tuple(Span(lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
+        started = time.monotonic()
         try:
             make(shape)
+            if time.monotonic() - started > _LONG_S:
+                say(f"compiling attention: {number} of {len(shapes)}")
             least = _split_from(partial(capture, shape), spans, capacity, decide)
         except ModelError as error:
             logger.info("attention of %d x %d rows keeps its mask: %s", *shape, error)
@@ -314,7 +334,10 @@ def _split_from(
     capacity: int,
     decide: Decide,
 ) -> int | None:
-    """Try the longest text, and then ever longer ones until splitting is the faster way."""
+    """Return the number of visible slots from which on splitting is faster; None: never.
+
+    Times the longest text first, then increasing lengths until splitting is faster.
+    """
     split = capture(chains(spans, capacity), EVERY_LENGTH)
 
     def is_better(num_visible: int) -> bool:
@@ -333,12 +356,12 @@ def _split_from(
 
 
 def run_to_end(captured: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> float:
-    """Run a pass until one of its numbers is on the host."""
+    """Run a recorded pass and wait for it, by fetching one number; return that number."""
     return float(captured(rows)[0, 0])
 
 
 def chains(spans: Spans, num_visible: int) -> torch.Tensor:
-    """A chain at the end of `num_visible` slots of each lane, as in `Backend.forward`."""
+    """Return the rows [5, n] of a pass: in each lane a chain at the end of `num_visible` slots."""
     count = spans[0].num_rows
     step = torch.arange(count).repeat(len(spans))
     first = torch.tensor([span.first_slot for span in spans]).repeat_interleave(count)

@@ -1,11 +1,11 @@
-"""The one forward signature of the engine, and its reference backend: unmodified transformers.
+"""The interface of all forward passes (`Backend`), and the reference backend: plain transformers.
 
 A backend is anything with `Backend`'s methods; callers never see whether it is eager, fused,
-compiled or captured. It knows rows and slots, no session and no tree.
+compiled or recorded as CUDA graphs. It knows rows and slots, but no text and no tree.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,18 +23,19 @@ from engine.layout.slots import Feed, LaneLayout, Span
 
 # -- filling ---------------------------------------------------------------------------------------
 
-# The rows of a pass as integers, and how they are filled up to a number of rows.
+# The rows of a pass as integers, and their padding to a certain number of rows.
 #
-# Rows that fill a pass up write to scratch slots behind the cache, which nobody sees.
+# Padding rows write to scratch slots behind the cache, which no other row sees.
 
 FEWEST_PROMPT_ROWS = 64
-PROMPT_ROWS = 2048  # of a chunk on a GPU, at most
+PROMPT_ROWS = 2048  # most rows of a prefill chunk on a GPU
+_SCORED_BYTES = 256 << 20  # most bytes of float32 logits of a chunk of which all are wanted
 
 
 def rows_of(feed: Feed, first_slot: int) -> Any:
-    """Return what a backend must know of the rows of one lane, [5, n] int64 (`Backend.forward`).
+    """Return the rows of one lane as integers, [5, n] int64 numpy, as `Backend.forward` takes them.
 
-    first_slot  where the lane begins
+    first_slot  the lane's first slot in the whole cache
     """
     slots = [first_slot + slot for slot in feed.slots] if first_slot else feed.slots
     words = as_words(feed.slots, feed.prefix_len, feed.masks)
@@ -42,9 +43,10 @@ def rows_of(feed: Feed, first_slot: int) -> Any:
 
 
 def filled(rows: Any | None, count: int, scratch: int) -> Any:
-    """Fill a lane up to `count` rows: copies of its first that write from slot `scratch` on.
+    """Return a lane's rows [5, n] padded to `count` rows, [5, count] int64.
 
-    Those of a lane without rows see its first slot.
+    Padding rows are copies of the first row that write to slots from `scratch` on; in a lane
+    without rows (None) they see only its first slot.
     """
     num_rows = 0 if rows is None else rows.shape[1]
     if num_rows == count:
@@ -59,7 +61,7 @@ def filled(rows: Any | None, count: int, scratch: int) -> Any:
 
 
 def filled_prompt(rows: Any, scratch: int) -> Any:
-    """Fill a chunk of a prompt up to 64, 128, 256, ... rows; all fillers write to one slot."""
+    """Return a prefill chunk [5, n] padded to 64, 128, ... rows; padding writes to `scratch`."""
     num_rows = rows.shape[1]
     count = max(FEWEST_PROMPT_ROWS, 1 << (num_rows - 1).bit_length())
     made = rows[:, np.minimum(np.arange(count), num_rows - 1)]
@@ -67,14 +69,20 @@ def filled_prompt(rows: Any, scratch: int) -> Any:
     return made
 
 
+def scored_rows(vocab_size: int) -> int:
+    """Return the most rows of a prefill chunk whose logits are all wanted: 64, 128, 256, ..."""
+    fitting = max(1, _SCORED_BYTES // (4 * vocab_size))
+    return min(PROMPT_ROWS, max(FEWEST_PROMPT_ROWS, 1 << (fitting.bit_length() - 1)))
+
+
 # -- features --------------------------------------------------------------------------------------
 
-# Features: hidden states that a forward hands out beside its logits, for heads that draft.
+# Features: hidden states that a forward returns beside its logits, for heads that draft.
 #
-# Layers are named by integers: i >= 0 is what enters decoder layer i (transformers'
-# hidden_states[i]; 0 are the embeddings), LAST what comes out of the last norm, which the output
-# matrix multiplies. Owns what they may be and how those of several layers lie. Knows no head and no
-# backend.
+# Layers are named by integers: i >= 0 is the input of decoder layer i (transformers'
+# hidden_states[i]; 0 is the embeddings), LAST is the output of the last norm, which the output
+# matrix multiplies. Owns which layers are allowed and the order of several layers' features. Knows
+# no head and no backend.
 
 LAST = -1
 
@@ -86,17 +94,18 @@ def check_layers(name: str, num_layers: int, layers: Layers) -> None:
     for layer in layers:
         if not LAST <= layer < num_layers:
             raise ModelError(
-                f"{name}: hidden states of layer {layer} are asked for, but it has 0 to "
-                f"{num_layers - 1}, and {LAST} after the last norm; use a head made for this model"
+                f"{name}: there is no layer {layer}, only 0 to {num_layers - 1} and {LAST} (after "
+                "the last norm); use a head made for this model"
             )
 
 
 def features_of(states: Mapping[int, torch.Tensor], layers: Layers) -> torch.Tensor | None:
-    """Return hidden states side by side, in the order of `layers`; None if there are none.
+    """Return the layers' hidden states concatenated, [n, len(layers) * hidden_size]; None for ().
 
-    states  by layer, [n, hidden_size] each
+    For one layer it is the tensor itself, not a copy.
 
-    Returns [n, len(layers) * hidden_size], of one layer the tensor itself.
+    states  layer -> its hidden states [n, hidden_size]
+    layers  the layers that are wanted, in this order
     """
     if len(layers) == 1:
         return states[layers[0]]
@@ -104,7 +113,7 @@ def features_of(states: Mapping[int, torch.Tensor], layers: Layers) -> torch.Ten
 
 
 def as_bytes(features: torch.Tensor) -> bytes:
-    """Rows of features [n, F] as they travel: one behind the other, in their own type."""
+    """Return features [n, F] as the bytes of a message: row by row, in their own dtype."""
     raw: bytes = features.contiguous().view(torch.uint8).cpu().numpy().tobytes()
     return raw
 
@@ -113,31 +122,40 @@ def as_bytes(features: torch.Tensor) -> bytes:
 
 Spans = tuple[Span, ...]
 Shape = tuple[int, int]
-"""Lanes of a pass that is recorded, and the rows that each of them has."""
+"""Shape of a recorded pass: number of lanes, number of rows of each lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a forward gives, on the model's device, in its dtype.
+    """Result of a forward pass, on the model's device, in its dtype; valid until the next pass.
 
-    logits    [k, V] of the rows that were asked for. Valid until the next pass
-    features  [n, len(layers) * hidden_size] of all rows, layers side by side in the order in which
-              they were asked for; None: nobody asked. Valid until the next pass
+    logits    [k, V]: of the rows that were asked for
+    features  [n, len(layers) * hidden_size]: hidden states of all rows, the wanted layers
+              concatenated in the order asked for; None: none were wanted
     """
 
     logits: torch.Tensor
     features: torch.Tensor | None = None
 
 
-class Backend(Protocol):
-    """One model with one cache on one device.
+Say = Callable[[str], None]
+"""Function that is called with a short text for each step while a node loads"""
 
-    name         how it is called in messages and options
-    is_captured  it runs recordings of a few shapes, so that `num_visible` has few values
-    is_loading   set by whoever has warmed it up: from then on it is expected to be ready
-    num_uncaptured  decode passes that a captured backend had no recording for
-    num_late     recordings that it has made since it was loaded: texts have waited for them
-    row_counts   numbers of rows that it is made for, ascending; none: it takes any as it is
+
+def silent(_state: str) -> None:
+    """Do nothing: the default for a function that reports the steps of loading."""
+
+
+class Backend(Protocol):
+    """An implementation of a model's forward pass, with its cache, on one device.
+
+    name         its name in messages and options
+    is_captured  True if it runs recordings (CUDA graphs) of a few shapes; then `num_visible` should
+                 have only few different values
+    is_loading   True until the warm-up has ended, when the executor sets it to False
+    num_uncaptured  number of decode passes that had no recording and ran kernel by kernel
+    num_late     number of recordings made after load, while texts waited
+    row_counts   numbers of rows for which it has programs or graphs, ascending; (): any number
     """
 
     name: str
@@ -156,31 +174,31 @@ class Backend(Protocol):
         keep: torch.Tensor | None = None,
         layers: Layers = (),
     ) -> Output:
-        """Run n rows, and write their keys and values.
+        """Run n rows, write their keys and values to the cache; return logits and features.
 
-        rows         [5, n] int64, CPU, a column for each row: its token id, its position on its
-                     path, the slot where its key and value go, and what it sees in two words
-                     of its lane (`masks.as_words`)
-        spans        the lanes that the rows see, in their order
-        num_visible  of each lane slots [0, num_visible) take part: all that any row sees
-        keep         [k] int64, CPU: rows whose logits are wanted; None is all
-        layers       whose hidden states are wanted, of all rows (`features_of`)
+        rows         [5, n] int64, CPU; a column per row: its token id, its position on its path,
+                     the slot of the whole cache for its key and value, and two words that say what
+                     it sees in its lane (`masks.as_words`)
+        spans        the lanes of the rows, in the rows' order
+        num_visible  slots [0, num_visible) of each lane take part; no row sees others
+        keep         [k] int64, CPU: indices of the rows whose logits are wanted; None: all
+        layers       layers whose hidden states are wanted, of all rows (`features_of`)
         """
 
     def has_chain(self, num_steps: int, *, num_visible: int, choice: Choice) -> bool:
-        """Whether `chain` has a recording of so many steps over so many slots."""
+        """True if `chain` has a recording of `num_steps` steps over `num_visible` slots."""
         del num_steps, num_visible, choice
         return False
 
     def chain(self, steps: torch.Tensor, *, num_visible: int, choice: Choice) -> torch.Tensor:
-        """Run passes of one row each, each of the token that the one before it has chosen.
+        """Run n passes of one row each, each with the token that the pass before it chose.
 
-        Only of a backend that `is_captured`, and after load only where `has_chain`.
+        Only for a backend that `is_captured`; after load only if `has_chain` is True.
 
-        steps   [6, n + NUM_SETTINGS] int64, CPU: a column for each of n steps, all of one lane,
-                whose first five numbers are as in `forward` (the token of the first step alone
-                counts); below, in all columns, what `choice_inputs` says of these steps
-        choice  of one token
+        steps   [6, n + NUM_SETTINGS] int64, CPU. In the first n columns, one per step of the same
+                lane, the first five numbers are as in `forward` (only the first step's token is
+                used). The sixth number of all columns is `choice_inputs` of these steps
+        choice  how one token is chosen after each step
 
         Returns [n, 3] float64 on the device, as `Choice.of` does, valid until the next call.
         """
@@ -191,52 +209,58 @@ class Backend(Protocol):
         """Copy slots of the cache, all reads before any write."""
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy `length` slots from `source` on to those from `target` on, which are others."""
+        """Copy `length` slots starting at `source` to those starting at `target`; no overlap."""
 
     def wipe(self, first: int, length: int) -> None:
-        """Write zeros to `length` slots from `first` on."""
+        """Write zeros to `length` slots, starting at slot `first`."""
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """Return which of `length` slots from `first` on has brought NaN or infinity.
+        """Return in which of the slots [first, first + length) NaN or infinity first occurred.
 
-        It is the first slot with such a number in the lowest layer that has any: further up all
-        rows of its pass have them. The slot is the result modulo `length`, the rest says which
-        layer (`first_not_finite`). None: there are none.
+        That is the first slot with such a number in the lowest layer that has any (in the layers
+        above all rows of the pass have it). The result modulo `length` is the slot, counted from
+        `first`; its quotient says which layer (`first_not_finite`). None: all numbers are finite.
         """
 
-    def take_over(self, *, timed: bool = True) -> None:
-        """Lay the weights out as suits this backend; the model itself may not run afterwards.
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
+        """Repack the weights for this backend; the model's own forward may not run afterwards.
 
-        timed  clocks may decide how: faster, but every process may then have its own last bits
+        timed  True: layouts are chosen by timing, which is faster, but the last bits of logits may
+               differ from process to process
+        say    is called with a short text for each step that takes long
         """
 
 
 class Recordable(Backend, Protocol):
-    """A backend whose passes can be recorded (`graphs.py`): it finds their lanes on the device."""
+    """A backend whose passes can be recorded as CUDA graphs (`graphs.py`).
+
+    A recorded pass finds its lanes on the device, so one recording serves any lanes.
+    """
 
     cache: Any
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
-        """Take the memory that recorded passes of these shapes need, if it must outlive them."""
+        """Allocate the memory that recorded passes of these shapes write to, for ever."""
 
     def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
-        """Return memory for the features of so many rows."""
+        """Return uninitialised memory for features, [num_rows, len(layers) * hidden_size]."""
 
     def compute_recorded(
         self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
     ) -> Output:
-        """A pass of so many lanes and rows of each, of whatever lanes: all its logits.
+        """Compute a pass in a form that can be recorded; return all logits, and features.
 
-        Nothing in it waits for the device, and no Python integer depends on which lanes they are.
+        It never waits for the device, and no Python integer depends on which lanes are used.
 
-        rows   as in `Backend.forward`, but on the device
-        mask   [1, 1, lanes * n, num_visible], added to the scores; None: attention goes by the
-               words of the rows, where the backend can do that
+        rows   [5, lanes * n] int64 as in `Backend.forward`, but on the device
+        shape  (lanes, n): number of lanes, and rows of each
+        mask   [1, 1, lanes * n, num_visible], added to the scores; None: attention reads the words
+               of the rows instead, if the backend can do that
         """
 
 
 class HuggingFaceBackend(Recordable):
-    """Any transformers causal language model that takes a four-dimensional mask."""
+    """Backend that runs a transformers causal language model as it is, with a 4-D mask."""
 
     name = "reference"
 
@@ -310,7 +334,7 @@ class HuggingFaceBackend(Recordable):
         layers: Layers,
         options: Mapping[str, Any],
     ) -> Output:
-        """Run the rows [lanes, n] of a pass that the cache has been told of."""
+        """Run the model on ids and positions [lanes, n], after `begin` of the cache was called."""
         out = self._model(
             ids,
             attention_mask=mask,
@@ -320,12 +344,12 @@ class HuggingFaceBackend(Recordable):
             **({"output_hidden_states": True} if layers else {}),
             **options,
         )
-        # transformers' last one is behind the last norm, and so is ours.
+        # Index -1 is the state after the last norm, in transformers as in LAST.
         states = {layer: out.hidden_states[layer].flatten(0, 1) for layer in layers}
         return Output(out.logits.flatten(0, 1), features_of(states, layers))
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
-        """See `Recordable.make_rooms`: all memory of a recording is its own, but the cache."""
+        """Do nothing: recordings of this backend allocate their own memory, except the cache."""
         del shapes
 
     def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
@@ -363,9 +387,9 @@ class HuggingFaceBackend(Recordable):
         with torch.inference_mode():
             return first_not_finite(self.cache.parts(), first, length)
 
-    def take_over(self, *, timed: bool = True) -> None:
-        """Nothing to do: it runs the model as it is."""
-        del timed
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
+        """Do nothing: this backend runs the model as it is."""
+        del timed, say
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

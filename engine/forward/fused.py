@@ -1,18 +1,18 @@
 """The fast backend for the llama family: few operators, packed weights, its own slot cache.
 
-It computes what transformers' llama, mistral, qwen2 and qwen3 compute, operator by operator where
-that matters (norms and softmax in float32, tables of the model's own rotary embedding), with
+It computes the same as transformers' llama, mistral, qwen2 and qwen3, with the same rounding where
+that matters (norms and softmax in float32, tables of the model's own rotary embedding), but
 
-    query, key and value as one matrix product, gate and up as another, packed where that pays
-    rotary embedding of queries and keys at once, in place
-    keys and values of a pass written by one copy per layer
-    attention with the query heads of a group side by side, as rows over one key head
+    query, key and value are one matrix product, gate and up another, packed if that is faster
+    the rotary embedding of queries and keys is applied at once, in place
+    keys and values of a pass are written by one copy per layer
+    attention treats the query heads of a group as rows over one key head
 
-At first it uses the model's weights where they are, so that it can be held to the model;
-`take_over` then replaces them, matrix by matrix. Passes that are recorded may have the operators
-between matrix products and attention merged into fewer (`small_operators.py`). No Python integer
-that goes into an operator changes from one decode pass to the next but `num_visible`, so that
-passes can be captured.
+At first it uses the model's own weights, so that its logits can be compared with the model's;
+`take_over` then replaces the weights, matrix by matrix. Recorded passes (CUDA graphs) may merge the
+operators between matrix products and attention into fewer (`small_operators.py`). From one decode
+pass to the next, the only Python integer that changes in an operator's arguments is `num_visible`,
+so that passes can be recorded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,9 +32,11 @@ from engine.forward.forward import (
     Layers,
     Output,
     Recordable,
+    Say,
     Shape,
     Spans,
     features_of,
+    silent,
 )
 from engine.forward.kv_cache import first_not_finite
 from engine.forward.lane_attention import LaneAttention, Plan, Projections, Seen
@@ -61,9 +63,10 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(slots=True)
 class _Layer:
-    """One decoder layer. The products are replaced by `take_over`.
+    """One decoder layer: its norms, its matrix products (replaced by `take_over`), its cache.
 
-    head_norm  over queries and keys [n, heads, dim], qwen3 only
+    module     transformers' layer
+    head_norm  norm of queries and keys [n, heads + kv_heads, dim]; only qwen3 has one
     cache      [2 kv_heads, num_slots, dim]: keys, then values
     """
 
@@ -80,11 +83,11 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _NormWeights:
-    """The weights of a layer's norms, for operators that are merged.
+    """The weights of a layer's norms, for the merged operators.
 
-    heads       [heads + 2 kv_heads, dim]: of queries and keys, ones for values; qwen3 only
-    before_mlp  [hidden]
-    after       [hidden] of the norm behind the layer: the next layer's first, or the last of all
+    heads       [heads + 2 kv_heads, dim]: of queries and keys, ones for values; None but for qwen3
+    before_mlp  [hidden]: of the norm before the feed-forward block
+    after       [hidden]: of the norm after the layer: the next layer's first, or the model's last
     """
 
     heads: torch.Tensor | None
@@ -94,10 +97,12 @@ class _NormWeights:
 
 @dataclass(frozen=True, slots=True)
 class _FusedPass:
-    """What all layers need to know of one pass; tensors on the device.
+    """The properties of a pass that all layers use; tensors on the device.
 
-    cos, sin  [n, 1, dim] of each row's position; sin is negative in its first half
-    slots     [n] int64
+    made      memory for the projections
+    cos, sin  [n, 1, dim]: of each row's position; sin is negative in its first half
+    slots     [n] int64: the slots that keys and values are written to
+    plan      the calls of attention
     """
 
     made: Projections
@@ -108,12 +113,12 @@ class _FusedPass:
 
 
 class FusedBackend(Recordable):
-    """See `Backend`."""
+    """Backend for the llama family with fused operators and its own cache; see `Backend`."""
 
     name = "fused"
 
     def __init__(self, loaded: LoadedModel, lanes: LaneLayout) -> None:
-        """Raises ModelError if this backend does not cover the model."""
+        """Allocate the cache. Raises ModelError if this backend cannot run the model."""
         why = why_not_fused(loaded.model)
         if why is not None:
             raise ModelError(f"{loaded.name}: the fused engine has no {why}; use the reference")
@@ -143,11 +148,12 @@ class FusedBackend(Recordable):
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
         self._head = self._whole(unpacked([self._head_module]))
-        self._small: SmallOperators | None = None  # made at load, for recorded passes alone
+        self._small: SmallOperators | None = None  # made at load, only for recorded passes
         self._norm_weights: list[_NormWeights] = []
-        self.is_merged = False  # whether recorded passes use them
+        self.is_merged = False  # True: recorded passes use the merged operators
 
     def _layer(self, module: Any, cache: torch.Tensor, form: Form) -> _Layer:
+        """Return a layer that uses the model's own weights."""
         attention, mlp = module.self_attn, module.mlp
         return _Layer(
             module=module,
@@ -162,7 +168,7 @@ class FusedBackend(Recordable):
         )
 
     def _whole(self, head: Product) -> Product:
-        """The logits of all words, of a head that may know only those of this rank."""
+        """Return the output matrix's product with all ranks' logits joined, [n, V]."""
         return joined(head, self._rank, self._vocab_size)
 
     def _head_norm(self, attention: Any, form: Form) -> Product | None:
@@ -172,7 +178,7 @@ class FusedBackend(Recordable):
         return rms_norm(weights, float(attention.q_norm.variance_epsilon), form)
 
     def _head_weights(self, attention: Any) -> torch.Tensor | None:
-        """[heads + kv_heads, dim] of the norms of queries and keys, if there are any."""
+        """Return the weights [heads + kv_heads, dim] of the norms of queries and keys, or None."""
         if not hasattr(attention, "q_norm"):
             return None
         q, k = attention.q_norm.weight, attention.k_norm.weight
@@ -180,7 +186,10 @@ class FusedBackend(Recordable):
         return torch.cat(weights).detach()
 
     def packed(self) -> "FusedBackend":
-        """The same with weights of its own over the same cache; the model stays as it is."""
+        """Return a copy of this backend with packed weights and the same cache.
+
+        The model's own weights stay as they are.
+        """
         twin = copy(self)
         twin._attention = self._attention.twin()
         twin._layers = [replace(layer) for layer in self._layers]
@@ -188,17 +197,19 @@ class FusedBackend(Recordable):
         twin._choose_forms()
         return twin
 
-    def take_over(self, *, timed: bool = True) -> None:
-        """Replace the model's weights by this backend's own; the model cannot be run any more.
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
+        """Replace the model's weights by repacked ones; the model's own forward cannot run after.
 
-        One matrix at a time, so that memory holds the weights once and a few matrices twice. Tied
-        embeddings stay, if the head is packed beside it. `timed` as in `Backend.take_over`.
+        Works one matrix at a time, so that memory holds all weights once and a few matrices twice.
+        Tied embeddings stay beside the packed output matrix. `timed` as in `Backend.take_over`.
         """
+        del say
         self._take_over(Packer(timed=timed), leave=False)
         if timed and self._device.type == "cpu":
             self._choose_forms()
 
     def _take_over(self, packer: Packer, *, leave: bool) -> None:
+        """Repack all matrices; `leave` True keeps the model's own weights too."""
         for layer in self._layers:
             module = layer.module
             layer.qkv = packer.take(qkv_of(module), leave=leave)
@@ -212,12 +223,12 @@ class FusedBackend(Recordable):
         self._head = self._whole(packer.take([self._head_module], leave=leave or tied))
 
     def _choose_forms(self) -> None:
-        """Find the fastest forms of what is no product."""
+        """Choose the fastest forms of attention and norms, by timing."""
         self._attention.choose_forms()
         self._choose_norms()
 
     def _choose_norms(self) -> None:
-        """Find the fastest form of the norms, for one row: most passes have no more."""
+        """Choose the fastest form of the norms, timed for one row, as most passes have."""
         row, last = self._embeddings[:1], self._last_norm_module
         found = quickest({name: _norm(last, form) for name, form in FORMS.items()}, row)
         form = FORMS[self.decide(found, tuple(FORMS))]
@@ -253,7 +264,7 @@ class FusedBackend(Recordable):
     def compute_recorded(
         self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
     ) -> Output:
-        """See `Recordable.compute_recorded`; there is a room for the shape (`make_rooms`).
+        """See `Recordable.compute_recorded`; `make_rooms` must have been called for the shape.
 
         mask  None: attention is split over the keys (`make_split`)
         """
@@ -273,7 +284,7 @@ class FusedBackend(Recordable):
         keep: torch.Tensor | None = None,
         layers: Layers = (),
     ) -> Output:
-        """The pass itself, once everything is on the device.
+        """Run a pass whose inputs are all on the device; return logits and features.
 
         rows, spans  as in `Backend.forward`, but on the device
         mask  [1, 1, n, num_visible], added to the scores
@@ -291,6 +302,7 @@ class FusedBackend(Recordable):
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
+        """Run a pass with the operators one by one."""
         ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
@@ -298,7 +310,7 @@ class FusedBackend(Recordable):
         states: dict[int, torch.Tensor] = {}
         for number, (layer, seen) in enumerate(zip(self._layers, step.plan.seen, strict=True)):
             if number in layers:
-                states[number] = hidden.clone()  # which grows in place
+                states[number] = hidden.clone()  # `hidden` changes in place below
             hidden += layer.out(self._attend(layer, layer.before_attention(hidden), seen, step))
             gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, dim=-1)
             hidden += layer.down(F.silu(gate).mul_(up))
@@ -309,7 +321,7 @@ class FusedBackend(Recordable):
             hidden = hidden.index_select(0, send(keep, self._device))
         if not len(hidden):  # the packed head takes no empty rows
             return Output(hidden.new_empty(0, self._vocab_size), features)
-        if LAST not in layers:  # only of the rows that are asked for
+        if LAST not in layers:  # norm only the rows whose logits are wanted
             hidden = self._last_norm(hidden)
         return Output(self._head(hidden), features)
 
@@ -324,7 +336,7 @@ class FusedBackend(Recordable):
     def _attend(
         self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _FusedPass
     ) -> torch.Tensor:
-        """Write keys and values of the pass; return the heads' outputs [n, heads * dim]."""
+        """Write the pass's keys and values; return attention's outputs [n, heads * dim]."""
         self._turn_and_write(layer.qkv(hidden), layer.head_norm, layer.cache, step)
         return self._attention.attend(step.plan, seen)
 
@@ -335,7 +347,10 @@ class FusedBackend(Recordable):
         cache: torch.Tensor,
         step: _FusedPass,
     ) -> None:
-        """Leave the queries in the memory of the pass, keys and values also in the cache."""
+        """Norm and rotate queries and keys in the pass's memory; write keys and values to `cache`.
+
+        qkv  [n, (heads + 2 kv_heads) * dim]: queries, keys and values
+        """
         made = step.made
         made.heads.copy_(qkv)
         if head_norm is not None:
@@ -347,11 +362,11 @@ class FusedBackend(Recordable):
     def _compute_merged(
         self, rows: torch.Tensor, shape: Shape, plan: Plan, layers: Layers
     ) -> Output:
-        """What `_compute` does, with the small operators of a layer merged; all logits."""
+        """Run a pass like `_compute`, with merged small operators; return logits of all rows."""
         small = self._small
         assert small is not None
         assert shape in small.made, f"no programs for passes of {shape}"
-        # Made here, in inference mode: for tensors of another kind programs would be made anew.
+        # Cloned here, in inference mode: other tensors would make the programs compile anew.
         ids, positions, slots = rows[:3].clone().unbind()
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
@@ -375,11 +390,12 @@ class FusedBackend(Recordable):
     def make_merged(self, shapes: Iterable[Shape]) -> None:
         """Compile merged operators for recorded passes of these shapes, and check them.
 
-        There is a room for each (`make_rooms`). Which form is used, `is_merged` says. Overwrites
-        the first layer's cache: only before a session.
+        `make_rooms` must have been called for the shapes. The merged operators are used only while
+        `is_merged` is True. Overwrites the first layer's cache, so call it before any text is
+        opened.
 
         Raises:
-            ModelError: they cannot be compiled here, or give other numbers.
+            ModelError: the operators cannot be compiled here, or give other numbers.
         """
         epsilons = {float(norm.variance_epsilon) for norm in self._norms()}
         if len(epsilons) > 1:
@@ -397,6 +413,7 @@ class FusedBackend(Recordable):
         self._small = small
 
     def _norms(self) -> list[Any]:
+        """Return all norm layers of the model."""
         modules = [self._last_norm_module]
         for layer in self._layers:
             attention = layer.module.self_attn
@@ -405,6 +422,7 @@ class FusedBackend(Recordable):
         return modules
 
     def _weights_of_norms(self) -> list[_NormWeights]:
+        """Return each layer's norm weights for the merged operators."""
         modules = [layer.module for layer in self._layers]
         after = [*(module.input_layernorm for module in modules[1:]), self._last_norm_module]
         found = []
@@ -417,14 +435,14 @@ class FusedBackend(Recordable):
         return found
 
     def _trial(self, shape: Shape) -> Trial:
-        """Random inputs of the merged operators, for passes of a shape."""
+        """Return random inputs for checking the merged operators in passes of a shape."""
         layer, weights, count = self._layers[0], self._norm_weights[0], shape[0] * shape[1]
         random = torch.Generator().manual_seed(count)
 
         def some(*size: int) -> torch.Tensor:
             return torch.randn(size, generator=random).to(self._embeddings)
 
-        # Tensors of inference mode are another kind to a compiler. Weights are not of it.
+        # To a compiler, tensors made in inference mode are of another kind; weights are not.
         weight = some(self._embeddings.shape[1])
         heads = None if weights.heads is None else some(*weights.heads.shape)
         with torch.inference_mode():
@@ -446,7 +464,7 @@ class FusedBackend(Recordable):
             )
 
     def _one_by_one(self, shape: Shape, epsilon: float, trial: Trial) -> torch.Tensor:
-        """What `turn_and_write` does, with the operators that are not merged."""
+        """Do what `turn_and_write` does, with single operators; return the queries."""
         room, norm = self._attention.room(shape), None
         if trial.weights is not None:
             norm = rms_norm(trial.weights[: -self._num_kv_heads], epsilon, at_once)
@@ -477,7 +495,7 @@ class FusedBackend(Recordable):
 
 
 def why_not_fused(model: Any) -> str | None:
-    """Return what of `model` this backend does not cover, or None."""
+    """Return what this backend lacks to run `model`, worded to follow "has no", or None."""
     config = model.config
     if config.model_type not in FAMILIES:
         return f"forward for {config.model_type}"
@@ -493,15 +511,16 @@ def why_not_fused(model: Any) -> str | None:
 
 
 def qkv_of(module: Any) -> list[torch.nn.Linear]:
-    """Return the projections of a layer whose outputs lie side by side, in their order."""
+    """Return a layer's query, key and value projections, in the order of their joined outputs."""
     attention = module.self_attn
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
 def _rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Tensor:
-    """Return [2, positions, 1, dim]: cosines, and sines that are negative in their first half.
+    """Return the rotary embedding's tables [2, positions, 1, dim], in the model's dtype.
 
-    They come from the model's own rotary embedding, whatever its scaling, in the model's type.
+    The first is the cosines, the second the sines, negative in their first half. They come from the
+    model's own rotary embedding, whatever its scaling.
     """
     positions = torch.arange(num_positions, device=loaded.device)
     with torch.inference_mode():
@@ -512,5 +531,5 @@ def _rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Ten
 
 
 def _norm(module: Any, form: Form) -> Product:
-    """Return the norm of one of the model's norm layers."""
+    """Return one of the model's norm layers as a function, computed in the given form."""
     return rms_norm(module.weight.detach(), float(module.variance_epsilon), form)

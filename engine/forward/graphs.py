@@ -1,40 +1,41 @@
-"""The backend for GPUs: passes of another backend, captured as CUDA graphs of a few shapes.
+"""The backend for GPUs: passes of another backend, recorded as CUDA graphs of a few shapes.
 
-A decode pass of a small model is a few hundred kernels of some microseconds each, and to launch one
-takes the host as long. A graph launches all of them at once. It is a recording: the same kernels on
-the same addresses. So a pass is filled up to one of a few numbers of lanes, rows and slots, its
-integers are copied to where the recording reads them, and the mask is made of them on the device;
-what the host does and sends does not grow with the context. Where its lanes begin is found there
-too, from the slots that its rows are written to: a recording serves any lanes.
+A decode pass of a small model is a few hundred kernels of some microseconds each, and launching one
+takes the host as long. A CUDA graph launches all of them at once. It is a recording: the same
+kernels on the same addresses. So a pass is padded to one of a few numbers of lanes, rows and slots,
+its integers are copied to the address where the recording reads them, and the mask is computed from
+them on the device. What the host does and sends does not grow with the context. Where the lanes
+begin is computed on the device too, from the slots that the rows are written to, so a recording
+serves any lanes.
 
-A shape is recorded when it first comes, at load for all that are common, and once more for passes
-that hand out the hidden states that are said at load. Passes of other shapes, or for other hidden
-states, run kernel by kernel, prefills among them. What a decode pass loses in that way is counted,
-and so is every recording that is made after load: a text waits for it. Chains of steps are recorded
-at load alone.
+Everything is recorded at load: passes of each shape at each length, and chains of steps. They
+return the hidden states named at load, whether these are wanted or not. Nothing is recorded later,
+because a text would wait for it; if it happens all the same, it is counted and logged. Passes of
+other shapes or for other hidden states, prefills among them, run kernel by kernel; decode passes
+that do so are counted.
 
-With a mask, each length needs a recording of its own, and where there are several lanes the keys
-and values of those of a pass are copied together first. Where attention is split over the keys
-(`flex_attention.py`), one recording serves all lengths, and nothing is copied: from how many slots
-on it does so is timed at load.
+With a mask, each length needs its own recording, and if there are several lanes, the keys and
+values of a pass's lanes are first copied together. If attention is split over the keys
+(`flex_attention.py`), one recording serves all lengths, and nothing is copied; from how many slots
+on that is faster is timed at load.
 
-The small operators of a layer are merged into few kernels (`small_operators.py`) where a recording
+The small operators of a layer are merged into few kernels (`small_operators.py`) if a recording
 with them is right and faster, which is tried at load.
 
-Recorded is the fused forward where it covers the model, else transformers' own over the slot cache.
-That one always has a mask, and lanes are its batch. Whether a family's modules can be recorded is
-tried first: whatever makes the host wait for a number, as a loop over the experts that were hit,
-raises there, before anything is captured.
+The backend that is recorded is the fused forward if it can run the model, else transformers' own
+over the slot cache. The latter always uses a mask, and lanes are its batch dimension. Whether a
+family's modules can be recorded is tested before anything is recorded: code that makes the host
+wait for a number (such as a loop over the experts that were chosen) raises an error in that test.
 
-What a recording writes to is never given back as long as it lives: rooms (`lane_attention.py`), one
-memory for the logits of all passes, one for their features. Logits are float32 and lie there until
-the next pass, so that a choice can be a recording that reads them where they are.
+The memory that a recording writes to is never freed as long as it exists: rooms
+(`lane_attention.py`), one buffer for the logits of all passes, and one for their features. Logits
+are float32 and stay there until the next pass, so that a recorded choice can read them in place.
 """
 
 import logging
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import torch
@@ -44,7 +45,7 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import NUM_SETTINGS, Choice, capture_on
 from engine.choice.logit_graphs import Captures, Compute, Record
 from engine.device import Inbox, refusing_to_wait, send
-from engine.errors import ModelError, OutOfMemory, kind_of
+from engine.errors import ModelError, OutOfMemory, kind_of, lacks_memory
 from engine.forward.flex_attention import (
     EVERY_LENGTH,
     SPLIT_DEVICES,
@@ -58,14 +59,16 @@ from engine.forward.forward import (
     Layers,
     Output,
     Recordable,
+    Say,
     Shape,
     Spans,
+    silent,
 )
 from engine.forward.fused import FusedBackend, why_not_fused
 from engine.forward.masks import from_words
 from engine.forward.operators import quickest
 from engine.forward.small_operators import MERGED_DEVICES
-from engine.layout.slots import LaneLayout, Span, lane_counts
+from engine.layout.slots import SLOT_STEP, LaneLayout, Span, lane_counts
 from engine.tensor_parallel.group import before_parting
 from engine.tensor_parallel.split import all_agree
 
@@ -73,15 +76,18 @@ logger = logging.getLogger(__name__)
 
 FEWEST_SLOTS = 256
 RECORDED_DEVICES = ("cuda",)
-COMPILING_DEVICES = ("cuda",)  # where programs of torch.compile run within recordings
-_OPERATORS = _ONE_BY_ONE, _MERGED = "one by one", "merged"  # how passes have the small ones
-# What torch, transformers and libraries of kernels raise where a pass cannot be recorded.
+COMPILING_DEVICES = ("cuda",)  # devices on which recordings contain programs of torch.compile
+_OPERATORS = _ONE_BY_ONE, _MERGED = "one by one", "merged"  # forms of the small operators
+# Errors of torch, transformers and libraries of kernels if a pass cannot be recorded.
 _CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
-_NUM_WARM = 2  # runs before a recording: libraries allocate their workspaces in the first
+# Number of runs before the first recording of a shape, in which libraries allocate workspaces and
+# kernels are loaded or compiled. Recordings at other lengths use the same kernels.
+_NUM_WARM = 2
+_LAST_NEAR = 1024  # slots: from here on the lengths of recordings double
 
 
 class GraphBackend(Backend):
-    """See `Backend`."""
+    """Backend for GPUs that replays decode passes from CUDA graphs; see `Backend`."""
 
     name = "graphs"
     is_captured = True
@@ -93,11 +99,13 @@ class GraphBackend(Backend):
         row_counts: Sequence[int],
         layers: Layers = (),
     ) -> None:
-        """Record nothing yet.
+        """Allocate cache and buffers, without recording anything yet.
 
-        layers  whose hidden states recordings hand out
+        row_counts  numbers of rows per lane for which passes are recorded, ascending
+        layers  layers whose hidden states recordings return
 
-        Raises ModelError if passes of the model cannot be recorded on its device.
+        Raises:
+            ModelError: passes of the model cannot be recorded on its device.
         """
         check_recordable(loaded.device)
         is_fused = why_not_fused(loaded.model) is None
@@ -112,21 +120,23 @@ class GraphBackend(Backend):
         self._lanes = lanes
         counts = lane_counts(lanes.count)
         self._shapes = dict.fromkeys((count, n) for count in counts for n in self.row_counts)
-        # In inference mode, as passes are. Other tensors are another kind to a compiler: it would
-        # make every program of `make_split` once more when a recording first runs it.
+        # In inference mode, like passes. To a compiler other tensors are of another kind: every
+        # program of `make_split` would be compiled again when a recording first runs it.
         with torch.inference_mode(self._device.type in COMPILING_DEVICES):
             self._inner.make_rooms(self._shapes)
-        # The int: visible slots, or EVERY_LENGTH where attention is split over the keys. As many as
-        # there are shapes and lengths (`captured_len`); twice, with hidden states and without.
-        self._recorded: dict[tuple[Shape, int, Layers], Compute] = {}
+        # (shape, visible slots) -> recording. The slots are EVERY_LENGTH if attention is split over
+        # the keys; else there is one for each shape and length (`captured_len`).
+        self._recorded: dict[tuple[Shape, int], Compute] = {}
+        self._warm: set[Hashable] = set()  # kernels that have run before a recording (`_is_warm`)
         self._layers = layers
-        # Where all recordings leave them: no recording uses it as scratch.
+        # Buffers that all recordings write their results to; none uses them for anything else.
         most_rows = lanes.count * max(self.row_counts, default=0)
         self._features = self._inner.empty_features(most_rows, layers)
         self._logits = torch.empty(most_rows, loaded.vocab_size, device=loaded.device)
-        # By steps, visible slots as above, and what is chosen after each; made at load alone.
+        # (number of steps, visible slots as above, choice after each) -> chain; made only at load.
         self._chains: dict[tuple[int, int, Choice], Compute] = {}
-        self._split_from: dict[Shape, int] = {}  # visible slots
+        # Shape -> the number of visible slots from which on attention is split over the keys.
+        self._split_from: dict[Shape, int] = {}
         self._record = self._recorder()
         if self._rank is not None:
             before_parting(self.forget)
@@ -134,7 +144,10 @@ class GraphBackend(Backend):
             self._try_out(self._inner)
 
     def _try_out(self, inner: HuggingFaceBackend) -> None:
-        """Raise ModelError if passes make the host wait; experts may get another form for that."""
+        """Raise ModelError if passes make the host wait for the GPU, and so cannot be recorded.
+
+        If the usual experts do, the ones for recordings (`experts.py`) are tried.
+        """
         why = self._why_it_waits()
         if why is not None and inner.experts:
             inner.experts.is_used = True
@@ -146,34 +159,39 @@ class GraphBackend(Backend):
             )
 
     def _why_it_waits(self) -> str | None:
-        """What keeps the smallest or the largest pass from being recorded, on this or any rank.
+        """Return why the smallest or the largest pass cannot be recorded, on any rank; else None.
 
-        Nothing is captured for that: a capture that fails may leave more behind than a pass.
+        Nothing is recorded for the test, because a failed capture may leave the process in a worse
+        state than a failed pass.
         """
-        failed: Exception | None = None
-        try:
-            with torch.inference_mode():
-                for shape in {min(self._shapes), max(self._shapes)} if self._shapes else ():
+        for shape in sorted({min(self._shapes), max(self._shapes)} if self._shapes else ()):
+            failed: Exception | None = None
+            try:
+                with torch.inference_mode():
                     rows = send(_first_rows(shape, self._lanes), self._device)
                     num_visible = min(FEWEST_SLOTS, self._lanes.num_slots)
-                    # The first time libraries may prepare what they need.
+                    # Libraries may allocate and wait in the first run.
                     self._compute(rows, shape, num_visible, self._layers)
                     with refusing_to_wait():
                         self._compute(rows, shape, num_visible, self._layers)
-        except _CANNOT as error:
-            failed = error
-        self.wipe(0, self._lanes.total)
-        if all_agree(failed, self._rank, self._device):
-            return None
-        return "it fails on another rank" if failed is None else one_line(failed)
+            except _CANNOT as error:
+                failed = error
+            self.wipe(0, self._lanes.total)
+            # Agree after each shape: a rank that failed cannot add up results with the others.
+            if not all_agree(failed, self._rank, self._device):
+                return "it fails on another rank" if failed is None else one_line(failed)
+        return None
 
     def _recorder(self) -> Record:
-        """What makes recordings, of choices too; those after load are counted."""
-        make = recorder(self._device)
-        ours = weakref.ref(self)  # what keeps the recorder for choices does not keep the weights
+        """Return a function that makes recordings, and register it for recording choices.
 
-        def record(compute: Compute, rows: torch.Tensor) -> Compute:
-            recorded = make(compute, rows)
+        Recordings made after load are counted.
+        """
+        make = recorder(self._device)
+        ours = weakref.ref(self)  # so that the registered function does not keep the weights alive
+
+        def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
+            recorded = make(compute, rows, is_warm=is_warm)
             backend = ours()
             if backend is not None and not backend.is_loading:
                 backend.num_late += 1
@@ -187,22 +205,23 @@ class GraphBackend(Backend):
         """Drop all recordings."""
         self._recorded.clear()
         self._chains.clear()
+        self._warm.clear()
 
-    def take_over(self, *, timed: bool = True) -> None:
-        """See `Backend.take_over`. What was recorded reads weights that are no more."""
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
+        """See `Backend.take_over`. Drops all recordings, because they read the old weights."""
         self.forget()
-        # A pool whose graphs have gone is not used again.
+        # A memory pool whose graphs are gone must not be used again.
         self._record = self._recorder()
         self._inner.take_over(timed=timed)
-        # A pass without a recording has the small operators one by one, and other last bits.
+        # Only if `timed`: a pass without a recording uses single operators, with other last bits.
         can_merge = timed and self._shapes and self._device.type in MERGED_DEVICES
         if self._fused is not None and can_merge:
             self._choose_operators(self._fused)
         kept = set(self._recorded)
-        # How keys are shared out depends on how many there are, and so do a row's last bits.
+        # Only if `timed`: the split of the keys, and so a row's last bits, depends on their number.
         can_split = timed and self.row_counts and self._device.type in SPLIT_DEVICES
         if self._fused is not None and can_split:
-            capacity = self._lanes.num_slots - max(self.row_counts)
+            capacity = (self._lanes.num_slots - max(self.row_counts)) // SLOT_STEP * SLOT_STEP
             with torch.inference_mode():
                 self._split_from = find_splits(
                     self._make_split,
@@ -210,21 +229,20 @@ class GraphBackend(Backend):
                     self._lanes,
                     self._shapes,
                     capacity,
-                    self._fused.decide,  # or ranks would meet in different recordings
+                    say,
+                    self._fused.decide,  # all ranks must choose the same
                 )
-            # Those with a mask were for comparison; the executor's `warm_up` makes what is needed.
+            # Drop the masked recordings made for timing; the executor's `warm_up` makes those that
+            # are needed.
             self._recorded = {
                 key: recorded
                 for key, recorded in self._recorded.items()
                 if (key[1] == EVERY_LENGTH and key[0] in self._split_from)
-                or (key in kept and self._length(*key[:2]) == key[1])
+                or (key in kept and self._length(*key) == key[1])
             }
 
     def _choose_operators(self, fused: FusedBackend) -> None:
-        """Merge the small operators of a layer if that is right, and faster: timed for one shape.
-
-        What one of several ranks cannot do none does.
-        """
+        """Use merged small operators if they are right on all ranks and faster for one shape."""
         shape = min(self._shapes)
         spans = tuple(Span(self._lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
         num_visible = min(FEWEST_SLOTS, self._lanes.num_slots)
@@ -234,7 +252,7 @@ class GraphBackend(Backend):
         def record(name: str) -> None:
             fused.is_merged = name == _MERGED
             with torch.inference_mode():
-                made[name] = self._recording(rows, shape, num_visible, ())
+                made[name] = self._recording(rows, shape, num_visible)
 
         for step in (partial(fused.make_merged, self._shapes), partial(record, _MERGED)):
             why = None
@@ -251,11 +269,11 @@ class GraphBackend(Backend):
         forms = {name: partial(run_to_end, made[name]) for name in _OPERATORS}
         name = fused.decide(quickest(forms, rows), _OPERATORS)
         fused.is_merged = name == _MERGED
-        self._recorded[shape, num_visible, ()] = made[name]
+        self._recorded[shape, num_visible] = made[name]
         logger.info("%s: the small operators of a layer are %s", self._name, name)
 
     def _make_split(self, shape: Shape) -> None:
-        """See `LaneAttention.make_split`. What one of several ranks cannot do none does."""
+        """See `LaneAttention.make_split`. Raises ModelError on all ranks if one rank cannot."""
         assert self._fused is not None
         why = None
         try:
@@ -278,25 +296,24 @@ class GraphBackend(Backend):
         with torch.inference_mode():
             shape = len(spans), spans[0].num_rows
             is_shape = keep is None and shape in self._shapes and _are_alike(spans)
-            if not is_shape or layers not in ((), self._layers):
+            length = self._length(shape, num_visible)
+            is_recorded = self.is_loading or (shape, length) in self._recorded
+            if not (is_shape and is_recorded and layers in ((), self._layers)):
                 self.num_uncaptured += is_shape and not self.is_loading
                 return self._inner.forward(
                     rows, spans, num_visible=num_visible, keep=keep, layers=layers
                 )
-            length = self._length(shape, num_visible)
-            logits = self._captured(shape, rows, length, layers)(rows)
+            logits = self._captured(shape, rows, length)(rows)
             return Output(logits, self._features[: rows.shape[1]] if layers else None)
 
     def _length(self, shape: Shape, num_visible: int) -> int:
-        """EVERY_LENGTH where attention is split over the keys, else the visible slots."""
+        """Return EVERY_LENGTH if attention is split over the keys, else the visible slots."""
         is_split = num_visible >= self._split_from.get(shape, math.inf)
         return EVERY_LENGTH if is_split else num_visible
 
-    def _captured(
-        self, shape: Shape, rows: torch.Tensor, num_visible: int, layers: Layers = ()
-    ) -> Compute:
-        """Return the recording of passes of this shape, which is made if there is none."""
-        key = shape, num_visible, layers
+    def _captured(self, shape: Shape, rows: torch.Tensor, num_visible: int) -> Compute:
+        """Return the recording of passes of this shape; make it if there is none."""
+        key = shape, num_visible
         if key not in self._recorded:
             self._recorded[key] = self._recording(rows, *key)
         return self._recorded[key]
@@ -306,7 +323,7 @@ class GraphBackend(Backend):
         return (num_steps, self._length((1, 1), num_visible), choice) in self._chains
 
     def chain(self, steps: torch.Tensor, *, num_visible: int, choice: Choice) -> torch.Tensor:
-        """See `Backend.chain`: the steps are one recording, and no token of them is waited for."""
+        """See `Backend.chain`: all steps are one recording, so the host waits for no token."""
         with torch.inference_mode():
             length = self._length((1, 1), num_visible)
             key = steps.shape[1] - NUM_SETTINGS, length, choice
@@ -316,14 +333,16 @@ class GraphBackend(Backend):
                 def compute(there: torch.Tensor) -> torch.Tensor:
                     return self._steps(there, length, choice)
 
+                is_warm = self._is_warm((choice, length == EVERY_LENGTH))
                 try:
-                    self._chains[key] = self._record(compute, steps)
+                    self._chains[key] = self._record(compute, steps, is_warm=is_warm)
                 except RuntimeError as error:
                     logger.info("%s: a chain is not recorded: %s", self._name, one_line(error))
                     return compute(send(steps, self._device))
             return self._chains[key](steps)
 
     def _steps(self, steps: torch.Tensor, num_visible: int, choice: Choice) -> torch.Tensor:
+        """Compute a chain of steps on the device; arguments and result as in `Backend.chain`."""
         num_steps = steps.shape[1] - NUM_SETTINGS
         ids, rest, inputs = steps[:1, :1], steps[1:5], steps[5]
         found = []
@@ -335,23 +354,25 @@ class GraphBackend(Backend):
             ids = found[-1][:, :1].long()
         return torch.cat(found)
 
-    def _recording(
-        self, rows: torch.Tensor, shape: Shape, num_visible: int, layers: Layers
-    ) -> Compute:
-        self.num_uncaptured += not self.is_loading
+    def _recording(self, rows: torch.Tensor, shape: Shape, num_visible: int) -> Compute:
+        """Return a recording of passes of this shape; it writes features and returns logits.
+
+        Raises:
+            ModelError: the pass cannot be recorded, or there is no memory for it.
+        """
         logits, features = self._logits[: rows.shape[1]], self._features[: rows.shape[1]]
 
         def compute(there: torch.Tensor) -> torch.Tensor:
-            out = self._compute(there, shape, num_visible, layers)
+            out = self._compute(there, shape, num_visible, self._layers)
             if out.features is not None:
                 features.copy_(out.features)
             return logits.copy_(out.logits)
 
+        is_merged = self._fused is not None and self._fused.is_merged
+        is_warm = self._is_warm((shape, num_visible == EVERY_LENGTH, is_merged))
         try:
-            return self._record(compute, rows)
+            return self._record(compute, rows, is_warm=is_warm)
         except RuntimeError as error:
-            if not self.is_loading:
-                return self._unrecorded(compute)
             if kind_of(error) is OutOfMemory:
                 raise OutOfMemory(
                     f"{self._name}: no memory to capture passes as CUDA graphs "
@@ -362,18 +383,16 @@ class GraphBackend(Backend):
                 f"({one_line(error)}); use the backend {self._inner.name}"
             ) from error
 
-    def _unrecorded(self, compute: Compute) -> Compute:
-        """What takes the place of a recording that failed in the middle of a text."""
-
-        def run(rows: torch.Tensor) -> torch.Tensor:
-            self.num_uncaptured += 1
-            return compute(send(rows, self._device))
-
-        return run
+    def _is_warm(self, kernels: Hashable) -> bool:
+        """Return True if this was called for these kernels before: then they have run."""
+        was_asked = kernels in self._warm
+        self._warm.add(kernels)
+        return was_asked
 
     def _compute(
         self, rows: torch.Tensor, shape: Shape, num_visible: int, layers: Layers = ()
     ) -> Output:
+        """Compute a pass on the device, in the form that is recorded."""
         split = num_visible == EVERY_LENGTH
         mask = None if split else from_words(rows[3:], num_visible, self._dtype)
         return self._inner.compute_recorded(rows, shape, mask, layers)
@@ -396,7 +415,7 @@ class GraphBackend(Backend):
 
 
 def _first_rows(shape: Shape, lanes: LaneLayout) -> torch.Tensor:
-    """A chain at the start of each of the first lanes, as in `Backend.forward`."""
+    """Return the rows [5, lanes * n] of a chain at the start of each of the first lanes."""
     num_lanes, num_rows = shape
     where = torch.arange(num_rows)
     zeros, bits = torch.zeros_like(where), (2 << where) - 1
@@ -406,18 +425,24 @@ def _first_rows(shape: Shape, lanes: LaneLayout) -> torch.Tensor:
 
 
 def _are_alike(spans: Spans) -> bool:
+    """True if all lanes have equally many rows."""
     return all(span.num_rows == spans[0].num_rows for span in spans)
 
 
 def captured_len(needed: int) -> int:
-    """Return how many slots a pass covers that needs so many: 256, 384, 512, 768, 1024, ...
+    """Return how many slots a recorded pass covers that needs `needed`: 256, 384, 512, 768, ...
 
-    At most a third of them for nothing, and a text of 32,000 tokens sees fifteen sizes.
+    From 1,024 on the sizes double: a text of 32,000 tokens meets ten sizes. From 257 to 1,024
+    slots, where attention is mostly not split over the keys, at most a third is wasted; beyond that
+    at most half, where attention is not split.
     """
     size = FEWEST_SLOTS
     while size < needed:
         is_power = size & (size - 1) == 0
-        size = size * 3 // 2 if is_power else size * 4 // 3
+        if size >= _LAST_NEAR:
+            size *= 2
+        else:
+            size = size * 3 // 2 if is_power else size * 4 // 3
     return size
 
 
@@ -428,12 +453,12 @@ def check_recordable(device: torch.device) -> None:
 
 
 def recorder(device: torch.device) -> Record:
-    """Return what records CUDA graphs on `device`, all in one pool of memory."""
+    """Return a function that records CUDA graphs on `device`, all in one memory pool."""
     pool = torch.cuda.graph_pool_handle()
-    # One for all: the libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
+    # One stream for all: libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+    def capture(compute: Compute, rows: torch.Tensor, num_warm: int) -> Compute:
         inbox = Inbox(rows, device)
         there = inbox.there
         graph = torch.cuda.CUDAGraph()
@@ -441,9 +466,9 @@ def recorder(device: torch.device) -> Record:
         try:
             side.wait_stream(stream)
             with torch.cuda.stream(side):
-                for _ in range(_NUM_WARM):
+                for _ in range(num_warm):
                     compute(there)
-            # Other threads of the process may do what a capture of this one must not.
+            # "thread_local": other threads may make calls that are forbidden during a capture.
             with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 result = compute(there)
         finally:
@@ -457,5 +482,16 @@ def recorder(device: torch.device) -> Record:
             return result
 
         return replay
+
+    def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
+        if is_warm:
+            try:
+                return capture(compute, rows, 0)
+            except RuntimeError as error:
+                if lacks_memory(error):
+                    raise
+                # A library may have chosen another kernel, which must be prepared by a run first.
+                logger.info("recorded at the second try: %s", one_line(error))
+        return capture(compute, rows, _NUM_WARM)
 
     return record

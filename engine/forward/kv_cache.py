@@ -1,9 +1,9 @@
-"""Keys and values of all lanes in preallocated slots, as transformers' `Cache` sees them.
+"""KV cache of all lanes in preallocated slots, with the interface of transformers' `Cache`.
 
-Owns the memory. Which slot holds what is decided elsewhere (`slots.py`); which slots a row may see
-is the mask's business (`forward.py`). A slot that nobody may see still takes part in the arithmetic
-with weight zero, so it must hold finite numbers (zero times NaN is NaN): the buffers start as
-zeros, and what a row has written that was not finite is wiped (`not_finite.py`).
+Owns the memory. Which slot holds which token is decided in `slots.py`, and which slots a row sees
+by the mask (`masks.py`). A hidden slot still takes part in the arithmetic with weight zero, so it
+must hold finite numbers (zero times NaN is NaN): the buffers start as zeros, and rows that are not
+finite are wiped (`not_finite.py`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,12 +21,12 @@ _Kind = tuple[int, int, torch.dtype]  # heads, dim, dtype
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The slots of a pass of several lanes; tensors on the cache's device.
+    """The slots that a pass of several lanes writes and sees; tensors on the cache's device.
 
-    written    [num_lanes * n] int64: where the rows go, lane by lane
-    num_lanes  that the pass has
-    picked     [num_lanes * num_visible] int64: the slots that it sees, which are copied out of the
-               cache. None: the pass has all lanes there are, and sees them where they are
+    written    [num_lanes * n] int64: the slots that the rows are written to, lane by lane
+    num_lanes  number of lanes of the pass
+    picked     [num_lanes * num_visible] int64: the slots that the pass sees, which are copied out
+               of the cache. None: the pass has all lanes of the cache, and needs no copy
     """
 
     written: torch.Tensor
@@ -34,9 +34,9 @@ class Batch:
     picked: torch.Tensor | None
 
     def update(self, there: torch.Tensor, states: torch.Tensor, num_visible: int) -> torch.Tensor:
-        """Write the keys or values of a layer, and return those that the pass sees.
+        """Write a pass's keys (or values) of one layer; return those that the pass sees.
 
-        there   [heads, slots, dim]: all that the layer holds
+        there   [heads, slots, dim]: the layer's keys (or values) in the cache
         states  [num_lanes, heads, n, dim]: those of the pass
 
         Returns [num_lanes, heads, num_visible, dim].
@@ -51,11 +51,11 @@ class Batch:
 
 
 class SlotCache(Cache):
-    """All layers' keys and values, `capacity` slots each.
+    """KV cache of all layers, `capacity` slots each; passed to transformers' models.
 
-    Tensors of one shape share one buffer `[num, 1, heads, capacity, dim]`: in most models that is a
-    single buffer with keys and values of layer l at 2 l and 2 l + 1, so a `Move` is one gather and
-    one scatter. (Subclassing is what transformers asks of a cache.)
+    Tensors of one shape share one buffer [num, 1, heads, capacity, dim]: in most models a single
+    buffer with the keys and values of layer l at 2 l and 2 l + 1, so that a `Move` is one gather
+    and one scatter. (It is a subclass because transformers requires that.)
     """
 
     def __init__(self, model: Any, capacity: int, device: torch.device) -> None:
@@ -68,12 +68,12 @@ class SlotCache(Cache):
             self.buffers[heads, dim, dtype] = torch.zeros(
                 (count, 1, heads, capacity, dim), dtype=dtype, device=device
             )
-        # What the layers must know of the pass that is running; set by `begin` or `begin_lanes`.
+        # Properties of the running pass that the layers use; set by `begin` or `begin_lanes`.
         self.num_visible = capacity
         self.first_slot: int | None = None
         self.slots = torch.empty(0, dtype=torch.int64, device=device)
         self.batch: Batch | None = None
-        self._shown = 0, capacity  # the slots that layers have views of: the first, how many
+        self._shown = 0, capacity  # the slots that the layers' views show: first slot, number
         views = {kind: iter(buffer) for kind, buffer in self.buffers.items()}
         self._slot_layers = [
             SlotLayer(self, next(views[keys]), next(views[values])) for keys, values in shapes
@@ -83,10 +83,11 @@ class SlotCache(Cache):
     def begin(
         self, slots: torch.Tensor, first_slot: int | None, lane_start: int, num_visible: int
     ) -> None:
-        """Say what the coming pass writes and sees.
+        """Set which slots the next pass writes and sees; for a pass of one lane.
 
-        slots        [n] int64 on the cache's device: where row j's key and value go
-        first_slot   if slots are consecutive, the first of them (a copy is then enough); else None
+        slots        [n] int64 on the cache's device: the slot that row j is written to
+        first_slot   if the slots are consecutive, the first one (a plain copy then suffices); else
+                     None
         lane_start   the first slot that the pass's mask covers
         num_visible  number of slots that it covers
         """
@@ -98,11 +99,12 @@ class SlotCache(Cache):
                 layer.show(lane_start, num_visible)
 
     def begin_lanes(self, slots: torch.Tensor, num_visible: int, lanes: LaneLayout) -> None:
-        """Say the same of a pass of several lanes, which are transformers' batch.
+        """Set which slots the next pass writes and sees; for a pass of several lanes.
 
-        Where the lanes begin is found on the device: a recording serves any lanes.
+        The lanes are transformers' batch dimension. Where they begin is computed on the device, so
+        that one recording (CUDA graph) serves any lanes.
 
-        slots        [lanes, n] int64 on the cache's device, as in `begin`
+        slots        [lanes, n] int64 on the cache's device: the slots that rows are written to
         num_visible  number of slots of each lane that the pass's mask covers, from its first on
         lanes        how the cache is divided
         """
@@ -121,7 +123,7 @@ class SlotCache(Cache):
         *_args: Any,
         **_kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write rows of layer `layer_idx`; return views of the visible slots."""
+        """Write a layer's keys and values of the pass; return (keys, values) of visible slots."""
         return self._slot_layers[layer_idx].update(key_states, value_states)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -131,12 +133,12 @@ class SlotCache(Cache):
             buffer.index_copy_(3, written, buffer.index_select(3, read))
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy `length` slots from `source` on to those from `target` on, which are others."""
+        """Copy `length` slots starting at `source` to those starting at `target`; no overlap."""
         for buffer in self.buffers.values():
             buffer.narrow(3, target, length).copy_(buffer.narrow(3, source, length))
 
     def wipe(self, first: int, length: int) -> None:
-        """Write zeros to `length` slots from `first` on."""
+        """Write zeros to `length` slots, starting at slot `first`."""
         for buffer in self.buffers.values():
             buffer.narrow(3, first, length).zero_()
 
@@ -153,7 +155,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_sliding = False
 
     def __init__(self, cache: SlotCache, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """`keys` and `values` are `[1, heads, capacity, dim]` views."""
+        """Make a layer of views `keys` and `values` [1, heads, capacity, dim] of the buffers."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.cache = cache
         self.keys = self._keys = keys
@@ -162,7 +164,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.show(0, keys.shape[2])
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values, [heads, capacity, dim]."""
+        """Return (keys, values) of all slots, [heads, capacity, dim] each."""
         return self._keys[0], self._values[0]
 
     def show(self, start: int, num_visible: int) -> None:
@@ -173,9 +175,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write `[1, heads, n, dim]` rows at the slots of the pass; return the visible slots.
+        """Write the pass's keys and values; return (keys, values) of the visible slots.
 
-        Of a pass of lanes both are `[lanes, heads, n, dim]`.
+        All are [1, heads, n or num_visible, dim]; in a pass of several lanes [lanes, heads, ...].
         """
         if (batch := self.cache.batch) is not None:
             num_visible = self.cache.num_visible
@@ -192,39 +194,39 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._seen
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the buffers exist from the start."""
+        """Do nothing: the buffers exist from the start."""
 
     def get_seq_length(self) -> int:
-        """Slots before the rows of the pass, for models that ask (positions are given)."""
+        """Return the number of slots before the pass's rows, for models that ask for it."""
         return max(self.cache.num_visible - int(self.cache.slots.shape[0]), 0)
 
     def get_max_length(self) -> int:
-        """Capacity in slots."""
+        """Return the capacity of the cache in slots."""
         return self.cache.capacity
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(slots that a mask covers, offset of the first)."""
+        """Return (number of slots that a mask covers, offset of the first one)."""
         del query_length
         return self.cache.num_visible, 0
 
 
 def first_slots(slots: torch.Tensor, num_slots: int) -> torch.Tensor:
-    """Return where the lanes begin that rows are written to, [lanes] int64 on their device.
+    """Return the first slot of each lane of a pass, [lanes] int64 on the device of `slots`.
 
-    slots      [lanes, n] int64: of each row
-    num_slots  of a lane
+    slots      [lanes, n] int64: the slots of the cache that the rows are written to
+    num_slots  number of slots of a lane
     """
     return slots[:, 0].div(num_slots, rounding_mode="floor") * num_slots
 
 
 def first_not_finite(parts: Iterable[torch.Tensor], first: int, length: int) -> int | None:
-    """Return the first of some slots with NaN or infinity in the first part that has any.
+    """Return where NaN or infinity occurs first: part index * length + slot; None if nowhere.
 
-    parts  [heads, slots, dim] each, lower layers first
-    first, length  which slots
+    The part is the lowest one with such a number, and the slot the lowest one in it, counted from
+    `first`. So the lowest of several ranks' results is the first of all.
 
-    The result is number of the part * length + slot (from `first` on), so that of the results of
-    several ranks the lowest is the first.
+    parts  keys or values [heads, slots, dim] of each layer, lower layers first
+    first, length  the slots to look at: [first, first + length)
     """
     for number, part in enumerate(parts):
         is_bad = part.narrow(1, first, length).isfinite().logical_not_().amax(dim=(0, 2))
@@ -234,15 +236,15 @@ def first_not_finite(parts: Iterable[torch.Tensor], first: int, length: int) -> 
 
 
 def slot_bytes(model: Any, device: torch.device) -> int:
-    """Return how much memory one token's keys and values take, over all layers."""
+    """Return the bytes that one token's keys and values take, over all layers."""
     shapes = _layer_shapes(model, device)
     return sum(heads * dim * dtype.itemsize for layer in shapes for heads, dim, dtype in layer)
 
 
 def _layer_shapes(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]:
-    """Return (keys' kind, values' kind) per layer, found by running one token.
+    """Return, per layer, (heads, dim, dtype) of its keys and of its values, by running one token.
 
-    Configurations do not tell: Falcon, for one, caches its shared keys once per query head.
+    A configuration does not tell: Falcon, for example, caches its shared keys once per query head.
     """
     cache = DynamicCache()
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
@@ -253,4 +255,5 @@ def _layer_shapes(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]
 
 
 def _kind_of(rows: torch.Tensor) -> _Kind:
+    """Return (heads, dim, dtype) of keys or values [1, heads, n, dim]."""
     return rows.shape[1], rows.shape[3], rows.dtype

@@ -1,13 +1,13 @@
-"""Attention of a pass over the lanes of one cache: which rows look where, all at once or in turn.
+"""Attention of a pass over one or several lanes (texts) of a cache.
 
-Owns the views of the cache and the layout of the queries, made once for each shape of a pass, and
-which form of attention runs. Rows of several lanes that have as many each are looked after in one
-call where that is faster, which is timed; else each lane has a call of its own. In either way a row
-meets the keys and values of its own lane alone. Knows no model.
+Owns the views of the cache and the layout of the queries, which are made once for each shape of a
+pass, and the choice of the form of attention. Lanes with equally many rows share one call if that
+is faster, which is timed; else each lane has a call of its own. Either way a row sees the keys and
+values of its own lane only. Knows no model.
 
-Passes that are recorded (`graphs.py`) find their lanes while they run: where a lane begins is a
-number on the device. They write to memory of their own (`Room`), which is never given back: a
-recording goes on writing there for as long as it lives.
+Recorded passes (`graphs.py`) find their lanes while they run: where a lane begins is a number on
+the device. They write to memory of their own (`Room`), which is never freed, because a recording
+writes there as long as it exists.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,8 +35,9 @@ from engine.forward.operators import (
 from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Span, is_grid
 
 Seen = tuple[torch.Tensor, torch.Tensor]
-"""(keys, values) [lanes, kv_heads, num_visible, dim]: views of one layer's cache; for attention
-that is split over the keys [1, kv_heads, slots, dim], all lanes of it"""
+"""(keys, values) that a call of attention sees, views of one layer's cache: [lanes, kv_heads,
+num_visible, dim] each; for attention that is split over the keys [1, kv_heads, slots, dim], with
+the slots of all lanes"""
 
 _TIMED_ROWS, _TIMED_SLOTS = 8, 256  # of the passes at which forms of attention are timed
 _LOOP = "lane by lane"
@@ -45,12 +46,14 @@ _MOST_MADE = 64
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """Memory for the projections of n rows and views of it: a view costs as much as an operator.
+    """Memory for the queries, keys and values of n rows, with views of it.
+
+    The views are made once, because making a view costs as much time as an operator.
 
     heads     [n, (heads + 2 kv_heads) * dim]: queries, keys and values
     turned    [n, heads + kv_heads, dim]: queries and keys
     halves    the second and the first half of `turned`, along dim
-    swapped   like `turned`
+    swapped   memory of its own, shaped like `turned`
     written   [2 kv_heads, n, dim]: keys and values
     apart     [n, kv_heads, group, dim]: queries
     """
@@ -65,12 +68,12 @@ class Projections:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one call of attention looks from: n rows in each of some lanes.
+    """The queries of one call of attention: n rows in each of some lanes.
 
     query   [lanes, kv_heads, n, group, dim]: a view of the pass's queries
-    beside  [lanes, kv_heads, n * group, dim]: those of a group side by side; of one row the same
-            memory
-    apart   `beside`, as `query` has its dimensions
+    beside  [lanes, kv_heads, n * group, dim]: the queries in the layout that attention takes, with
+            the heads of a group as rows; for one row per lane it is the memory of `query`
+    apart   `beside` with the dimensions of `query`
     """
 
     num_lanes: int
@@ -80,7 +83,7 @@ class Look:
     apart: torch.Tensor
 
     def gathered(self) -> torch.Tensor:
-        """The queries of the pass, copied to `beside` if they do not lie there."""
+        """Return `beside`, filled with the pass's queries (copied if there are several rows)."""
         if self.num_rows > 1:
             self.apart.copy_(self.query)
         return self.beside
@@ -88,7 +91,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where recorded passes of one shape have their projections and their only look."""
+    """Memory of recorded passes of one shape: projections, and the queries of the only call."""
 
     made: Projections
     look: Look
@@ -96,13 +99,14 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The calls of a pass, the same in every layer.
+    """The calls of attention of a pass, the same in every layer.
 
-    masks   for each look [lanes, 1, n * group (1 if n is 1), num_visible], added to the scores;
-            or what it sees, where attention is split over the keys
-    seen    by layer, for each look
-    picked  [lanes * num_visible] int64: the slots that the only look sees, which are copied out of
-            a layer's cache; `seen` is then that cache, twice. None: `seen` is what is seen
+    looks   the queries of each call
+    masks   per call, the mask [lanes, 1, n * group (1 if n is 1), num_visible], added to the
+            scores; for attention that is split over the keys, a `Visible`
+    seen    per layer, the keys and values of each call
+    picked  [lanes * num_visible] int64: slots to copy out of a layer's cache for the only call;
+            then `seen` holds each layer's whole cache, twice. None: nothing is copied
     """
 
     looks: Sequence[Look]
@@ -112,7 +116,7 @@ class Plan:
 
 
 class LaneAttention:
-    """The attention of a model over a cache [layers, 2 kv_heads, lanes.total, dim]."""
+    """Plans and runs a model's attention over a cache [layers, 2 kv_heads, lanes.total, dim]."""
 
     def __init__(
         self,
@@ -122,28 +126,34 @@ class LaneAttention:
         scale: float,
         decide: Decide = as_timed,
     ) -> None:
-        """`group` query heads share a key head; `decide` says which of some timed forms is used."""
+        """Use a default form of attention until `choose_forms` is called.
+
+        cache   [layers, 2 kv_heads, lanes.total, dim]: keys, then values
+        group   number of query heads that share a key head
+        scale   factor of the scores
+        decide  chooses the form from the timed ones
+        """
         self._decide = decide
         self._layers = cache.unbind()
         self._lanes = lanes
         self._group = group
         self._scale = scale
         self._projections: dict[int, Projections] = {}  # by number of rows
-        # By rows of each lane and whether they are looked after together.
+        # (rows of each lane, True if one call serves all lanes) -> the queries of each call.
         self._looks: dict[tuple[tuple[int, ...], bool], list[Look]] = {}
-        # Of all layers, by first slot, number and distance of the lanes, and slots of each.
+        # (first slot, number of lanes, their distance, slots of each) -> the views of each layer.
         self._seen: dict[tuple[int, int, int, int], list[Seen]] = {}
-        self._rooms: dict[Shape, Room] = {}  # of passes that are recorded, for ever
-        self._one_row: Attention = side_by_side
-        self._rows: Attention = side_by_side
-        # Over several lanes at once; None: each has a call of its own.
+        self._rooms: dict[Shape, Room] = {}  # memory of recorded passes, never freed
+        self._one_row: Attention = side_by_side  # form for one row in one lane
+        self._rows: Attention = side_by_side  # form for several rows in one lane
+        # Forms for several lanes in one call; None: each lane has a call of its own.
         each = None if cache.device.type == "cpu" else side_by_side
         self._one_row_each: Attention | None = each
         self._rows_each: Attention | None = each
         self._flex = FlexAttention(lanes.num_slots, group, num_lanes=lanes.count)
 
     def twin(self) -> "LaneAttention":
-        """The same over the same cache, for passes that lie elsewhere."""
+        """Return a copy over the same cache, with memory of its own for the passes."""
         made = copy(self)
         made._projections = {}
         made._looks = {}
@@ -151,18 +161,18 @@ class LaneAttention:
         return made
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
-        """Take the memory of passes that will be recorded: there are no others."""
+        """Allocate the memory of recorded passes of these shapes."""
         for shape in shapes:
             num_lanes, num_rows = shape
             made = _projections(self._layers[0], num_lanes * num_rows, self._group)
             self._rooms[shape] = Room(made, _look(made.apart, num_lanes))
 
     def room(self, shape: Shape) -> Room:
-        """The memory of recorded passes of one shape (`make_rooms`)."""
+        """Return the memory of recorded passes of one shape, allocated by `make_rooms`."""
         return self._rooms[shape]
 
     def projections(self, num_rows: int) -> Projections:
-        """Memory for a pass of so many rows; up to `NUM_TREE_SLOTS` always the same."""
+        """Return memory for a pass of `num_rows` rows; up to `NUM_TREE_SLOTS` always the same."""
         made = self._projections.get(num_rows)
         if made is None:
             made = _projections(self._layers[0], num_rows, self._group)
@@ -171,7 +181,7 @@ class LaneAttention:
         return made
 
     def choose_forms(self) -> None:
-        """Find the fastest forms, over the first layer's cache."""
+        """Choose the fastest forms of attention, timed over the first layer's cache."""
         self._one_row = self._quickest(FORMS_OF_ONE_ROW, 1, 1)
         self._rows = self._quickest(FORMS_OF_ROWS, _TIMED_ROWS, 1)
         count = self._lanes.count
@@ -182,11 +192,13 @@ class LaneAttention:
     def _quickest_of_lanes(
         self, forms: Mapping[str, Attention], alone: Attention, num_rows: int
     ) -> Attention | None:
+        """Return the fastest form for all lanes in one call; None if lane by lane is faster."""
         loop = one_by_one(alone)
         found = self._quickest({**forms, _LOOP: loop}, num_rows, self._lanes.count)
         return None if found is loop else found
 
     def _quickest(self, forms: Mapping[str, Attention], num_rows: int, num_lanes: int) -> Attention:
+        """Return the fastest form for passes of so many lanes and rows of each."""
         spans = tuple(Span(self._lanes.first_slot(lane), num_rows) for lane in range(num_lanes))
         num_visible = min(_TIMED_SLOTS, self._lanes.num_slots)
         keys, values = _view(self._layers[0], spans, num_visible)
@@ -197,9 +209,9 @@ class LaneAttention:
         return forms[self._decide(found, tuple(forms))]
 
     def plan(self, apart: torch.Tensor, spans: Spans, mask: torch.Tensor) -> Plan:
-        """Lay the calls of a pass out.
+        """Return the calls of attention of a pass.
 
-        apart  [n, kv_heads, group, dim]: where its queries will lie (`projections`)
+        apart  [n, kv_heads, group, dim]: the memory that its queries will be in (`projections`)
         spans  as in `Backend.forward`
         mask   [1, 1, n, num_visible], added to the scores
         """
@@ -218,10 +230,10 @@ class LaneAttention:
         return Plan(looks, masks, zip(*views, strict=True))
 
     def plan_recorded(self, shape: Shape, slots: torch.Tensor, mask: torch.Tensor) -> Plan:
-        """The same for a pass that is recorded: it serves any lanes.
+        """Return the calls of attention of a recorded pass, which serves any lanes.
 
-        slots  [lanes * n] int64 on the device: where the rows are written, lane by lane, which
-               says what lanes these are
+        slots  [lanes * n] int64 on the device: the slots that the rows are written to, lane by
+               lane; from these it is computed which lanes they are
         mask   as for `plan`
         """
         num_lanes, num_visible = shape[0], mask.shape[3]
@@ -235,8 +247,11 @@ class LaneAttention:
         return Plan(looks, masks, zip(caches), picked.view(-1))
 
     def plan_split(self, shape: Shape, slots: torch.Tensor, words: torch.Tensor) -> Plan:
-        """The same for attention that is split over the keys; `make_split` has made its program.
+        """Return the call of a recorded pass whose attention is split over the keys.
 
+        `make_split` must have been called for the shape.
+
+        slots  as for `plan_recorded`
         words  [2, lanes * n] int64 on the device: what each row sees (`masks.as_words`)
         """
         visible = self._flex.see(words, self._first_slots(slots, shape[0]))
@@ -247,16 +262,17 @@ class LaneAttention:
         return first_slots(slots.view(num_lanes, -1), self._lanes.num_slots)
 
     def _whole(self) -> list[Seen]:
-        """All lanes of each layer's cache as one."""
+        """Return, per layer, keys and values of all lanes as one, [1, kv_heads, slots, dim]."""
         return self._views((Span(0, 1),), self._lanes.total)
 
     def make_split(self, shape: Shape) -> None:
         """Compile attention that is split over the keys, for passes of one shape.
 
-        Overwrites the first layer's cache: only before a session.
+        Overwrites the first layer's cache, so call it before any text is opened.
 
         Raises:
-            ModelError: it cannot be compiled here, or gives other numbers, or splits nothing.
+            ModelError: it cannot be compiled here, gives other numbers, or does not split passes of
+                so many rows.
         """
         if not self._flex.takes(shape[1]):
             raise ModelError("FlexAttention splits no pass of so many rows over the keys")
@@ -270,9 +286,11 @@ class LaneAttention:
     def attend(
         self, plan: Plan, seen: Sequence[Seen], beside: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the heads' outputs [n, heads * dim] in the layer that `seen` is of.
+        """Run one layer's attention; return the heads' outputs [n, heads * dim].
 
-        beside  the queries of the only look, as `Look.beside`; None: they lie in its memory
+        seen    that layer's keys and values, from `plan.seen`
+        beside  the queries of the only call, laid out as `Look.beside`; None: they are in the
+                pass's memory
         """
         if plan.picked is not None:
             look = plan.looks[0]
@@ -289,7 +307,7 @@ class LaneAttention:
         mask: torch.Tensor | Visible,
         beside: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the heads' outputs [lanes * n, heads * dim] of one look."""
+        """Run one call of attention; return the heads' outputs [lanes * n, heads * dim]."""
         num_lanes, num_rows = look.num_lanes, look.num_rows
         if beside is None:
             beside = look.gathered()
@@ -300,14 +318,14 @@ class LaneAttention:
                 form = self._one_row if num_lanes == 1 else self._one_row_each
             else:
                 form = self._rows if num_lanes == 1 else self._rows_each
-            # Recorded passes look after all lanes together, also where that is not the fastest way.
+            # Recorded passes always run all lanes in one call, also where that is not the fastest.
             out = (form or side_by_side)(beside, *seen, mask, self._scale)
         if num_rows > 1:
             out = out.view(look.query.shape).transpose(1, 2)
         return out.reshape(num_lanes * num_rows, -1)
 
     def _mask_of(self, mask: torch.Tensor, num_lanes: int) -> torch.Tensor:
-        """Return the mask of one look: a row for each query head, if its lanes have several."""
+        """Return the mask of one call, [lanes, 1, n * group (1 if n is 1), num_visible]."""
         num_rows = mask.shape[2] // num_lanes
         if num_lanes > 1:
             mask = mask.view(num_lanes, 1, num_rows, -1)
@@ -316,6 +334,7 @@ class LaneAttention:
         return mask.repeat_interleave(self._group, dim=2)
 
     def _views(self, spans: Spans, num_visible: int) -> list[Seen]:
+        """Return, per layer, views of the keys and values of lanes at equal distances; cached."""
         key = spans[0].first_slot, len(spans), _stride(spans), num_visible
         made = self._seen.get(key)
         if made is None:
@@ -327,12 +346,17 @@ class LaneAttention:
     def _looks_of(
         self, apart: torch.Tensor, counts: tuple[int, ...], *, together: bool
     ) -> list[Look]:
+        """Return the queries of each call; cached for passes up to `NUM_TREE_SLOTS` rows.
+
+        apart   [n, kv_heads, group, dim]: the pass's queries
+        counts  number of rows of each lane
+        """
         made = self._looks.get((counts, together))
         if made is None:
             num_lanes = len(counts) if together else 1
             parts = [apart] if together else torch.split(apart, list(counts))
             made = [_look(part, num_lanes) for part in parts]
-            if len(apart) <= NUM_TREE_SLOTS:  # those of longer passes do not stay where they are
+            if len(apart) <= NUM_TREE_SLOTS:  # longer passes get new memory each time
                 if len(self._looks) > _MOST_MADE:
                     self._looks.clear()
                 self._looks[counts, together] = made
@@ -340,7 +364,7 @@ class LaneAttention:
 
 
 def _projections(cache: torch.Tensor, num_rows: int, group: int) -> Projections:
-    """Allocate it for passes over a layer's cache [2 kv_heads, slots, dim]."""
+    """Allocate the projections' memory for passes over a cache [2 kv_heads, slots, dim]."""
     num_keys, dim = len(cache) // 2, cache.shape[2]
     num_queries = num_keys * group
     heads = cache.new_empty(num_rows, num_queries + 2 * num_keys, dim)
@@ -357,7 +381,7 @@ def _projections(cache: torch.Tensor, num_rows: int, group: int) -> Projections:
 
 
 def _look(apart: torch.Tensor, num_lanes: int) -> Look:
-    """Lay out the queries [lanes * n, kv_heads, group, dim] of one look."""
+    """Return the layout of one call's queries [lanes * n, kv_heads, group, dim]."""
     num_keys, group, dim = apart.shape[1:]
     num_rows = len(apart) // num_lanes
     query = apart.view(num_lanes, num_rows, num_keys, group, dim).transpose(1, 2)
@@ -367,7 +391,10 @@ def _look(apart: torch.Tensor, num_lanes: int) -> Look:
 
 
 def _picked(cache: torch.Tensor, slots: torch.Tensor, num_lanes: int) -> Seen:
-    """Copy slots out of a layer's cache [2 kv_heads, slots, dim], of each lane as many."""
+    """Return copies of keys and values at some slots of a layer's cache [2 kv_heads, slots, dim].
+
+    slots  [lanes * num_visible] int64, lane by lane
+    """
     heads, _, dim = cache.shape
     picked = cache.index_select(1, slots).view(heads, num_lanes, -1, dim).transpose(0, 1)
     keys, values = picked.chunk(2, dim=1)
@@ -375,12 +402,15 @@ def _picked(cache: torch.Tensor, slots: torch.Tensor, num_lanes: int) -> Seen:
 
 
 def _stride(spans: Spans) -> int:
-    """The distance of lanes at equal distances; 0 for one."""
+    """Return the distance, in slots, of lanes at equal distances; 0 for one lane."""
     return spans[1].first_slot - spans[0].first_slot if len(spans) > 1 else 0
 
 
 def _view(cache: torch.Tensor, spans: Spans, num_visible: int) -> Seen:
-    """Return what lanes at equal distances hold in a layer's cache [2 kv_heads, slots, dim]."""
+    """Return views of the keys and values of lanes at equal distances, of a layer's cache.
+
+    cache  [2 kv_heads, slots, dim]
+    """
     heads, num_slots, dim = cache.shape
     shape = len(spans), heads // 2, num_visible, dim
     strides = _stride(spans) * dim, num_slots * dim, dim, 1

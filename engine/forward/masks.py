@@ -1,8 +1,8 @@
-"""What the rows of a pass see: two integers a row, and the mask that each backend makes of them.
+"""Attention masks: which slots each row of a pass sees, as two integers and as an additive mask.
 
-A mask goes through the engine as integers (`as_words`). A backend on the CPU keeps the numbers that
-are added to the attention scores from pass to pass (`Masks`); one on a device makes them there
-(`from_words`).
+A mask goes through the engine as two integers per row (`as_words`). On a CPU the numbers that are
+added to the attention scores are kept from pass to pass and only updated (`Masks`); on a GPU they
+are computed there (`from_words`).
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import torch
 
 Slots = npt.NDArray[np.int64]
 
-# A mask is added to the attention scores. Its "hidden" is the type's lowest finite number, as in
-# transformers: it becomes exactly zero in the softmax, and a row that sees nothing is no NaN.
+# A mask is added to the attention scores. A hidden slot gets the type's lowest finite number, as in
+# transformers: the softmax makes exactly zero of it, and a row that sees nothing gives no NaN.
 MASK_BITS = 64
 _ALL_BITS = (1 << MASK_BITS) - 1
 _LARGEST = (1 << MASK_BITS - 1) - 1
@@ -26,10 +26,10 @@ _Made = tuple[torch.Tensor, Any, list[tuple[int, int]]]
 
 
 class Masks:
-    """Builds additive masks `[1, 1, n, S]`, touching only what changed since the last of a shape.
+    """Builds additive masks [1, 1, n, S] on the CPU, changing only what differs from the last one.
 
     From one decode pass to the next the prefix grows by a few slots; everything before it stays
-    visible and everything behind the tree stays hidden. So the work does not grow with the context.
+    visible and everything after the tree stays hidden. So the work does not grow with the context.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -38,19 +38,20 @@ class Masks:
         integers = torch.from_numpy(np.zeros((), dtype=_BITS[dtype])).dtype
         self._hidden = lowest.view(integers).numpy()[()]
         self._lookup = np.array([self._hidden, 0], dtype=_BITS[dtype])
-        # By numbers of rows, all of one num_visible: the mask, the same memory as integers, and
-        # for each lane up to where every row sees all and up to where any sees anything, as
-        # last written.
+        # Rows of each lane -> (the mask, the same memory as integers, and per lane two slots as
+        # last written: all rows see the slots below the first, no row sees those from the second
+        # on). All masks are for `_num_visible` slots.
         self._made: dict[tuple[int, ...], _Made] = {}
         self._num_visible = 0
 
     def build(
         self, rows: torch.Tensor, num_visible: int, counts: tuple[int, ...] = ()
     ) -> torch.Tensor:
-        """Return the mask [1, 1, n, num_visible] of one pass, valid until the next call.
+        """Return the mask [1, 1, n, num_visible] of a pass, valid until the next call.
 
-        rows    [5, n] as in `Backend.forward`: of one prefix in each lane, or one causal chunk
-        counts  rows of each lane, if there are several
+        rows    [5, n] int64 as in `Backend.forward`: decode rows, with the same prefix length in
+                each lane, or one causal chunk of a prompt
+        counts  number of rows of each lane; (): there is one lane
         """
         shown, bits = rows.numpy()[3:]
         counts = counts or (len(bits),)
@@ -74,7 +75,11 @@ class Masks:
     def _patch(
         self, cells: Any, written: tuple[int, int], prefix_len: int, bits: Slots
     ) -> tuple[int, int]:
-        """Bring the rows of one lane up to date; returns up to where they are written."""
+        """Update the mask rows `cells` of one lane in place; return the new `written`.
+
+        written  (slots below it are visible to all rows, slots from it on are hidden from all)
+        bits     [n] int64: per row, the visible slots after the prefix
+        """
         any_bits = int(bits[0] if len(bits) == 1 else np.bitwise_or.reduce(bits)) & _ALL_BITS
         end = min(prefix_len + any_bits.bit_length(), cells.shape[1])
         # One row that sees all up to some slot is the usual step of a drafter.
@@ -89,11 +94,13 @@ class Masks:
         return seen_by_all, end
 
     def _causal(self, shown: Slots, num_visible: int) -> torch.Tensor:
+        """Return the mask of a causal chunk: row j sees the slots [0, shown[j])."""
         visible = np.arange(num_visible) < shown[:, None]
         cells = self._lookup[visible.view(np.uint8)]
         return torch.from_numpy(cells).view(self._dtype)[None, None]
 
     def _allocate(self, counts: tuple[int, ...], num_visible: int) -> _Made:
+        """Return a new mask that hides everything, for so many rows of each lane."""
         cells = np.full((sum(counts), num_visible), self._hidden, dtype=_BITS[self._dtype])
         mask = torch.from_numpy(cells).view(self._dtype)[None, None]
         return mask, cells, [(0, 0)] * len(counts)
@@ -102,14 +109,14 @@ class Masks:
 def as_words(
     slots: Sequence[int], prefix_len: int, masks: Sequence[int] | None
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Return what the rows of a pass see, in two integers each: a prefix, and 64 slots behind it.
+    """Return what each of n rows sees, as two integers (words): prefix length, and 64 bits.
 
-    Row j sees the slots [0, words[0][j]), and behind them where bit t of words[1][j] is set; they
-    are as signed integers of 64 bits hold them.
+    Row j sees the slots [0, words[0][j]), and slot words[0][j] + t if bit t of words[1][j] is set.
+    The 64 bits are given as a signed integer.
 
-    slots       [n]: where each row's key and value go
+    slots       [n]: the slot that each row's key and value are written to
     prefix_len  every row sees the slots [0, prefix_len)
-    masks       [n]: row j also sees slot prefix_len + t where bit t of masks[j] is set; None is
+    masks       [n]: row j also sees slot prefix_len + t if bit t of masks[j] is set; None means
                 causal: row j sees [0, slots[j]]
     """
     if masks is None:
@@ -120,9 +127,10 @@ def as_words(
 
 
 def from_words(words: torch.Tensor, num_visible: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask [1, 1, n, num_visible] that `words` [2, n] stand for, on their device.
+    """Return the additive mask [1, 1, n, num_visible] of `words` [2, n] int64, on their device.
 
-    A few rows at a time: until it is done, an element takes twelve times what is left of it.
+    It is computed a few rows at a time, because the intermediate results take some twelve times the
+    memory of the mask.
     """
     num_rows = words.shape[1]
     mask = torch.zeros(num_rows, num_visible, dtype=dtype, device=words.device)
@@ -134,7 +142,7 @@ def from_words(words: torch.Tensor, num_visible: int, dtype: torch.dtype) -> tor
 
 
 def _is_hidden(words: torch.Tensor, num_visible: int) -> torch.Tensor:
-    """Whether a row of `words` [2, n] does not see a slot [n, num_visible]."""
+    """Return [n, num_visible] bool: True where a row of `words` [2, n] does not see a slot."""
     shown, bits = words[:, :, None]
     behind = torch.arange(num_visible, device=words.device) - shown
     in_tree = (bits >> behind.clamp(0, MASK_BITS - 1)) & (behind < MASK_BITS)
@@ -143,6 +151,6 @@ def _is_hidden(words: torch.Tensor, num_visible: int) -> torch.Tensor:
 
 
 def _unpack(bits: Slots) -> npt.NDArray[np.uint8]:
-    """Return [n, 64], ones and zeros: element [j, t] is bit t of bits[j]."""
+    """Return [n, 64] uint8: element [j, t] is bit t of bits[j]."""
     words = bits.astype("<i8").view(np.uint8).reshape(len(bits), 8)
     return np.unpackbits(words, axis=1, bitorder="little")

@@ -1,17 +1,18 @@
-"""A pass with logits that are not finite, made again row by row.
+"""Run a pass again row by row, if some of its logits were not finite.
 
-Masks are added to the scores, and zero times NaN is NaN. So one row that writes NaN to the cache
-makes all rows of its lane NaN, also those that do not see it: those of its own pass, and of every
-later one until its slot is written anew. Rows of other lanes meet none of its numbers.
+A hidden slot still takes part in attention with weight zero, and zero times NaN is NaN. So a row
+that writes NaN to the cache makes all rows of its lane NaN, also those that do not see it: the rows
+of its own pass, and of every later pass until its slot is overwritten. Rows of other lanes are not
+affected.
 
-Here each row of one lane is run with those before it on its path alone, and what a bad row has
-written is wiped at once. So every row says what it would have said without the others. It takes a
-pass for each row, and is only done where a row was not finite.
+Here each row of the lane is run in a pass with only its ancestors visible, and what a bad row has
+written is wiped (set to zero) at once. So every row gets the logits that it would have without the
+others. This takes one pass per row, and is done only if a row was not finite.
 
-Whether a row is good is judged by its logits. What is not finite in a layer goes on to the logits
-of its row: it sees its own key and value, and what it hands on is added up. A row whose logits are
-finite although its keys are not (an infinite key that its own query takes for minus infinity) is
-found when another row meets it: then the text is read anew, in a lane that is all zeros.
+A row counts as good if its logits are finite: NaN in any layer reaches the logits of its own row,
+which sees its own key and value and adds up the layers' results. A row with finite logits but
+infinite keys is possible (its own query may turn the key into a score of minus infinity). It is
+found when another row sees it; then the text is read again, in a lane that is all zeros.
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,14 @@ from engine.layout.slots import Feed
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A part of a pass that was made again.
+    """Result of running one lane's part of a pass again.
 
-    logits    [num_asked, V] float32; of a bad row anything
-    is_good   for each of these rows, whether it and all before it on its path are finite
-    features  [n, width] of all rows of the feed, if they were wanted; of a bad row anything
-    culprit   if the text cannot go on: the position of the committed token that brings NaN
+    logits    [num_asked, V] float32; meaningless for a bad row
+    is_good   [num_asked]: True if the row and all its ancestors have finite logits
+    features  [n, width]: hidden states of all rows of the feed, if they were wanted; meaningless
+              for a bad row
+    culprit   position of the committed token that causes NaN, so that the text cannot go on; None:
+              it can
     """
 
     logits: torch.Tensor
@@ -41,10 +44,12 @@ class Again:
 
 
 def run_again(executor: Executor, feed: Feed, num_asked: int, layers: Layers = ()) -> Again:
-    """Make one lane's part of a pass again, whose last `num_asked` rows are wanted.
+    """Run one lane's part of a pass again, row by row; return the result.
 
-    The first of these is the last committed token, those behind it are drafts. A chunk of a
-    prefill is one chain of committed tokens, so it is run as a whole.
+    feed       the rows; a prefill chunk is one chain of committed tokens, so it is run as a whole
+    num_asked  number of rows, at the end, whose logits are wanted: the first of these is the last
+               committed token, the others are drafts
+    layers     layers whose hidden states are wanted
     """
     executor.wipe(feed.lane, feed.positions[0])
     if feed.masks is None:
@@ -57,7 +62,7 @@ def run_again(executor: Executor, feed: Feed, num_asked: int, layers: Layers = (
     logits: list[torch.Tensor] = []
     features: list[torch.Tensor] = []
     is_good: list[bool] = []
-    bad_slots = 0  # as in a mask
+    bad_slots = 0  # bit i: the row in slot prefix_len + i is bad
     for rows in groups:
         one = _part(feed, rows)
         assert one.masks is not None
@@ -81,6 +86,7 @@ def run_again(executor: Executor, feed: Feed, num_asked: int, layers: Layers = (
 
 
 def _chunk_again(executor: Executor, feed: Feed, num_asked: int, layers: Layers) -> Again:
+    """Run a prefill chunk again as a whole; return the result."""
     num_rows = len(feed.tokens)
     ask = range(num_rows - num_asked, num_rows)
     out = executor.forward(executor.lay_out((feed,), (ask,)), layers)
@@ -90,13 +96,13 @@ def _chunk_again(executor: Executor, feed: Feed, num_asked: int, layers: Layers)
 
 
 def _culprit(executor: Executor, feed: Feed, row: int) -> int:
-    """The position of the committed token whose keys or values are bad; else that of the row."""
+    """Return the position of the committed token with a bad key or value; else that of `row`."""
     slot = executor.not_finite(feed.lane)
     return feed.positions[row] if slot is None else slot
 
 
 def _part(feed: Feed, rows: Sequence[int]) -> Feed:
-    """Some rows of a feed that are behind each other."""
+    """Return a feed of some consecutive rows of `feed`."""
     assert feed.masks is not None
     part = slice(rows[0], rows[-1] + 1)
     return replace(

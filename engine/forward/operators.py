@@ -1,12 +1,12 @@
-"""Matrix products, norms and attention, each in the form that is fastest on this device.
+"""Matrix products, norms and attention, each in several forms of which the fastest is used.
 
 Theory of operation
 -------------------
-Torch has several ways to compute each of them. One row of queries takes 20 us in one form of
-attention and 1,000 in another on the same processor, and the other way round on the next one. So
-the forms are here side by side, and are timed when a model is loaded.
+Torch has several ways to compute each of them. Attention of one row may take 20 us in one form and
+1,000 us in another on one processor, and the other way round on the next. So this file has several
+forms of each computation, and they are timed when a model is loaded.
 
-Owns the forms, and where a weight lies. Knows no layer, no cache and no model.
+Owns the forms and the layout of weights. Knows no layer, no cache and no model.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ import torch.nn.functional as F
 
 # -- timing ----------------------------------------------------------------------------------------
 
-# Which of several forms of one computation is fastest here: timed, for processors differ.
+# Find the fastest of several forms of one computation, by timing them.
 #
-# Owns the clock. Knows neither what is computed nor for whom.
+# Owns the clock. Knows neither what is computed nor what for.
 
 P = ParamSpec("P")
 
@@ -32,7 +32,7 @@ _WARM, _TIMED = 3, 20
 
 
 def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named: P.kwargs) -> str:
-    """Return the name of the form that takes least time, by the best of some turns of each."""
+    """Return the name of the fastest form; of each the fewest seconds of 20 runs count."""
     best = dict.fromkeys(forms, math.inf)
     with torch.inference_mode():
         for turn in range(_WARM + _TIMED):
@@ -45,11 +45,11 @@ def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named:
 
 
 Decide = Callable[[str, Sequence[str]], str]
-"""(the form that was quickest here, the names of all) -> the form that is used"""
+"""Function: (name of the form that was fastest here, names of all) -> name of the form to use"""
 
 
 def as_timed(name: str, _names: Sequence[str]) -> str:
-    """Use the form that was quickest here. Ranks of a model all use that of rank 0."""
+    """Return `name`: use the form that was fastest here (ranks use another `Decide`)."""
     return name
 
 
@@ -61,10 +61,10 @@ def as_timed(name: str, _names: Sequence[str]) -> str:
 # depends on the shape, the type and the processor, so it is timed.
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-"""x [n, in] -> x W^T + b [n, out]"""
+"""Function: x [n, in] -> x W^T + b [n, out]"""
 
-# How much a number of rows counts when a layout is chosen: most passes of a drafter and every plain
-# step of a target have one row, passes that verify have a handful.
+# Number of rows -> its weight when a layout is chosen: most passes of a drafter and every plain
+# step of a target have one row, and passes that verify drafts have a handful.
 _ROW_WEIGHTS = {1: 2.0, 8: 1.0}
 _TIMING_S = 2e-3
 _MAX_REPEATS = 40
@@ -73,29 +73,29 @@ _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 
 def unpacked(parts: Sequence[torch.nn.Linear]) -> Product:
-    """Return the product with the weights of `parts` stacked; they stay where they are."""
+    """Return the product whose output is the outputs of `parts` concatenated; copies no weight."""
     if len(parts) == 1:
         return partial(F.linear, weight=parts[0].weight, bias=parts[0].bias)
     return lambda x: torch.cat([F.linear(x, part.weight, part.bias) for part in parts], dim=-1)
 
 
 class Packer:
-    """Takes weights over from a model, and remembers which layout suits which shape.
+    """Lays out a model's weights anew for fast products, and remembers the best layout per shape.
 
-    timed  pack what is faster packed; False: all that can be packed, because a clock may choose
-           otherwise in the next process, and another layout gives other last bits
+    timed  True: pack the weights that are faster packed. False: pack all that can be packed; a
+           timed choice may differ in the next process, and another layout gives other last bits
     """
 
     def __init__(self, *, timed: bool = True) -> None:
         self._timed = timed
-        # By shape, type and whether there is a bias: whether packing pays.
+        # (shape, dtype, True if there is no bias) -> True if the packed product is faster.
         self._pays: dict[tuple[torch.Size, torch.dtype, bool], bool] = {}
 
     def take(self, parts: Sequence[torch.nn.Linear], *, leave: bool = False) -> Product:
-        """Return what `unpacked` returns, in the faster layout.
+        """Return the product of `parts`, as `unpacked` does, with weights in the faster layout.
 
-        What is not used any more of the weights of `parts` is freed (they have no elements
-        afterwards), but with `leave`: then somebody else uses them.
+        leave  False: weights of `parts` that were copied are freed (they have no elements
+               afterwards). True: they stay, because something else uses them
         """
         weight, bias = stack(parts)
         packed = self._pack(weight, bias)
@@ -106,7 +106,7 @@ class Packer:
         return packed or partial(F.linear, weight=weight, bias=bias)
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
-        """Return a product with packed weights, if it is right and faster than without."""
+        """Return a product with packed weights, or None if it is wrong or not faster."""
         key = weight.shape, weight.dtype, bias is None
         if weight.device.type != "cpu" or not self._pays.get(key, True):
             return None
@@ -122,7 +122,7 @@ class Packer:
 
 
 def stack(parts: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return one weight [sum of out, in] and one bias, if any part has one."""
+    """Return the stacked weight [sum of out, in] and bias [sum of out], or None for no bias."""
     if len(parts) == 1:
         return parts[0].weight.detach(), parts[0].bias
     weights: list[torch.Tensor] = [part.weight for part in parts]
@@ -136,15 +136,15 @@ def stack(parts: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor 
 
 
 def lies_in(part: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the memory of `part` begins in that of `weight`."""
+    """True if the memory of `part` begins within the memory of `weight`."""
     return 0 <= part.data_ptr() - weight.data_ptr() < weight.nbytes
 
 
 def _unmap(weight: torch.Tensor) -> None:
-    """Give back the whole pages of a weight that nobody will read again.
+    """Give a weight's memory pages back to the system; the weight must not be read again.
 
-    Weights in the checkpoint's own type are the file, mapped, and the mapping lives as long as any
-    tensor of the file: without this the process would go on holding the pages of all.
+    A weight in the checkpoint's own dtype is the mapped file, and the mapping lives as long as any
+    tensor of the file. Without this, the pages of all its tensors would stay in memory.
     """
     if weight.device.type != "cpu" or not hasattr(mmap, "MADV_DONTNEED"):
         return
@@ -156,7 +156,7 @@ def _unmap(weight: torch.Tensor) -> None:
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
-    """Return the product with a packed copy of `weight`, or None where oneDNN has none."""
+    """Return the product with a packed copy of `weight`, or None if oneDNN cannot pack it."""
     if not torch._C._has_mkldnn:
         return None
     try:
@@ -169,7 +169,7 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
 
 
 def _agree(one: Product, other: Product, weight: torch.Tensor) -> bool:
-    """Whether both give the same numbers for random rows, but for the order of summation."""
+    """True if both products give the same numbers for random rows, up to summation order."""
     for num_rows in _ROW_WEIGHTS:
         x = _rows(num_rows, weight)
         a, b = one(x).float(), other(x).float()
@@ -179,7 +179,7 @@ def _agree(one: Product, other: Product, weight: torch.Tensor) -> bool:
 
 
 def _is_faster(one: Product, other: Product, weight: torch.Tensor) -> bool:
-    """Whether `one` takes less time, on the geometric mean over the numbers of rows."""
+    """True if `one` is faster than `other`, in the weighted geometric mean over `_ROW_WEIGHTS`."""
     advantage = 0.0
     for num_rows, row_weight in _ROW_WEIGHTS.items():
         x = _rows(num_rows, weight)
@@ -195,31 +195,33 @@ def _is_faster(one: Product, other: Product, weight: torch.Tensor) -> bool:
 
 
 def _seconds(product: Product, x: torch.Tensor) -> float:
+    """Return the seconds that one call of the product takes."""
     started = time.perf_counter()
     product(x)
     return time.perf_counter() - started
 
 
 def _rows(num_rows: int, weight: torch.Tensor) -> torch.Tensor:
+    """Return random inputs [num_rows, in] for a product with `weight`."""
     generator = torch.Generator().manual_seed(num_rows)
     return torch.randn(num_rows, weight.shape[1], generator=generator).to(weight.dtype)
 
 
 # -- norms -----------------------------------------------------------------------------------------
 
-# Forms of the root-mean-square norm; which is fastest is timed, for processors differ.
+# Forms of the root-mean-square norm (RMSNorm), of which the fastest is used.
 #
 # x -> weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32. Owns the forms.
 # Knows no layer and no model.
 
 Form = Callable[[torch.Tensor | None, int, float], Product]
-"""(weight [dim], or None for ones; dim; epsilon) -> the norm"""
+"""Function: (weight [dim], or None for ones; dim; epsilon) -> a function that computes the norm"""
 
 
 def of_pairs(weight: torch.Tensor | None, dim: int, epsilon: float) -> Product:
-    """The layer norm of [x, -x]: their mean is zero and their variance mean(x^2).
+    """Return the RMS norm computed as a layer norm of [x, -x] (mean zero, variance mean(x^2)).
 
-    Three operators, where torch on a CPU may spell the norm out in six.
+    It takes three operators, where torch's own on a CPU may take six.
     """
     both, shape = None if weight is None else torch.cat((weight, weight)), (2 * dim,)
 
@@ -231,7 +233,7 @@ def of_pairs(weight: torch.Tensor | None, dim: int, epsilon: float) -> Product:
 
 
 def at_once(weight: torch.Tensor | None, dim: int, epsilon: float) -> Product:
-    """Torch's own."""
+    """Return the RMS norm computed by torch's own function."""
     return lambda x: F.rms_norm(x, (dim,), weight, epsilon)
 
 
@@ -239,7 +241,10 @@ FORMS: Mapping[str, Form] = {"of pairs": of_pairs, "at once": at_once}
 
 
 def rms_norm(weight: torch.Tensor, epsilon: float, form: Form) -> Product:
-    """Return the norm with `weight` [dim] for each row, or [heads, dim] for each of its heads."""
+    """Return the RMS norm over the last dimension, in the given form.
+
+    weight  [dim] for rows [n, dim], or [heads, dim] for rows of heads [n, heads, dim]
+    """
     dim = weight.shape[-1]
     if weight.dim() == 1:
         return form(weight, dim, epsilon)
@@ -250,9 +255,9 @@ def rms_norm(weight: torch.Tensor, epsilon: float, form: Form) -> Product:
 # -- attention -------------------------------------------------------------------------------------
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""(query, keys, values, mask, scale) -> outputs, of the query's shape
+"""Function: (query, keys, values, mask, scale) -> outputs, of the query's shape
 
-query         [lanes, kv_heads, n * group, dim]: the query heads of a group side by side
+query         [lanes, kv_heads, n * group, dim]: the query heads of a group as rows of a key head
 keys, values  [lanes, kv_heads, num_visible, dim]
 mask          [lanes, 1, n * group or 1, num_visible], added to the scaled scores
 """
@@ -265,7 +270,7 @@ def side_by_side(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Torch's fused kernel, with the heads of a group as rows over one key head."""
+    """Attention by torch's fused kernel, with the heads of a group as rows over one key head."""
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
 
 
@@ -276,7 +281,7 @@ def head_by_head(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """The same kernel told of groups, for one row of a lane: [lanes, heads, 1, dim]."""
+    """Attention by torch's fused kernel with grouped heads, for one row per lane."""
     num_lanes, kv_heads, group, dim = query.shape
     apart = query.view(num_lanes, kv_heads * group, 1, dim)
     out = F.scaled_dot_product_attention(
@@ -292,7 +297,7 @@ def twice(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """The same kernel over two copies of the rows: some have a slow way for a single one."""
+    """Attention by torch's fused kernel over two copies of the rows: one row alone may be slow."""
     both = torch.cat((query, query), dim=2)
     mask = mask if mask.shape[2] == 1 else torch.cat((mask, mask), dim=2)
     out = F.scaled_dot_product_attention(both, keys, values, attn_mask=mask, scale=scale)
@@ -306,7 +311,7 @@ def products(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Two matrix products and a softmax in float32, for one lane."""
+    """Attention by two matrix products and a float32 softmax, for one lane."""
     scores = torch.baddbmm(mask[0], query[0], keys[0].transpose(1, 2), alpha=scale)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     return torch.bmm(weights, values[0])[None]
@@ -319,13 +324,13 @@ FORMS_OF_ONE_ROW: Mapping[str, Attention] = {
     "products": products,
 }
 FORMS_OF_ROWS: Mapping[str, Attention] = {"side by side": side_by_side, "products": products}
-# Over several lanes in one call; for products keys and values would have to be copied.
+# Forms for several lanes in one call; `products` would have to copy keys and values.
 BATCHED_OF_ONE_ROW = {name: form for name, form in FORMS_OF_ONE_ROW.items() if form is not products}
 BATCHED_OF_ROWS: Mapping[str, Attention] = {"side by side": side_by_side}
 
 
 def one_by_one(form: Attention) -> Attention:
-    """Lane after lane, each with `form`."""
+    """Return attention that calls `form` for one lane after another."""
 
     def attend(
         query: torch.Tensor,

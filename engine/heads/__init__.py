@@ -1,8 +1,8 @@
-"""Heads: small models that draft from what their target has computed.
+"""Heads (Medusa, EAGLE, EAGLE-3): small models that draft from their target's hidden states.
 
-`stated.py` says what the folder of one must be, `head_tensors.py` reads its files, `target.py` what
-it takes from its target's checkpoint, `layouts.py` says what the tensors of each kind are called,
-`medusa.py` and `eagle_layer.py` are what they compute, `eagle.py` runs an EAGLE head with a cache
-as an executor, and `head_loading.py` puts that together. What a head is called is in
-`proto/head_kinds.py`.
+`stated.py` checks a head's folder and config.json, `head_tensors.py` reads its files, `target.py`
+reads what it shares with its target's checkpoint, and `layouts.py` knows the names of the tensors
+in each layout. `medusa.py` and `eagle_layer.py` hold the computations; `medusa_executor.py` and
+`eagle.py` run them as executors; `head_loading.py` puts all together. The kinds of heads are named
+in `proto/head_kinds.py`.
 """

@@ -1,8 +1,8 @@
-"""Run the passes that a `SlotMap` lays out with an EAGLE head: `Executor`'s surface, one layer.
+"""Run an EAGLE head behind the interface of `Executor`: passes laid out by a `SlotMap`, one layer.
 
-Each slot of the cache holds keys and values, the state that its row hands on to the next
-(`eagle_layer.py`), and whether it holds anything at all. Owns these. Rolling back,
-moving and copying are as in the ordinary cache: the state and the bit go along.
+Each slot of the cache holds a row's key and value, its state (the hidden state that the next row
+starts from, `eagle_layer.py`), and a bit that says whether the slot holds anything at all. Owns
+these. Rolling back, moving and copying work as in the ordinary cache, with state and bit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,45 +13,47 @@ import numpy.typing as npt
 import torch
 
 from engine.checkpoint.files import one_line
-from engine.device import send
+from engine.device import pin_ahead, send
 from engine.errors import kind_of
-from engine.executor import Executor, in_steps
-from engine.forward.forward import Layers, Output, rows_of
+from engine.executor import Executor
+from engine.forward.forward import PROMPT_ROWS, Layers, Output, rows_of
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
-from engine.layout.slots import Feed, LaneLayout, Move, Span, copied
+from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps
 
 # -- waves -----------------------------------------------------------------------------------------
 
-# Which rows of a pass of an EAGLE head can run together, and which not at all.
+# Which rows of an EAGLE head's pass can run together, and which cannot run at all.
 #
-# A row needs the feature before it: the target's, where that is given, or else the state that the
-# head has computed for the row before. If that row is in the same pass, it has to run first. So a
-# pass is a sequence of *waves*; nearly always there is one. A row without either is *absent*: it is
-# not computed, its slot holds nothing, and nobody ever sees it. Absent is also what follows an
-# absent row without a feature of its own, and a text's first token, before which there is nothing.
+# A row needs the hidden state of the token before it: the target's feature if that is given, else
+# the state that the head computed for the row before. If that row is in the same pass, it must run
+# first. So a pass is a sequence of *waves* (rows that run together); nearly always there is one. A
+# row with neither is *absent*: it is not computed, its slot holds nothing, and no row sees it. A
+# text's first token is absent (there is no token before it), and so is a row without a given
+# feature that follows an absent row.
 #
-# Owns which slots hold something. Touches no tensor of a model.
+# Owns which slots hold anything. Touches no tensor of a model.
 
 Integers = npt.NDArray[np.int64]
 
-ABSENT = -1  # in place of a wave
+ABSENT = -1  # wave number of an absent row
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Rows that run together, lane by lane.
+    """Rows of a pass that run together, lane by lane.
 
-    rows      [5, n] as in `Backend.forward`
-    spans     the lanes that they see
-    before    [n]: slot of the cache that holds the state before each row; 0 where it is given
-    given     rows whose feature before them is given
-    features  theirs, one behind the other
-    wanted    rows whose logits are wanted
-    places    the place of each of those among all that are asked for
+    rows      [5, n] int64 as in `Backend.forward`
+    spans     the lanes of the rows
+    before    [n] int64: per row, the slot of the whole cache with the state of the row before it;
+              0 if a feature is given instead
+    given     indices of the rows that have a given feature
+    features  bytes of those features, concatenated
+    wanted    indices of the rows whose logits are wanted
+    places    for each of these, its index among all logits that the pass returns
     """
 
     rows: Integers
@@ -65,7 +67,14 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """One feed: its rows as integers, and in which wave each runs."""
+    """One text's rows of a pass as integers, and the wave of each.
+
+    first_slot   where its lane begins in the whole cache
+    rows         [5, n] int64 as in `Backend.forward`
+    waves        per row, the number of its wave, or ABSENT
+    ask          indices of the rows whose logits are wanted
+    first_place  index of their first logits among all that the pass returns
+    """
 
     feed: Feed
     first_slot: int
@@ -76,7 +85,10 @@ class _Laid:
 
 
 class Slots:
-    """Which slots of a cache hold something."""
+    """Tracks which slots of the cache hold a computed row, and divides passes into waves.
+
+    are_held  [slots of all lanes] bool: True if the slot holds a row that was not absent
+    """
 
     def __init__(self, lanes: LaneLayout) -> None:
         self._lanes = lanes
@@ -85,10 +97,13 @@ class Slots:
     def waves(
         self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]
     ) -> tuple[list[Wave], Integers, Integers]:
-        """Divide a pass into waves, and note what its slots will hold.
+        """Divide a pass into waves; return (waves, slots newly held, slots no longer held).
 
-        Returns also the slots of the cache that hold something from now on and did not, and those
-        that did and do not. The pass has to be run before another is laid out.
+        Also records which slots will hold a row, so the pass must be run before another is laid
+        out. Slots are indices into the whole cache, int64.
+
+        feeds  rows of different lanes
+        asks   per feed, the indices of the rows whose logits are wanted
         """
         if len(feeds) == 1 and len(feeds[0].tokens) == 1:
             return self._only_row(feeds[0], len(asks[0]))
@@ -109,7 +124,7 @@ class Slots:
         return made, written[changed & hold], written[changed & ~hold]
 
     def _only_row(self, feed: Feed, num_asked: int) -> tuple[list[Wave], Integers, Integers]:
-        """The same of the usual step of a drafter: what it costs on the host is felt."""
+        """Return what `waves` returns, for a pass of one row: a shortcut that saves host time."""
         first_slot, (slot,), (before,) = self._lanes.first_slot(feed.lane), feed.slots, feed.before
         given = feed.features[0] if feed.features else b""
         is_known = bool(given) or (given is not None and bool(self.are_held[first_slot + before]))
@@ -130,13 +145,13 @@ class Slots:
         return [wave], changed, written[:0]
 
     def _waves_of(self, feed: Feed, first_slot: int) -> list[int]:
-        """The wave of each row, or ABSENT.
+        """Return the wave number of each row, or ABSENT.
 
-        A row sees those above it on its path, so it never runs before them, and after the one right
-        above it if it needs its state.
+        A row sees its ancestors, so it never runs before them; if it needs the state of its parent
+        it runs in a later wave.
         """
         waves: list[int] = []
-        of_slot: dict[int, tuple[int, bool]] = {}  # by slot of this pass: its wave, whether absent
+        of_slot: dict[int, tuple[int, bool]] = {}  # slot -> wave of its row, whether it is absent
         features = feed.features or (b"",) * len(feed.tokens)
         for slot, before, given in zip(feed.slots, feed.before, features, strict=True):
             above = of_slot.get(before)
@@ -153,12 +168,12 @@ class Slots:
         return waves
 
     def move(self, read: Integers, written: Integers) -> None:
-        """Slots were copied; all reads came first."""
+        """Record that slots `read` were copied to `written`, all reads before any write."""
         self.are_held[written] = self.are_held[read]
 
 
 def _wave(laid: Sequence[_Laid], number: int) -> Wave:
-    """Put the rows of one wave side by side, by lane."""
+    """Return wave `number` of a pass: its rows of all lanes, lane by lane."""
     parts: list[Integers] = []
     spans: list[Span] = []
     before: list[int] = []
@@ -200,11 +215,13 @@ def _wave(laid: Sequence[_Laid], number: int) -> Wave:
 
 @dataclass(frozen=True, slots=True)
 class EaglePass:
-    """A pass, ready to run.
+    """A pass of an EAGLE head, ready to run.
 
-    waves     in their order
-    held      [k] slots of the cache that hold something from now on and did not
-    empty     [k] slots that did, and do not
+    waves     groups of rows, in the order in which they run
+    held      [k] int64: slots of the cache that now hold a row and did not before
+    empty     [k] int64: slots that held a row and no longer do
+    num_visible  number of slots of each lane that the pass covers
+    num_asked  number of rows whose logits are returned
     """
 
     waves: Sequence[Wave]
@@ -215,15 +232,16 @@ class EaglePass:
 
 
 class EagleExecutor(Executor):
-    """An EAGLE head with a cache of `num_lanes` lanes of `capacity` slots, one for each text.
+    """Runs an EAGLE head with a cache of `num_lanes` lanes (one per text) of `capacity` slots.
 
-    What a row is given is in `Feed.before` and `Feed.features`. Logits of absent rows are zeros.
+    `Feed.before` and `Feed.features` say which hidden state each row starts from. The logits of
+    absent rows are zeros.
     """
 
     backend = "eagle"
 
     def __init__(self, loaded: LoadedHead, capacity: int, *, num_lanes: int = 1) -> None:
-        """Allocate the cache.
+        """Allocate the cache for texts of at most `capacity` slots.
 
         Raises:
             ModelError: it does not fit into memory.
@@ -245,11 +263,13 @@ class EagleExecutor(Executor):
             ) from error
 
     def _allocate(self) -> None:
+        """Allocate keys and values, states and the tables that all passes use."""
         config, total = self._head.config, self.lanes.total
         shape = 2 * config.num_kv_heads, total, config.dim
         self._cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
         self._states = self._cache.new_zeros(total, config.width)
-        # Where a slot holds nothing no mask shows it: the lower one counts.
+        # Added like a mask: 0 for a slot that holds a row, else the lowest number. The minimum with
+        # a pass's mask hides empty slots.
         self._lowest = float(torch.finfo(self._dtype).min)
         self._hidden = self._cache.new_full((total,), self._lowest)
         num_positions = min(self.capacity, self.loaded.max_model_len)
@@ -258,7 +278,7 @@ class EagleExecutor(Executor):
         self._attention = LaneAttention(self._cache[None], self.lanes, group, config.dim**-0.5)
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> EaglePass:
-        """The first half of a pass, on the host; it has to be run before another is laid out."""
+        """Lay out a pass on the host; it must be run (`forward`) before another is laid out."""
         assert 0 < len(feeds) <= self.num_lanes_per_pass
         assert len({feed.lane for feed in feeds}) == len(feeds), "two feeds of one lane"
         assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)
@@ -270,7 +290,7 @@ class EagleExecutor(Executor):
         return EaglePass(waves, held, empty, num_visible, sum(map(len, asks)))
 
     def forward(self, step: EaglePass, layers: Layers = ()) -> Output:
-        """The second half: the head. Nobody may ask a head for features."""
+        """Run a pass on the device; return logits [num_asked, V] float32. `layers` must be ()."""
         assert not layers, "a head hands out no features"
         with torch.inference_mode():
             self._note(step.held, 0.0)
@@ -286,12 +306,12 @@ class EagleExecutor(Executor):
             return Output(made)
 
     def _note(self, slots: Integers, value: float) -> None:
-        """What a mask may show of these slots at most."""
+        """Make slots visible (`value` 0) or hidden (the lowest number) in all later masks."""
         if len(slots):
             self._hidden.index_fill_(0, send(torch.from_numpy(slots), self._device), value)
 
     def _logits_of(self, wave: Wave, num_visible: int) -> torch.Tensor:
-        """Run a wave; return the logits of its rows that are wanted."""
+        """Run a wave; return the logits [k, V] float32 of its k wanted rows."""
         on_host = torch.from_numpy(wave.rows)
         rows = send(on_host, self._device)
         states = self._compute(wave, rows, self._mask(wave, on_host, rows, num_visible))
@@ -303,7 +323,7 @@ class EagleExecutor(Executor):
     def _mask(
         self, wave: Wave, on_host: torch.Tensor, rows: torch.Tensor, num_visible: int
     ) -> torch.Tensor:
-        """Return [1, 1, n, num_visible]: what the words of the rows show, and slots hold."""
+        """Return the mask [1, 1, n, num_visible] of a wave, which hides empty slots too."""
         counts = tuple(span.num_rows for span in wave.spans)
         if self._device.type == "cpu":
             mask = self._masks.build(on_host, num_visible, counts if len(counts) > 1 else ())
@@ -312,12 +332,12 @@ class EagleExecutor(Executor):
         parts = [self._hidden.narrow(0, span.first_slot, num_visible) for span in wave.spans]
         if len(parts) == 1:
             return torch.minimum(mask, parts[0])
-        # Not by `repeat_interleave`: of different numbers, a GPU would be waited for their sum.
+        # Not `repeat_interleave`: with different counts it makes the host wait for the GPU.
         held = [part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]
         return torch.minimum(mask, torch.cat(held))
 
     def _compute(self, wave: Wave, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Write keys, values and states of a wave; return its states [n, width]."""
+        """Run a wave's rows, write their keys, values and states; return the states [n, width]."""
         ids, positions, slots = rows.unbind()[:3]
         made = self._attention.projections(len(ids))
         qkv, residual = self._head.enter(ids, self._states_before(wave))
@@ -333,7 +353,7 @@ class EagleExecutor(Executor):
         return states
 
     def _states_before(self, wave: Wave) -> torch.Tensor:
-        """Return what is before each row [n, width]: by the target's feature, or by the head."""
+        """Return the states [n, width] that rows start from: of features, or of rows before."""
         given = self._given(wave) if wave.given else None
         if given is not None and len(wave.given) == len(wave.before):
             return given
@@ -343,7 +363,7 @@ class EagleExecutor(Executor):
         return states
 
     def _given(self, wave: Wave) -> torch.Tensor:
-        """Return the states [k, width] of the features that a wave is given."""
+        """Return the states [k, width] made of a wave's k given features."""
         features = self.loaded.features_of(wave.features, len(wave.given))
         return self._head.states(send(features, self._device).to(self._dtype))
 
@@ -376,9 +396,10 @@ class EagleExecutor(Executor):
             self._states.narrow(0, first, length).zero_()
 
     def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
-        """As `ModelExecutor.warm_up`: seconds of a pass by its rows; only before a session.
+        """Run passes of each number of rows; return number of rows -> seconds of a pass.
 
-        All rows follow one whose feature is given, as the children of a node do.
+        Call it before any text is opened. All timed rows follow one row that has a feature, like
+        the children of one tree node.
         """
         if self._device.type == "cpu":
             self._attention.choose_forms()
@@ -394,14 +415,15 @@ class EagleExecutor(Executor):
             feed = Feed(*shape, before=(1,) * num_rows)
             self.run(feed, range(num_rows))
             seconds[num_rows] = self.seconds_of(feed)
+        pin_ahead(PROMPT_ROWS * self.loaded.feature_bytes, self._states)
         self.forget()
         return seconds
 
     def forget(self) -> None:
-        """From now on no slot holds anything; only between sessions."""
+        """Mark all slots as empty; call it only while no text is open."""
         self._slots = Slots(self.lanes)
         self._hidden.fill_(self._lowest)
 
     def free(self) -> None:
-        """Give the cache's memory back; nothing can be run afterwards."""
+        """Free the cache's memory; nothing can be run afterwards."""
         del self._cache, self._states, self._hidden, self._attention

@@ -1,16 +1,17 @@
-"""What an EAGLE head computes: one decoder layer of embeddings and features, and its logits.
+"""The computation of an EAGLE head: one decoder layer over embeddings and features, and logits.
 
     EAGLE      x = fc [e, f]                      e: the token's embedding
-               y = x + attention(x)               f: the feature before it
-               f' = y + mlp(norm y)               logits: the target's output matrix of f'
+               y = x + attention(x)               f: the feature of the token before
+               f' = y + mlp(norm y)               logits: the target's output matrix times f'
 
-    EAGLE-3    g = fc [f_low, f_mid, f_high]      or g' of the row before, where nothing is given
+    EAGLE-3    g = fc [f_low, f_mid, f_high]      or g' of the row before, if no feature is given
                y = g + attention([norm e, norm g])
-               g' = y + mlp(norm y)               logits: output matrix of norm g'
+               g' = y + mlp(norm y)               logits: output matrix times norm g'
 
-The first is of arXiv 2401.15077, which 2406.16858 (EAGLE-2) keeps, the second of 2503.01840. What
-one row hands on to the next is its *state*: f' or g', `width` numbers. Owns the weights. Knows no
-cache and no slot: attention is computed elsewhere, between `enter` and `leave`.
+EAGLE is from arXiv 2401.15077 (EAGLE-2, 2406.16858, has the same layer), EAGLE-3 from 2503.01840. A
+feature is a hidden state of the target. A row's *state*, f' or g' [width], is what the next row
+starts from where no feature is given. Owns the weights. Knows no cache and no slot: attention is
+computed elsewhere, between `enter` and `leave`.
 """
 
 from collections.abc import Callable
@@ -27,11 +28,11 @@ from engine.heads.target import Target
 from proto.head_kinds import HeadKind
 
 Front = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""embeddings [n, width] and states [n, width] before them -> what attention is computed of, and
-what its outcome is added to"""
+"""Function: (embeddings [n, width], states [n, width] before them) -> (input of attention, residual
+to which attention's output is added)"""
 
-# Of what is in some checkpoints and of no use here: which tokens of the target it drafts (d2t says
-# it too), frequencies that are computed, what training had of the target.
+# Endings of tensors in some checkpoints that are not needed: which target tokens can be drafted
+# (d2t says so too), rotary frequencies (computed here), copies of the target's weights.
 _UNUSED = ("t2d", "inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
@@ -39,10 +40,16 @@ _UNUSED = ("t2d", "inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
 class EagleHead:
     """The weights of an EAGLE head on its device.
 
+    vocab_size  V, the target's number of logits
     embeddings  [at least vocab_size, width]
-    states      features [n, feature_size] -> what they are to the layer, [n, width]
-    qkv         queries, keys and values side by side
-    targets     [draft_vocab] int64: which token each column of `output` is; None: itself
+    states      function: features [n, feature_size] -> states [n, width] that rows start from
+    front       function that computes the input of attention (see `Front`)
+    qkv         product that gives queries, keys and values, concatenated
+    out         product after attention; `before_mlp`, `gate_up`, `down`: norm and products of the
+                feed-forward block
+    last_norm   norm before `output`; the identity for EAGLE
+    output      product that gives the logits of the draft vocabulary
+    targets     [draft_vocab] int64: the target's token of each column of `output`; None: the same
     """
 
     config: EagleConfig
@@ -60,22 +67,28 @@ class EagleHead:
     targets: torch.Tensor | None
 
     def enter(self, ids: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values side by side, and what attention is added to.
+        """Return (queries, keys and values concatenated [n, ...]; the residual [n, width]).
+
+        Attention's output, after `out`, is added to the residual (`leave`).
 
         ids     [n] int64
-        states  [n, width]: of the rows before these, or of the target's features before them
+        states  [n, width]: the state before each row, of the row before or made of a feature
         """
         entering, residual = self.front(F.embedding(ids, self.embeddings), states)
         return self.qkv(entering), residual
 
     def leave(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Return the rows' own states [n, width] of what the heads of attention gave."""
+        """Return the rows' own states [n, width].
+
+        residual  [n, width] as returned by `enter`
+        attended  [n, heads * dim]: the attention heads' outputs
+        """
         hidden = residual + self.out(attended)
         gate, up = self.gate_up(self.before_mlp(hidden)).chunk(2, dim=-1)
         return hidden + self.down(F.silu(gate).mul_(up))
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return float32 [n, vocab_size] of states; -inf at tokens that it cannot draft."""
+        """Return logits [n, V] float32 of `states` [n, width]; -inf for tokens it cannot draft."""
         if not len(states):  # packed weights take no empty rows
             return states.new_empty(0, self.vocab_size, dtype=torch.float32)
         logits = self.output(self.last_norm(states)).float()
@@ -92,10 +105,10 @@ def read_eagle_head(
     dtype: torch.dtype,
     device: torch.device,
 ) -> EagleHead:
-    """Take the head's tensors, and from the target's checkpoint what it shares with it.
+    """Return an EAGLE head made of its tensors and of those that it shares with the target.
 
     Raises:
-        ModelError: a tensor is missing, has another size, or nobody knows what it is for.
+        ModelError: a tensor is missing, has another shape, or is unknown.
     """
     made = _Reader(config, tensors, target, dtype, device).head()
     tensors.refuse_rest(*_UNUSED)
@@ -103,6 +116,8 @@ def read_eagle_head(
 
 
 class _Reader:
+    """Builds an `EagleHead` from a checkpoint's tensors."""
+
     def __init__(
         self,
         config: EagleConfig,
@@ -117,6 +132,7 @@ class _Reader:
         self._packer = Packer()
 
     def head(self) -> EagleHead:
+        """Return the head. Raises ModelError."""
         config, layer = self._config, self._names.layer
         width, inner = config.width, config.intermediate
         heads, kv_heads = config.num_heads * config.dim, config.num_kv_heads * config.dim
@@ -144,7 +160,7 @@ class _Reader:
         )
 
     def _first_front(self) -> Front:
-        """EAGLE's: the layer has no norm before its attention."""
+        """Return EAGLE's `Front`: the layer has no norm before its attention."""
         width = self._config.width
         fc = self._packer.take([self._linear(self._names.fc, width, 2 * width)])
 
@@ -157,7 +173,7 @@ class _Reader:
         return front
 
     def _third_front(self) -> tuple[Product, Front]:
-        """EAGLE-3's, and what makes states of features."""
+        """Return EAGLE-3's function that makes states of features, and its `Front`."""
         width, layer = self._config.width, self._names.layer
         is_normed = self._config.residual_is_normed
         feature_size = len(self._config.layers) * self._target.hidden_size
@@ -178,7 +194,7 @@ class _Reader:
         return (fc if before is _same else lambda features: fc(before(features))), front
 
     def _embeddings(self) -> torch.Tensor:
-        """The head's own, or the target's."""
+        """Return the head's own token embeddings, or the target's. Raises ModelError."""
         vocab_size, width = self._target.vocab_size, self._config.width
         if "embed_tokens.weight" in self._tensors:
             return self._tensors.take("embed_tokens.weight", vocab_size, width)
@@ -192,7 +208,7 @@ class _Reader:
         return found
 
     def _output(self, targets: torch.Tensor | None) -> torch.nn.Linear:
-        """The head's own output matrix, or those rows of the target's that it can draft."""
+        """Return the head's own output matrix, or the target's rows for tokens it can draft."""
         config = self._config
         if "lm_head.weight" in self._tensors:
             return self._tensors.linear("lm_head", config.draft_vocab, config.width)
@@ -204,14 +220,18 @@ class _Reader:
         return linear(found.weight[targets], bias)
 
     def _last_norm(self) -> Product:
-        """The norm before the output matrix, the target's if the head has none."""
+        """Return the norm before the output matrix; the target's if the head has none."""
         if "norm.weight" in self._tensors:
             return self._norm("norm", self._config.width)
         self._refuse_another_width("last norm")
         return self._norm_of(self._target.last_norm())
 
     def _targets(self) -> torch.Tensor | None:
-        """Which token of the target each of the draft vocabulary is: token i is i + d2t[i]."""
+        """Return the target's token i + d2t[i] of each draft token i, int64; None: all the same.
+
+        Raises:
+            ModelError: d2t names tokens that the target lacks, or names a token twice.
+        """
         count, vocab_size = self._config.draft_vocab, self._target.vocab_size
         if count == vocab_size and "d2t" not in self._tensors:
             return None
@@ -230,6 +250,7 @@ class _Reader:
         return None if count == vocab_size and torch.equal(found, own) else found
 
     def _refuse_another_width(self, what: str) -> None:
+        """Raise ModelError if the head cannot share `what` with the target: widths differ."""
         width, hidden_size = self._config.width, self._target.hidden_size
         if width != hidden_size:
             raise ModelError(
@@ -252,5 +273,5 @@ class _Reader:
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:
-    """Where a layout has nothing to compute."""
+    """Return `x`: the identity, for layouts without this step."""
     return x

@@ -1,4 +1,4 @@
-"""From a head's name to a head, and to an engine that is ready for texts."""
+"""Load a head by name, check it and warm it up; make an engine of it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,21 +29,22 @@ from proto.head_kinds import HeadKind, head_kind, head_kind_of_tensors
 
 # -- selfcheck -------------------------------------------------------------------------------------
 
-# Check made once, when a head is loaded: does it run, and to finite numbers?
+# A check made once, when a head is loaded: does it run, and are its logits finite?
 
 _NUM_ROWS = 8
-# What torch raises where settings do not fit together.
+# Errors that torch raises if settings in config.json do not fit together.
 _MISFITS = (ValueError, RuntimeError, TypeError, LookupError, ArithmeticError)
 
 
 def check_outputs(executor: EagleExecutor | MedusaExecutor) -> None:
-    """Draft a chain from a feature as a target might compute it; only before a session.
+    """Check that a head drafts a chain with finite logits; call it before any text is opened.
 
-    Its first row has the feature, those after it have what the head itself predicts.
+    The first row gets a random feature, and the rows after it use the features that the head itself
+    predicts.
 
     Raises:
-        ModelError: the head does not run with its settings, or not to finite numbers.
-        OutOfMemory: there is no room for what it computes.
+        ModelError: the head does not run with its settings, or its logits are not finite.
+        OutOfMemory: there is not enough memory to run it.
     """
     loaded = executor.loaded
     if loaded.max_model_len <= _NUM_ROWS:
@@ -71,14 +72,13 @@ def check_outputs(executor: EagleExecutor | MedusaExecutor) -> None:
     executor.forget()
     if not is_finite:
         raise ModelError(
-            f"{loaded.name}: what the head computes is not finite: float16 overflows in some "
-            "heads, use bfloat16 or float32; else its weights are damaged, or settings in "
-            "config.json are wrong"
+            f"{loaded.name}: what the head computes is not finite; use bfloat16 or float32, or "
+            "get the head again"
         )
 
 
 def _feed(token: int, slot: int, feature: bytes) -> Feed:
-    """A row behind the one before it; the first one is given a feature."""
+    """Return a pass of one row of a chain, at `slot`; the row at slot 1 gets the feature."""
     is_first = slot == 1
     return Feed(
         (token,),
@@ -109,7 +109,7 @@ def load_head(
     """Load a head from a folder or from the Hugging Face hub, in any layout of `layouts.py`.
 
     name      a folder, or `organisation/head`; safetensors or PyTorch's files, no code from them
-    target    the model that it was made for: what the head shares with it is read from there
+    target    name of the model that it was made for; tensors that both share are read from there
     dtype     float32, bfloat16, float16, or auto: the checkpoint's own (float32 on a CPU that
               would only emulate it)
     device    as for `load_model`
@@ -173,15 +173,18 @@ def load_head_engine(
     feature_dtype: str = "float32",
     is_alone: bool = True,
 ) -> Engine:
-    """Load a head and warm it up; as `loading.load_engine` does with a model.
+    """Load a head, check it and warm it up; return the engine, as `loading.load_engine` does.
 
-    dtype    as for `load_head`; FASTEST is auto
-    max_len  most tokens of a text; 0: as many as the head can take and the memory holds
-    part     in that case: of what memory it may take for them, as for `longest_text`
-    is_alone  False: beside its target, which has chosen cores and threads of this process
+    target, target_revision  the model that the head was made for, whose tokenizer it uses
+    dtype    as for `load_head`; FASTEST means auto
+    max_len  maximum length of a text in tokens; 0: what the head can take and fits into memory
+    part     share (0 to 1) of the cache memory for the head, as for `longest_text`
+    num_lanes  texts at once; fewer if there is no memory for them
+    warm_rows  numbers of rows that passes often have, ascending
+    say      is called with a short text for each stage
+    is_alone  False: the head runs in its target's process, which has chosen cores and threads
 
-    The tokenizer is the target's. `feature_dtype` of `Engine.loaded` may still be set until
-    features come.
+    `feature_dtype` of `Engine.loaded` may still be changed until the first features come.
 
     Raises:
         ModelError: one line that says what is wrong and what to do.
@@ -223,6 +226,7 @@ def load_head_engine(
 
 
 def _choose_dtype(dtype: str, tensors: HeadTensors, device: torch.device) -> torch.dtype:
+    """Return the dtype to load; for "auto" the checkpoint's own, or float32 (see `load_head`)."""
     if dtype != "auto":
         return DTYPES[dtype]
     own = tensors.dtype

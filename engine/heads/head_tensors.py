@@ -1,6 +1,7 @@
-"""The tensors of a head's checkpoint: safetensors or PyTorch's own format, numbers alone.
+"""Read the tensors of a head's checkpoint, from safetensors or PyTorch's own format.
 
-Owns that each tensor is taken once and with the size that it must have. Knows no kind of head.
+Code in such files is never run. Owns the checks that each tensor has its expected shape and that
+none is left over. Knows no kind of head.
 """
 
 import pickle
@@ -17,22 +18,24 @@ from engine.checkpoint.files import one_line, weight_files
 from engine.errors import ModelError, remedy
 from engine.heads.stated import INDEX, head_file
 
-# Number types that are read; of all others (FP8, integers) a head would need more than a tensor.
+# Number types that are read; others (FP8, packed integers) would need further tensors (scales).
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16)
 
 
 class HeadTensors:
-    """The tensors of a checkpoint by name, without the prefix `model.` of some.
+    """The tensors of a head's checkpoint by name; remembers which were taken.
 
-    path  of the file that they are named after in messages
+    A prefix `model.` of a name is removed.
+
+    path  path of the file that messages name
     """
 
     def __init__(self, folder: Path, target: str) -> None:
-        """Read the files of a folder; `target` is who has to fit, for messages.
+        """Read all tensors of a folder; `target` is the target's name, for messages.
 
         Raises:
-            ModelError: there is none, or it cannot be read, or holds code.
+            ModelError: there is no file of tensors, or it cannot be read, or it holds code.
         """
         self.path, self._target = head_file(folder), target
         self._tensors = {
@@ -48,18 +51,18 @@ class HeadTensors:
 
     @property
     def num_taken(self) -> int:
-        """Parameters in the tensors that were taken."""
+        """Return the number of weights in the tensors taken so far, integers not counted."""
         taken = (self._tensors[name] for name in self._taken)
         return sum(tensor.numel() for tensor in taken if tensor.is_floating_point())
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the first tensor of floating point."""
+        """Return the dtype of the first floating-point tensor; float32 if there is none."""
         types = (t.dtype for t in self._tensors.values() if t.dtype in _PLAIN)
         return next(types, torch.float32)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Return a tensor of this shape.
+        """Return the floating-point tensor `name`, which must have this shape.
 
         Raises:
             ModelError: it is missing, or has another shape or type, or holds NaN or infinity.
@@ -72,21 +75,26 @@ class HeadTensors:
         return tensor
 
     def take_whole(self, name: str, *shape: int) -> torch.Tensor:
-        """Return a tensor of whole numbers as int64. Raises as `take`."""
+        """Return the tensor of integers `name`, which must have this shape, as int64.
+
+        Raises:
+            ModelError: it is missing, or has another shape or type.
+        """
         tensor = self._taken_as(name, shape)
         if tensor.dtype not in _WHOLE_NUMBERS:
             self._refuse_type(name, tensor, "whole numbers (int64, int32 or int16)")
         return tensor.long()
 
     def _refuse_type(self, name: str, tensor: torch.Tensor, wanted: str) -> NoReturn:
+        """Raise ModelError that says which number types the tensor may have."""
         kind = str(tensor.dtype).removeprefix("torch.")
         raise ModelError(
-            f"{self.path}: {name} holds numbers of type {kind}, and they must be {wanted}; get the "
-            "checkpoint again, or one with plain weights"
+            f"{self.path}: {name} holds numbers of type {kind}, and they must be {wanted}; get a "
+            "head with plain weights"
         )
 
     def _taken_as(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a tensor of this shape. Raises ModelError."""
+        """Return the tensor `name` and note it as taken. Raises ModelError for another shape."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelError(
@@ -95,22 +103,26 @@ class HeadTensors:
             )
         if tuple(tensor.shape) != shape:
             raise ModelError(
-                f"{self.path}: {name} is {list(tensor.shape)}, but by config.json and for the "
-                f"target {self._target} it must be {list(shape)}; use a head made for this target"
+                f"{self.path}: {name} is {list(tensor.shape)}, but for the target {self._target} "
+                f"it must be {list(shape)}; use a head made for this target"
             )
         self._taken.add(name)
         return tensor
 
     def linear(self, name: str, rows: int, columns: int) -> torch.nn.Linear:
-        """Return the linear layer `name`, with a bias if there is one. Raises as `take`."""
+        """Return the linear layer `name` [rows, columns], with its bias if it has one.
+
+        Raises:
+            ModelError: as `take`.
+        """
         weight = self.take(f"{name}.weight", rows, columns)
         bias = self.take(f"{name}.bias", rows) if f"{name}.bias" in self else None
         return linear(weight, bias)
 
     def refuse_rest(self, *unused: str) -> None:
-        """Raise ModelError if there are tensors that nobody took: it would be another model.
+        """Raise ModelError if a tensor was not taken: without it, it would be another model.
 
-        unused  how the names of those end that are known to be of no use
+        unused  endings of the names of tensors that may be left over
         """
         rest = [n for n in self if n not in self._taken and not n.endswith(unused)]
         if rest:
@@ -143,7 +155,11 @@ def _read(folder: Path, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:
-    """Return what a file of PyTorch's own format holds; what is no tensor is never run."""
+    """Return the tensors of a file in PyTorch's own format, by name; never runs code in it.
+
+    Raises:
+        ModelError: the file cannot be read, or holds anything but tensors by name.
+    """
     try:
         with warnings.catch_warnings(action="ignore"):  # of files that are refused below
             found = torch.load(path, map_location="cpu", weights_only=True)
@@ -152,7 +168,7 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
             f"{path}: it holds code or objects besides tensors, which is never run; get the head "
             "as safetensors"
         ) from error
-    except Exception as error:  # it follows what it reads, so anything may come of it
+    except Exception as error:  # torch follows what it reads: any error is possible
         raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()

@@ -1,10 +1,10 @@
-"""What the config.json of an EAGLE head states, and what its tensors are called in each layout.
+"""Read the config.json of an EAGLE head, and the names of its tensors in each layout.
 
     EAGLE      fc, layers.0                     speculators: fusion_fc, transformer
     EAGLE-3    fc, midlayer, norm, lm_head      speculators: fc, layers.0, norm, lm_head
 
-What the project of EAGLE writes has its fields in config.json itself, what vLLM's project
-`speculators` writes has those of the layer in `transformer_layer_config`. Reads no tensor.
+The EAGLE project writes all fields into config.json itself; vLLM's project `speculators` writes
+those of the layer into `transformer_layer_config`. Reads no tensor.
 """
 
 from collections.abc import Collection
@@ -37,15 +37,19 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """The sizes of an EAGLE head, held to its target.
+    """The sizes of an EAGLE head, checked against its target.
 
-    width        of the head's own states
-    layers       of the target, whose features it is given: i is what enters decoder layer i
-    draft_vocab  tokens that it can draft
-    residual_is_normed  the state goes on as its norm has made it (speculators'
+    width        hidden size of the head
+    dim          size of one attention head
+    intermediate  inner size of the feed-forward block
+    epsilon      epsilon of its norms
+    layers       target layers whose features (hidden states) the head reads: i stands for the input
+                 of decoder layer i, -1 for the output of the last norm
+    draft_vocab  number of tokens that it can draft
+    residual_is_normed  True: the residual stream continues from the normed state (speculators'
                  `norm_before_residual`)
-    max_model_len  positions that it can take
-    rope         what transformers needs to know of its rotary embedding
+    max_model_len  number of positions that it can take
+    rope         a transformers configuration that describes its rotary embedding
     """
 
     kind: HeadKind
@@ -64,27 +68,28 @@ class EagleConfig:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """How a layout calls its parts."""
+    """Names of a head's tensors in its layout: of the input matrix and of the layer."""
 
     fc: str
     layer: str
 
 
 def names_of(tensors: Collection[str]) -> Names:
-    """Return what a checkpoint with tensors of these names calls its parts."""
+    """Return the layout's names, recognised by the names of a checkpoint's tensors."""
     layers = ("midlayer", "transformer", "layers.0")
     layer = next((x for x in layers if any(n.startswith(f"{x}.") for n in tensors)), layers[-1])
     return Names("fusion_fc" if "fusion_fc.weight" in tensors else "fc", layer)
 
 
 def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target) -> EagleConfig:
-    """Return what config.json says, held to the target.
+    """Return an EAGLE head's sizes from its config.json, after checking them against the target.
 
-    path    of config.json, for messages
-    stated  what it holds
+    path    path of config.json, for messages
+    stated  the content of config.json
 
     Raises:
-        ModelError: it lacks a number, or is of another target's head, or of one of another form.
+        ModelError: a number is missing, or the head was made for another target or has a form that
+            is not covered.
     """
     part = layer_config(path, stated)
     sizes = TargetSizes(target.name, target.vocab_size, target.hidden_size, target.num_layers)
@@ -110,15 +115,20 @@ def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target
         layers=feature_layers(kind, stated, target.num_layers),
         draft_vocab=draft_vocab,
         residual_is_normed=_residual_is_normed(path, stated, kind),
-        # Where positions are only relative it may go on behind what it was trained for, as far
-        # as its target goes: its drafts are verified.
+        # If only relative positions matter, it may draft beyond the length it was trained for, as
+        # far as its target goes: the target verifies its drafts.
         max_model_len=min(target.max_model_len, longest) if is_bounded else target.max_model_len,
         rope=rope,
     )
 
 
 def rotations(rope: Any, num_positions: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return [2, positions, 1, dim]: cosines, and sines that are negative in their first half."""
+    """Return the rotary embedding's tables [2, positions, 1, dim] in `dtype`, on the CPU.
+
+    The first is the cosines, the second the sines, negative in their first half.
+
+    rope  a transformers configuration (`EagleConfig.rope`)
+    """
     made: Any = LlamaRotaryEmbedding(rope)
     cos, sin = made(torch.empty(0, dtype=dtype), torch.arange(num_positions)[None])
     first, second = sin[0].chunk(2, dim=-1)
@@ -126,17 +136,18 @@ def rotations(rope: Any, num_positions: int, dtype: torch.dtype) -> torch.Tensor
 
 
 def _residual_is_normed(path: Path, stated: Object, kind: HeadKind) -> bool:
+    """Return `EagleConfig.residual_is_normed`. Raises ModelError if speculators leaves it out."""
     if kind is HeadKind.EAGLE:
         return False
     found = stated.get("norm_before_residual")
     if found is None and "speculators_model_type" in stated:
-        # Its readers differ in what they take for granted.
+        # Programs that read such files assume different defaults.
         raise ModelError(f"{path}: it does not say norm_before_residual; add it, true or false")
     return bool(found)
 
 
 def _rope(path: Path, part: Object, num_heads: int, dim: int) -> Any:
-    """Return a configuration that transformers makes a rotary embedding of."""
+    """Return a transformers configuration of the head's rotary embedding. Raises ModelError."""
     fields = {field: deepcopy(part[field]) for field in _ROPE if part.get(field) is not None}
     longest = count(path, part, "max_position_embeddings", POSITIONS)
     try:
@@ -149,7 +160,7 @@ def _rope(path: Path, part: Object, num_heads: int, dim: int) -> Any:
         )
         if rotations(made, 2, torch.float32).isfinite().all():
             return made
-    except Exception as error:  # it computes with what it finds, so anything may come of it
+    except Exception as error:  # transformers computes with what it reads: any error is possible
         raise ModelError(
             f"{path}: its rotary embedding cannot be used: {one_line(error)}"
         ) from error

@@ -1,4 +1,4 @@
-"""A head that was loaded, and what its users must know of it. `Loaded`: a model or a head."""
+"""A loaded head and its properties. `Loaded` stands for a loaded model or a loaded head."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,19 @@ from proto.head_kinds import HeadKind
 
 @dataclass(slots=True)
 class LoadedHead:
-    """A head on its device. What it has in common with a `LoadedModel` has the same name.
+    """A head on its device, with its properties under the same names as in `LoadedModel`.
 
-    kind          how it drafts
-    layers        of the target, whose features it needs (-1: the state after the last norm)
-    hidden_size   of the target
-    vocab_size    columns of the target's logits, and of the head's
-    max_model_len  positions that it can take
-    eos_token_ids  the target's
-    num_parameters  its own; what it shares with the target is not counted
-    feature_dtype  the number type of features as they come: float32, bfloat16 or float16. Whoever
-                  knows the target sets it, before the first pass that is given any
-    rank          None: a head is never divided among ranks
+    kind          Medusa, EAGLE or EAGLE-3
+    name          its name as the user gave it
+    layers        target layers whose features (hidden states) it reads; -1: after the last norm
+    hidden_size   the target's hidden size
+    vocab_size    V, the number of logits of a row: the same for target and head
+    max_model_len  number of positions that it can take
+    eos_token_ids  the target's end-of-text ids
+    num_parameters  number of its own weights, without those that it shares with the target
+    feature_dtype  number type in which features arrive: float32, bfloat16 or float16. It may be set
+                  until the first pass with features
+    rank          always None: a head is never divided among ranks
     """
 
     kind: HeadKind
@@ -43,22 +44,25 @@ class LoadedHead:
 
     @property
     def depth(self) -> int | None:
-        """Most tokens in a row that it drafts; None: any number."""
+        """Return the most tokens that the head can draft in a row; None: any number."""
         return self.module.num_heads if isinstance(self.module, Medusa) else None
 
     @property
     def feature_size(self) -> int:
-        """Numbers in the features that it is given of a token."""
+        """Return how many numbers the features of one token have."""
         return len(self.layers) * self.hidden_size
 
     @property
     def feature_bytes(self) -> int:
-        """How long those are, as they come."""
+        """Return how many bytes the features of one token have, in `feature_dtype`."""
         return self.feature_size * DTYPES[self.feature_dtype].itemsize
 
     @property
     def slot_bytes(self) -> int:
-        """How much memory one token of a text takes: keys, values and state; Medusa has none."""
+        """Return the bytes of memory for one token of a text: keys, values and state.
+
+        1 for Medusa, which keeps none of them.
+        """
         if isinstance(self.module, Medusa):
             return 1
         config = self.module.config
@@ -66,7 +70,7 @@ class LoadedHead:
         return num_numbers * self.module.embeddings.itemsize
 
     def features_of(self, data: bytes, count: int) -> torch.Tensor:
-        """Return features [count, feature_size] of what has come, in its type, on the CPU."""
+        """Return received bytes as features [count, feature_size] in their dtype, on the CPU."""
         assert len(data) == count * self.feature_bytes, (
             f"features of {len(data)} bytes for {count} rows"
         )
@@ -75,4 +79,4 @@ class LoadedHead:
 
 
 Loaded = LoadedModel | LoadedHead
-"""What is on a device; both have the name, sizes, types and device under the same names."""
+"""A loaded model or head; both have name, sizes, dtype and device under the same names."""

@@ -1,9 +1,10 @@
-"""Medusa heads: each says of a feature of the target what comes so many tokens later.
+"""Medusa heads: each predicts, from a hidden state of the target, the token some places ahead.
 
-    x + SiLU(W x + b), as often as it has layers, and then an output matrix (arXiv 2401.10774)
+    x + SiLU(W x + b), once for each layer, and then an output matrix (arXiv 2401.10774)
 
-The feature is the state after the target's last norm. The target itself says what comes next, so
-head i says what comes i + 2 tokens after the feature's own token. Owns the weights.
+The hidden state (feature) x is the one after the target's last norm. The target itself predicts the
+next token, so head i predicts the token i + 2 places after the feature's own token. Owns the
+weights.
 """
 
 import re
@@ -23,11 +24,12 @@ _PREFIXES = ("medusa_head.", "medusa_heads.")
 
 @dataclass(frozen=True, slots=True)
 class Medusa:
-    """All heads of a checkpoint on their device.
+    """All Medusa heads of a checkpoint on their device.
 
-    layers   of each head, in their order: W x + b
-    outputs  of each head: its logits
-    dtype    of the weights; features are brought to it
+    layers   per head, its layers in order: functions x -> W x + b, [n, hidden_size] each
+    outputs  per head, its output matrix: [n, hidden_size] -> logits [n, V]
+    vocab_size  V
+    dtype    number type of the weights; features are converted to it
     """
 
     layers: Sequence[Sequence[Product]]
@@ -38,13 +40,13 @@ class Medusa:
 
     @property
     def num_heads(self) -> int:
-        """How many tokens ahead they say something, beside the next."""
+        """Return the number of heads: each predicts one more token, after the target's next one."""
         return len(self.outputs)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """Return [num_heads, n, V] float32, on the heads' device.
+        """Return the logits of all heads, [num_heads, n, V] float32, on the heads' device.
 
-        features  [n, hidden_size] after the target's last norm, on the same device
+        features  [n, hidden_size]: the target's hidden states after its last norm, same device
         """
         if not len(features):  # packed weights take no empty rows
             shape = self.num_heads, 0, self.vocab_size
@@ -68,12 +70,14 @@ def read_medusa(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Medusa:
-    """Take the heads of a checkpoint; one without an output matrix has its target's.
+    """Return the Medusa heads of a checkpoint; a head without an output matrix uses the target's.
 
-    num_heads  as config.json says; there may be more, as of some well-known heads, and all are used
+    num_heads   number of heads in config.json; if the checkpoint has more (as some well-known ones
+                do), all are used
+    num_layers  number of layers of each head
 
     Raises:
-        ModelError: a tensor is missing, has another size, or nobody knows what it is for.
+        ModelError: a tensor is missing, has another shape, or is unknown.
     """
     prefix = next((p for p in _PREFIXES if any(n.startswith(p) for n in tensors)), "")
     of_head = re.compile(rf"{re.escape(prefix)}(\d+)\.")

@@ -1,6 +1,7 @@
-"""What the folder of a head and its config.json must be, asked before any number is read.
+"""Checks of a head's folder and config.json, made before any weight is read.
 
-Without torch: whoever starts a node holds a head to this before it does, and the node again.
+Needs no torch, because the coordinator makes these checks before it starts a node; the node makes
+them again.
 """
 
 import math
@@ -22,16 +23,16 @@ from proto.head_kinds import HeadKind, feature_layers
 NO_HEAD = "it describes no head that is covered; use one of Medusa, EAGLE or EAGLE-3"
 _FIX = "use a head made for this target"
 
-# In this order: what is safe to read first. No other name is looked for.
+# The file names that are tried, in this order: safe formats first.
 _MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _WHOLE, INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 
-# What a configuration of the llama family means that does not say.
+# Defaults of the llama family for fields that config.json leaves out.
 EPSILON, POSITIONS = 1e-6, 2048
 MOST_MEDUSA = 1024
 _EPSILONS = (1e-12, 0.1)
 _ROPES = ("rope_scaling", "rope_parameters")
-# The numbers that a kind of rotary embedding cannot do without; of the others transformers knows.
+# Type of rotary embedding -> the numbers that it needs; transformers has defaults for the others.
 _NUMBERS = {
     "default": (),
     "linear": ("factor",),
@@ -43,7 +44,11 @@ _NUMBERS = {
 
 
 def head_file(folder: Path) -> Path:
-    """Return the file of a head's tensors, or the index of several. Raises ModelError."""
+    """Return the file of a head's tensors, or the index of several files.
+
+    Raises:
+        ModelError: the folder has no such file, or it is no ordinary file.
+    """
     if (path := find_head_file(folder)) is None:
         raise ModelError(
             f"{folder}: no weights of a head; name them {_WHOLE} or {_PICKLED}, of Medusa "
@@ -54,14 +59,14 @@ def head_file(folder: Path) -> Path:
 
 
 def find_head_file(folder: Path) -> Path | None:
-    """Return the same; None: there is none yet."""
+    """Return the file of a head's tensors, or the index of several files; None if there is none."""
     paths = (folder / name for name in (*_MEDUSA, _WHOLE, INDEX, _PICKLED))
     return next((path for path in paths if path.exists() or path.is_symlink()), None)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """The sizes of a target that a head must fit, and its name for messages; None: not known."""
+    """Sizes of a target that a head must fit, and its name for messages; a size may be unknown."""
 
     name: str
     vocab_size: int | None
@@ -72,8 +77,8 @@ class TargetSizes:
 def refuse_other_target(path: Path, stated: Object, kind: HeadKind, target: TargetSizes) -> None:
     """Raise ModelError if an EAGLE head was made for a target of other sizes.
 
-    path    of config.json, for messages
-    stated  what it holds
+    path    path of the head's config.json, for messages
+    stated  the content of config.json
     """
     part = layer_config(path, stated)
     is_wider = kind is HeadKind.EAGLE3 and stated.get("target_hidden_size") is not None
@@ -96,8 +101,8 @@ def refuse_other_target(path: Path, stated: Object, kind: HeadKind, target: Targ
 def refuse_odd_config(path: Path, stated: Object, kind: HeadKind) -> None:
     """Raise ModelError if a number that a head of this kind needs is missing or out of range.
 
-    path    of config.json, for messages
-    stated  what it holds
+    path    path of the head's config.json, for messages
+    stated  the content of config.json
     """
     if kind is HeadKind.MEDUSA:
         medusa_counts(path, stated)
@@ -127,13 +132,17 @@ def refuse_odd_config(path: Path, stated: Object, kind: HeadKind) -> None:
 
 
 def medusa_counts(path: Path, stated: Object) -> tuple[int, int]:
-    """Return how many Medusa heads there are, and layers of each. Raises ModelError."""
+    """Return (number of Medusa heads, layers of each) from config.json.
+
+    Raises:
+        ModelError: a number is out of range.
+    """
     num_heads = _in_range(path, stated, "medusa_num_heads", 1, (1, MOST_MEDUSA))
     return num_heads, _in_range(path, stated, "medusa_num_layers", 1, (0, MOST_MEDUSA))
 
 
 def layer_config(path: Path, stated: Object) -> Object:
-    """Return what describes the head's layer. Raises ModelError."""
+    """Return the part of config.json that describes the head's layer. Raises ModelError."""
     part = stated.get("transformer_layer_config", stated)
     if not isinstance(part, dict):
         raise ModelError(f"{path}: transformer_layer_config must be an object; get it again")
@@ -141,13 +150,18 @@ def layer_config(path: Path, stated: Object) -> Object:
 
 
 def count(path: Path, part: Object, field: str, default: int | None = None) -> int:
-    """Return a number from 1 on that config.json states. Raises ModelError."""
+    """Return a field's whole number, 1 or more; `default` if it is absent.
+
+    Raises:
+        ModelError: the field is something else, or absent without a default.
+    """
     return _in_range(path, part, field, default, (1, (1 << 31) - 1))
 
 
 def _in_range(
     path: Path, part: Object, field: str, default: int | None, between: tuple[int, int]
 ) -> int:
+    """Return a field's whole number, or `default`. Raises ModelError if not in `between`."""
     found, (least, most) = part.get(field), between
     if found is None:
         found = default
@@ -161,6 +175,7 @@ def _in_range(
 
 
 def _refuse_other_forms(path: Path, part: Object) -> None:
+    """Raise ModelError if an EAGLE head's layer has a form that is not covered."""
     num_layers = count(path, part, "num_hidden_layers", 1)
     if num_layers != 1:
         raise ModelError(f"{path}: the head has {num_layers} layers; use one with a single layer")
@@ -174,6 +189,7 @@ def _refuse_other_forms(path: Path, part: Object) -> None:
 
 
 def _refuse_rope(path: Path, part: Object) -> None:
+    """Raise ModelError if a rotary embedding's settings are missing or out of range."""
     refuse_number(path, part, "rope_theta", THETAS)
     for field in _ROPES:
         if part.get(field) is not None and not isinstance(part[field], dict):
@@ -202,6 +218,7 @@ def _refuse_rope(path: Path, part: Object) -> None:
 
 
 def _ropes(part: Object) -> Iterator[tuple[str, Object]]:
+    """Yield (field, object) of each object that describes the rotary embedding."""
     for field in _ROPES:
         if isinstance(rope := part.get(field), dict) and rope:
             yield field, rope

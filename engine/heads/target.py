@@ -1,4 +1,4 @@
-"""What a head takes from the checkpoint of its target: sizes, and a few of its tensors.
+"""Read from the target's checkpoint what a head shares with it: sizes and a few tensors.
 
 No other weight of the target is read. Knows no kind of head.
 """
@@ -18,16 +18,16 @@ _LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 
 
 class Target:
-    """A target's checkpoint as far as its head needs it.
+    """Sizes of a target, and access to the tensors that a head may share with it.
 
-    vocab_size  columns of its logits
+    vocab_size  V, the number of logits of a row
     """
 
     def __init__(self, name: str, revision: str | None) -> None:
-        """Read its config.json and the heads of its files.
+        """Read the target's config.json and the headers of its weight files.
 
         Raises:
-            ModelError: it cannot be used as a target.
+            ModelError: the model cannot be used as a target.
         """
         self._checked: Checked = check_checkpoint(name, revision)
         config = self._checked.text_config
@@ -39,11 +39,19 @@ class Target:
         self.eos_token_ids = self._checked.eos_token_ids
 
     def embedding(self) -> torch.Tensor:
-        """The embeddings [at least vocab_size, hidden_size]. Raises ModelError."""
+        """Return the target's token embeddings [at least vocab_size, hidden_size].
+
+        Raises:
+            ModelError: the tensor is missing or cannot be read.
+        """
         return self._read(self._names(self._checked.empty.get_input_embeddings(), "weight"))
 
     def output(self) -> torch.nn.Linear:
-        """What makes logits of the state after the last norm. Raises ModelError."""
+        """Return the target's output matrix: hidden state after the last norm -> logits.
+
+        Raises:
+            ModelError: the target has none, or it cannot be read.
+        """
         empty = self._checked.empty
         module = empty.get_output_embeddings()
         if module is None:
@@ -58,7 +66,11 @@ class Target:
         )
 
     def last_norm(self) -> torch.Tensor:
-        """The weight [hidden_size] of its last norm. Raises ModelError."""
+        """Return the weight [hidden_size] of the target's last norm.
+
+        Raises:
+            ModelError: the target has none, or it cannot be read.
+        """
         base = self._checked.empty.get_decoder()
         norm = next((getattr(base, name) for name in _LAST_NORMS if hasattr(base, name)), None)
         if norm is None:
@@ -66,13 +78,13 @@ class Target:
         return self._read(self._names(norm, "weight"))
 
     def _names(self, module: Any, part: str) -> list[str]:
-        """What a module's weight or bias may be called in the files."""
+        """Return the names that a module's weight or bias (`part`) may have in the files."""
         empty = self._checked.empty
         full = next(name for name, found in empty.named_modules() if found is module) + f".{part}"
         return [full, full.removeprefix(f"{empty.base_model_prefix}.")]
 
     def _read(self, names: list[str]) -> torch.Tensor:
-        """Return the first of these tensors that there is."""
+        """Return the first tensor of `names` that the checkpoint has. Raises ModelError if none."""
         packed, folder = self._checked.packed, self._checked.folder
         if packed is not None:
             lazy = packed.tensors(self._checked.empty)
@@ -88,7 +100,7 @@ class Target:
 
 
 def _tensors(checked: Checked, names: list[str]) -> Iterator[torch.Tensor]:
-    """Yield those of these tensors that there are, in the order of their names."""
+    """Yield the tensors of `names` that the checkpoint has, in that order."""
     for name in names:
         for file in weight_files(checked.folder):
             try:

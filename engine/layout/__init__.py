@@ -1,1 +1,1 @@
-"""Which slot of a cache holds which token, and what was there before (pure)."""
+"""Layout of the KV cache (which slot holds which token) and copies of earlier text (pure)."""

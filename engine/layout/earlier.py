@@ -1,29 +1,34 @@
-"""What followed the last tokens in earlier texts (pure): drafts for what says itself again.
+"""Drafts copied from earlier texts: find what followed the last tokens there (pure).
 
 Theory of operation
 -------------------
-Edited code, agents and chats repeat what stood in another text. As in SuffixDecoding (Oliaro et
-al., arXiv 2411.04975) the longest suffix of the text is looked for that stands in earlier texts,
-and what followed it there is the draft: a small tree, what was said most often first. There the
-earlier texts are a suffix tree; here they lie in a ring, and chains lead through it as through the
-window of DEFLATE (RFC 1951, section 4), which costs far less in Python:
+Edited code, agents and chats repeat passages of earlier texts. As in SuffixDecoding (Oliaro et al.,
+arXiv 2411.04975) we look for the longest suffix of the current text that occurs in an earlier text,
+and draft the tokens that followed it there: a small tree, the most frequent token first.
+SuffixDecoding keeps the earlier texts in a suffix tree. Here their tokens lie in a ring buffer with
+hash chains through it, like the window of DEFLATE (RFC 1951, section 4); in Python that costs far
+less:
 
-    ring     tokens of texts, piece by piece, an END between two; the newest overwrite the oldest
-    place    the number of tokens written before; its slot is what is left of it modulo the ring
-    level    a number of tokens, of `LEVELS`: places behind the same last so many tokens are a chain
-    heads    of a level: hash of those tokens -> the newest place of their chain
-    before   of a level: slot -> the next older place of its chain; of another hash by coincidence
+    ring     the tokens of all texts, in pieces with an END between two; the newest tokens overwrite
+             the oldest
+    place    names a written token: the number of tokens written up to it; its slot (array index)
+             is the place modulo the ring's size
+    level    a context length n, one of `LEVELS`; each level has chains, and a chain links the
+             places that follow the same n tokens
+    heads    per level: hash of the n tokens -> the newest place of their chain
+    before   per level: slot -> the next older place of its chain (hash collisions may mix chains)
 
-A lookup follows the chains of the longest tokens first, up to `MAX_PLACES` places of each, and
-compares what stands before them, up to `MAX_MATCH` tokens. Those with the longest match count.
+A lookup tries the longest context first. It visits up to `MAX_PLACES` places of the chain, compares
+up to `MAX_MATCH` tokens before each place, and keeps the places with the longest match.
 
-A piece begins with a copy of the tokens before it, which lead nowhere, so that a match may go over
-its beginning. A token is named by a hash of the whole text up to it, and no name is kept twice: not
-if a text is opened again, nor what several texts begin with alike, such as the turns of a chat.
+A piece begins with a copy of up to `MAX_MATCH` tokens of the text before it, so that a match may
+reach back over the piece's beginning; the copied tokens are in no chain. A token's name is a hash
+of the whole text up to it, and no name is stored twice. So a text that is opened again, or a
+beginning that several texts share (the turns of a chat), is stored once.
 
-A token costs an insertion for each level, a lookup at most `MAX_PLACES * MAX_MATCH` comparisons a
-level, whatever is kept: 3 us, and 20 us, at worst some 110 (docs/LOG.md). Memory: 76 bytes a slot,
-and some 70 for each name, 36 MiB in all; nothing before the first text.
+Storing a token costs one insertion per level: 3 us. A lookup costs at most `MAX_PLACES * MAX_MATCH`
+comparisons per level, however much is stored: 20 us, at worst some 110 (docs/LOG.md). Memory: 76
+bytes per slot and some 70 per name, 36 MiB in all; nothing before the first text.
 """
 
 from array import array
@@ -31,18 +36,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-NUM_TOKENS = 1 << 18  # of all texts together
+NUM_TOKENS = 1 << 18  # size of the ring: tokens of all texts together
 MIN_MATCH, MAX_MATCH = 2, 32
 LEVELS = (16, 8, 4, MIN_MATCH)
 MAX_PLACES = 32
 PIECE_LEN = 256
 
-END = (1 << 32) - 1  # no token: those have 31 bits
+END = (1 << 32) - 1  # separator between pieces; token ids have at most 31 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How much of a text was kept: its first `length` tokens, whose name is `name`."""
+    """How much of a text is stored: its first `length` tokens; `name` is their hash."""
 
     length: int = 0
     name: int = 0
@@ -53,10 +58,12 @@ NOTHING = Kept()
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """What followed the last `match_len` tokens in other places: a tree, at least one token.
+    """A tree of draft tokens that followed the text's last `match_len` tokens elsewhere.
 
-    parents  of each token, the index of its parent, or -1; parents come first
-    shares   of the places that its parent was seen at and went on from, those where it came next
+    tokens   the drafted token ids, at least one; a parent comes before its children
+    parents  per token, the index of its parent in `tokens`; -1: it follows the text directly
+    shares   per token, its relative frequency after its parent: of the places where the parent
+             occurred and the stored text went on, the fraction that went on with this token
     """
 
     match_len: int
@@ -66,48 +73,48 @@ class Continuations:
 
 
 class _Level:
-    """The chains of places that follow the same `length` tokens."""
+    """Hash chains for contexts of `length` tokens: each links the places after one context."""
 
     def __init__(self, length: int, num_tokens: int) -> None:
         self.length = length
         self._mask = num_tokens - 1
-        self.heads = array("Q", bytes(8 * num_tokens))  # 0: none
-        self.before = array("Q", bytes(8 * num_tokens))  # by slot, of those in a chain
+        self.heads = array("Q", bytes(8 * num_tokens))  # context hash -> newest place; 0: none
+        self.before = array("Q", bytes(8 * num_tokens))  # slot -> next older place of its chain
 
     def head(self, tokens: tuple[int, ...]) -> int:
-        """Where the chain begins of what follows these `length` tokens."""
+        """Return the newest place that follows these `length` tokens; 0 if there is none."""
         return self.heads[hash(tokens) & self._mask]
 
     def add(self, tokens: tuple[int, ...], place: int, slot: int) -> None:
-        """What is at `place` follows these tokens."""
+        """Record that the token at `place` (stored in `slot`) follows these `length` tokens."""
         key = hash(tokens) & self._mask
         self.before[slot] = self.heads[key]
         self.heads[key] = place
 
 
 class EarlierTexts:
-    """The last `num_tokens` (a power of two) tokens of texts, and what followed what in them."""
+    """Store of the last `num_tokens` (a power of two) tokens of earlier texts, to draft from."""
 
     def __init__(self, num_tokens: int = NUM_TOKENS) -> None:
         assert num_tokens >= 4 * MAX_MATCH
         assert num_tokens.bit_count() == 1
         self.num_tokens = num_tokens
         self._piece_len = min(PIECE_LEN, num_tokens // 4)
-        self._end = 0  # the newest place; an END, but while a piece is written
-        self._names: set[int] = set()  # of the tokens in the ring that are no copies
-        # By slot; all empty before the first text.
+        self._end = 0  # the newest place; it holds an END except while a piece is being written
+        self._names: set[int] = set()  # names of the tokens in the ring, copied ones excepted
+        # Indexed by slot; allocated with the first text.
         self._tokens = array("I")
-        self._name_at = array("q")  # 0: a copy, or an END
+        self._name_at = array("q")  # name of the token; 0: a copied token, or an END
         self._levels: tuple[_Level, ...] = ()
 
     def __len__(self) -> int:
-        """Number of tokens that are kept, without copies."""
+        """Return the number of tokens stored, without copied tokens and separators."""
         return len(self._names)
 
     # -- keeping ----------------------------------------------------------------------------------
 
     def add(self, text: Sequence[int], kept: Kept = NOTHING, *, most: int | None = None) -> Kept:
-        """Keep `text` beyond `kept`, but at most so many tokens; returns how far it is kept now."""
+        """Store the tokens of `text` after `kept`, at most `most`; return how far it is stored."""
         start = kept.length
         stop = len(text) if most is None else min(len(text), start + most)
         names = [kept.name]
@@ -119,25 +126,25 @@ class EarlierTexts:
             if names[index] in self._names:
                 index += 1
                 continue
-            # Of a text that was kept its beginning may be overwritten, and its end not yet.
+            # The beginning of a stored text may be overwritten while its end is still there.
             number = self._num_missing(names[index : index + self._piece_len])
             self._write(text, start + index, names[index : index + number])
             index += number
         return Kept(stop, names[-1] if names else kept.name)
 
     def _num_missing(self, names: Sequence[int]) -> int:
-        """How many of the first of these are not kept."""
+        """Return how many names stand before the first one that is already stored."""
         return next((i for i, name in enumerate(names) if name in self._names), len(names))
 
     def _write(self, text: Sequence[int], start: int, names: Sequence[int]) -> None:
-        """Write a piece of `text` from `start` on, whose tokens have these names."""
+        """Write the piece of `text` that begins at `start` into the ring; one name per token."""
         if not self._levels:
             self._allocate()
         first = max(0, start - MAX_MATCH)
         piece = tuple(text[first : start + len(names)])
         num_copied = start - first
         while self._end % self.num_tokens + len(piece) + 1 >= self.num_tokens:
-            self._put(END)  # a piece does not go over the end of the ring
+            self._put(END)  # a piece does not wrap around the end of the ring
         for token in piece[:num_copied]:
             self._put(token)
         for index, name in enumerate(names, num_copied):
@@ -148,12 +155,13 @@ class EarlierTexts:
         self._put(END)
 
     def _allocate(self) -> None:
+        """Allocate the ring and the chains, before the first text is stored."""
         self._tokens = array("I", [END]) * self.num_tokens
         self._name_at = array("q", bytes(8 * self.num_tokens))
         self._levels = tuple(_Level(length, self.num_tokens) for length in LEVELS)
 
     def _put(self, token: int, name: int = 0) -> int:
-        """Write one token, over the oldest; returns its slot."""
+        """Write one token into the ring, overwriting the oldest; return its slot."""
         self._end += 1
         slot = self._end % self.num_tokens
         self._names.discard(self._name_at[slot])
@@ -167,13 +175,15 @@ class EarlierTexts:
     def find(
         self, recent: Sequence[int], *, least: int, limit: int, is_tree: bool
     ) -> Continuations | None:
-        """At most `limit` tokens that may follow a text that ends with `recent`.
+        """Return at most `limit` draft tokens for a text that ends with `recent`, or None.
 
-        recent   its last tokens; more than `MAX_MATCH` are of no use
-        least    so many tokens must match, and at least `MIN_MATCH`
-        is_tree  wherever the places differ, follow several; else only what came most often
+        recent   the last tokens of the text; only the last `MAX_MATCH` are used
+        limit    most tokens to return
+        least    fewest tokens that must match (never fewer than `MIN_MATCH`)
+        is_tree  True: draft a tree, with several continuations where the places found differ;
+                 False: a chain of the most frequent continuations
 
-        None: it ends with nothing that is kept.
+        Returns None if no suffix of `recent` that is long enough occurs in the stored texts.
         """
         assert limit >= 1
         recent = tuple(recent[-MAX_MATCH:])
@@ -190,10 +200,13 @@ class EarlierTexts:
     def _longest(
         self, level: _Level, recent: tuple[int, ...], least: int
     ) -> tuple[int, Sequence[int]]:
-        """Places of a chain with the longest match, of at least so many tokens; newest first."""
+        """Return the longest match in one chain: its length in tokens, and the slots that have it.
+
+        The slots are newest first; empty if no place of the chain matches `least` tokens.
+        """
         longest, slots = least, list[int]()
         backwards = recent[::-1]
-        oldest = max(0, self._end - self.num_tokens)  # it is overwritten, or none
+        oldest = max(0, self._end - self.num_tokens)  # places up to here are overwritten; 0: none
         place = level.head(recent[-level.length :])
         for _ in range(MAX_PLACES):
             if place <= oldest:
@@ -208,7 +221,10 @@ class EarlierTexts:
         return longest, slots
 
     def _num_alike(self, slot: int, backwards: Iterable[int]) -> int:
-        """How many of these tokens stand before a slot. An END does at last, at slot 0 always."""
+        """Return how many of the tokens `backwards` stand before `slot`, counted from it.
+
+        The count ends at the first difference, at the latest at an END (slot 0 always holds one).
+        """
         number = 0
         for token in backwards:
             if self._tokens[slot - 1 - number] != token:
@@ -219,11 +235,14 @@ class EarlierTexts:
     def _tree(
         self, match_len: int, slots: Sequence[int], limit: int, branches: int
     ) -> Continuations:
-        """What stands at these slots and behind them, at most `branches` children of each node."""
+        """Return the tree of the tokens at `slots` and after them, the most frequent first.
+
+        The tree has at most `limit` tokens, and each node at most `branches` children.
+        """
         tokens: list[int] = []
         parents: list[int] = []
         shares: list[float] = []
-        # Minus how often, number in order of discovery, parent, share, and where it stands.
+        # Per candidate: minus its count, its order of discovery, parent index, share, its slots.
         pending: list[tuple[int, int, int, float, Sequence[int]]] = []
         num_found = 0
 
@@ -234,7 +253,7 @@ class EarlierTexts:
                 if (token := self._tokens[slot]) != END:
                     following.setdefault(token, []).append(slot)
             total = sum(map(len, following.values()))
-            by_number = sorted(following.values(), key=len, reverse=True)  # the newest first
+            by_number = sorted(following.values(), key=len, reverse=True)  # ties: newest first
             for places in by_number[:branches]:
                 share = len(places) / total
                 heappush(pending, (-len(places), num_found, parent, share, places))

@@ -1,24 +1,26 @@
-"""Drafts without a model: what followed the last few tokens when they were seen before (pure).
+"""Drafts without a model: copy what followed the last few tokens earlier in the text (pure).
 
 Theory of operation
 -------------------
-The last n tokens of the text are looked up in what was written before, and what followed them there
-is the draft: prompt lookup (Saxena 2023). A reference text to copy from can be given besides (LLMA,
-Yang et al., arXiv 2304.04487).
+The last n tokens are looked up in the text so far, and the tokens that followed them there are the
+draft: prompt lookup (Saxena 2023). A reference text to copy from can be given too (LLMA, Yang et
+al., arXiv 2304.04487).
 
-    which n      the largest, from `ngram_max` down to `ngram_min`, whose n-gram occurs with
-                 something behind it
-    which place  one with the longest continuation, counted up to the length that is wanted; of
-                 several one is drawn by a hash of the seed and of the text's length, so a text has
-                 the same draft in every process and every life
+    which n      the largest, from `ngram_max` down to `ngram_min`, whose n-gram occurs before and
+                 has at least one token after it
+    which place  the one with the longest continuation, where anything beyond the wanted length
+                 does not count; among equals one is drawn by a hash of the seed, the n-gram and the
+                 text's length, so that a text has the same draft in every process and after every
+                 restart
 
-A table maps an n-gram to the places where it ends, ascending. A lookup is at most `ngram_max`
-probes and a bisection each, a token costs `ngram_max` insertions, however long the text is. An
-n-gram is one integer, exact: a leading 1 and 32 bits for each token. The reference has a table and
-tokens of its own, so no n-gram and no continuation bridges from it into the text.
+A table maps an n-gram to the places where it ends, ascending. A lookup costs at most `ngram_max`
+probes with a bisection each, and a new token costs `ngram_max` insertions, however long the text
+is. An n-gram is stored as one exact integer: a leading 1 bit, then 32 bits for each token. The
+reference has its own table and its own tokens, so no n-gram and no continuation runs from it into
+the text.
 
-Memory is bounded: the text is indexed in blocks, and only the last two are kept. A block begins at
-a multiple of its length, so what is forgotten depends on the text alone.
+Memory is bounded: the text is indexed in blocks, and only the last two blocks are searched. A block
+begins at a multiple of its length, so what is forgotten depends on the text alone.
 """
 
 import struct
@@ -31,21 +33,21 @@ from hashlib import blake2b
 BLOCK_LEN = 1 << 16
 
 _BITS_64 = (1 << 64) - 1
-# n-gram -> where it ends: the number of tokens up to there. Most occur once, and a list of one
-# would take three times the memory, and the time of the garbage collector.
+# n-gram -> where it ends: the number of tokens up to its end. Most n-grams occur once; an int
+# instead of a list of one takes a third of the memory and costs the garbage collector nothing.
 _Table = dict[int, int | list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What followed the last `ngram_len` tokens in another place; at least one token."""
+    """A draft: tokens (at least one) that followed the last `ngram_len` tokens elsewhere."""
 
     tokens: tuple[int, ...]
     ngram_len: int
 
 
 class NgramIndex:
-    """A text that grows, where each of its n-grams ends, and a reference to copy from."""
+    """Index of the n-grams of one growing text and of a reference text, to draft by copying."""
 
     def __init__(
         self, *, ngram_min: int, ngram_max: int, seed: int, reference: Sequence[int] = ()
@@ -58,14 +60,14 @@ class NgramIndex:
         self._key = (seed & _BITS_64).to_bytes(8, "little")
         self._in_reference = _table(self.reference, ngram_min, ngram_max)
         self._in_text: _Table = {}  # n-grams that end in the block that is being filled
-        self._in_text_before: _Table = {}  # and in the one before it
+        self._in_text_before: _Table = {}  # n-grams that end in the block before that one
 
     def __len__(self) -> int:
-        """Number of tokens of the text."""
+        """Return the number of tokens of the text (the reference not counted)."""
         return len(self.tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on with `tokens`."""
+        """Append `tokens` to the text and index the n-grams that they end."""
         for token in tokens:
             if len(self.tokens) % BLOCK_LEN == 0:
                 self._in_text_before, self._in_text = self._in_text, {}
@@ -74,9 +76,11 @@ class NgramIndex:
                 _add(self._in_text, ngram, len(self.tokens))
 
     def find(self, limit: int, path: Sequence[int] = ()) -> Match | None:
-        """At most `limit` tokens that may follow the text and `path`, which is not indexed.
+        """Return at most `limit` draft tokens to follow the text plus `path`, or None.
 
-        None: nothing that the text and the path end with has been seen with something behind it.
+        path  tokens after the text that are not committed; they are not indexed
+
+        Returns None if no n-gram at the end of text and path occurs earlier with a token after it.
         """
         assert limit >= 1
         length = len(self.tokens) + len(path)
@@ -88,17 +92,20 @@ class NgramIndex:
         return None
 
     def _ngrams(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """Length and value of the n-grams that `tokens` end with, the shortest first."""
+        """Return (length, value) of each n-gram at the end of `tokens`, the shortest first."""
         return _ngrams(tokens, len(tokens), self.ngram_min, self.ngram_max)
 
     def _continuation(self, ngram: int, limit: int, length: int) -> tuple[int, ...]:
-        """What followed `ngram`, at one of the places where the most did; may be empty."""
+        """Return at most `limit` tokens that followed `ngram` at one place; empty if none did.
+
+        Of the places with the longest continuation one is drawn by `_draw`.
+        """
         places = [
             (self.reference, _ends(self._in_reference, ngram)),
             (self.tokens, _ends(self._in_text_before, ngram)),
             (self.tokens, _ends(self._in_text, ngram)),
         ]
-        # The earlier a place, the longer its continuation.
+        # An earlier place has a longer continuation, so the first of each table is the longest.
         rooms = [len(tokens) - ends[0] for tokens, ends in places if ends]
         longest = min(limit, max(rooms, default=0))
         if longest == 0:
@@ -113,14 +120,14 @@ class NgramIndex:
         raise AssertionError("no place has been drawn")
 
     def _draw(self, ngram: int, length: int) -> int:
-        """64 random bits that depend on the seed and the text only."""
+        """Return a 64-bit hash of seed, n-gram and text length, used as a random number."""
         data = struct.pack("<Q", length) + ngram.to_bytes(ngram.bit_length() // 8 + 1, "little")
         return int.from_bytes(blake2b(data, digest_size=8, key=self._key).digest(), "little")
 
 
 @lru_cache(maxsize=1)
 def _table(tokens: tuple[int, ...], ngram_min: int, ngram_max: int) -> _Table:
-    """Of a whole text that never changes. One text after another has the same reference."""
+    """Return the n-gram table of a fixed text; the last one is cached, as texts share it."""
     table: _Table = {}
     for end in range(1, len(tokens) + 1):
         for _, ngram in _ngrams(tokens, end, ngram_min, ngram_max):
@@ -131,6 +138,7 @@ def _table(tokens: tuple[int, ...], ngram_min: int, ngram_max: int) -> _Table:
 def _ngrams(
     tokens: Sequence[int], end: int, ngram_min: int, ngram_max: int
 ) -> list[tuple[int, int]]:
+    """Return (length, value) of each n-gram that ends before index `end`, the shortest first."""
     found = []
     ngram = 1
     for ngram_len in range(1, min(ngram_max, end) + 1):
@@ -141,6 +149,7 @@ def _ngrams(
 
 
 def _add(table: _Table, ngram: int, end: int) -> None:
+    """Record in the table that `ngram` ends at `end`."""
     ends = table.get(ngram)
     if ends is None:
         table[ngram] = end
@@ -151,5 +160,6 @@ def _add(table: _Table, ngram: int, end: int) -> None:
 
 
 def _ends(table: _Table, ngram: int) -> Sequence[int]:
+    """Return the places where `ngram` ends, ascending; empty if it is not in the table."""
     ends = table.get(ngram, ())
     return (ends,) if isinstance(ends, int) else ends

@@ -2,14 +2,15 @@
 
 Theory of operation
 -------------------
-A cache is divided among several texts, a *lane* each:
+A cache is divided among several texts (sequences). The part of one text is its *lane*:
 
     lane 0                         lane 1                         ...
     [0, capacity) | scratch        [num_slots, ...) | scratch
 
-A lane is a run of slots. A text knows only the slots of its own lane, from 0; rows that fill a pass
-up to a fixed shape write to the scratch slots at the end of a lane. A pass has the rows of each
-lane side by side (`Span`), and no row ever sees a slot of another lane.
+A lane is a run of consecutive slots; a slot holds the key and value of one token. A text counts the
+slots of its own lane from 0. Padding rows, which fill a pass up to a fixed shape, write to the
+scratch slots at the end of a lane. In a pass the rows of one lane are consecutive (`Span`), and no
+row ever sees a slot of another lane.
 
 A lane has two half-open regions, left to right:
 
@@ -23,10 +24,11 @@ in a lower slot than its parent.
 
 Rolling back costs nothing: a dead node's slot is free again, and what it held is never visible.
 Committing a chain costs nothing either: its nodes already lie where committed tokens belong. Only
-committing a path that lies scattered moves rows, and that is one gather over all layers (`Move`).
+committing a path whose nodes lie in scattered slots moves cache rows, and that is one gather over
+all layers (`Move`).
 
-`SlotMap` counts committed tokens (`prefix_len`) and passes them on; which text it is belongs to the
-tree of the process.
+`SlotMap` only counts committed tokens (`prefix_len`) and places tokens that it is given; it does
+not store the text, which the speculation tree (`proto/tree.py`) of the process does.
 """
 
 from collections.abc import Container, Hashable, Iterable, Sequence
@@ -37,7 +39,8 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 NUM_TREE_SLOTS = 64
-# Fewer missing committed tokens than this share a pass with tree nodes; more are prefilled first.
+SLOT_STEP = 64  # passes cover a multiple of so many slots
+# Up to this many uncached committed tokens share a pass with tree nodes; more are prefilled first.
 MAX_MISSING = 16
 
 
@@ -46,20 +49,21 @@ MAX_MISSING = 16
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The rows of one forward pass.
+    """The rows (tokens) of one text in a forward pass: what they are and which slots they use.
 
-    lane       of the cache; slots count from its start
+    lane       lane of the cache that the text uses; slots count from the lane's start
     tokens     token id per row
-    positions  number of tokens before the row's token on its path
-    slots      where the row's key and value go
+    positions  per row, its position: the number of tokens before its token on its path
+    slots      per row, the slot that its key and value are written to
     prefix_len every row sees the slots [0, prefix_len)
-    masks      per row, which of the slots prefix_len + i it sees besides (bit i, its own included);
-               None means causal: row j sees [0, slots[j]] (prefill; its slots are its positions)
-    before     per row, the slot of the token before it on its path; -1: there is none. Made of
-               nothing, it is the slot before the row's own, as in a chain
-    features   for heads alone (`heads/eagle.py`): per row the bytes of the target's feature before
-               it; b"": what the head itself has predicted for that; None: nothing is known of it.
-               () is b"" for all rows
+    masks      per row, a bit mask of the other slots that it sees: bit i stands for slot
+               prefix_len + i, and the row's own bit is set; None means causal attention: row j
+               sees [0, slots[j]] (prefill, where a row's slot equals its position)
+    before     per row, the slot of the token before it on its path; -1 if there is none. If left
+               out, it is the slot before the row's own, as in a chain
+    features   only for heads (`heads/eagle.py`): per row, the bytes of the target's hidden state
+               of the token before; b"": use the one that the head itself predicted; None: neither
+               exists. () means b"" for all rows
     """
 
     tokens: tuple[int, ...]
@@ -77,9 +81,9 @@ class Feed:
 
     @property
     def total(self) -> int:
-        """Number of slots from 0 up to the highest that this pass writes or can see.
+        """Return the number of slots, from 0, that include every slot written or seen by the pass.
 
-        A row may see further than any row of the pass is written: its parent can lie behind it.
+        A row may see slots beyond all that are written: its parent may lie in a higher slot.
         """
         end = max(self.prefix_len, max(self.slots) + 1)
         if self.masks is None:
@@ -89,7 +93,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy cache rows `sources` to `targets` of a lane, all read before any is written."""
+    """Instruction to copy the slots `sources` of a lane to `targets`; all reads come first."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
@@ -98,12 +102,17 @@ class Move:
 
 @dataclass(slots=True)
 class _Place:
+    """Where a tree node lies, and what it may see."""
+
     slot: int  # absolute; prefix_len <= slot < prefix_len + num_tree_slots
     mask: int  # relative to prefix_len; includes the node's own bit and all its ancestors'
 
 
 class SlotMap(Generic[K]):
-    """Layout of one lane of a cache, for one session. `K` names tree nodes (a path hash)."""
+    """Layout of one lane (sequence slot) of a cache: assigns slots to the tokens of one text.
+
+    `K` is the type of the keys that name tree nodes (path hashes).
+    """
 
     def __init__(
         self, capacity: int, num_tree_slots: int = NUM_TREE_SLOTS, *, lane: int = 0
@@ -112,18 +121,20 @@ class SlotMap(Generic[K]):
         self.lane = lane
         self.capacity = capacity
         self.num_tree_slots = num_tree_slots
-        # Committed tokens that are cached. Nodes have places only while all committed ones are.
+        # Number of committed tokens in the cache. Tree nodes have places only while no committed
+        # token is missing from it.
         self.prefix_len = 0
-        self.fed_len = 0  # of them, those that were fed as such, and not as nodes of the tree
+        self.fed_len = 0  # the first so many were computed as committed tokens, not as tree nodes
         self._places: dict[K, _Place] = {}
-        self._taken = 0  # bit i: slot prefix_len + i is one of these places'
+        self._taken = 0  # bit i: slot prefix_len + i is taken by a node of `_places`
 
     def __contains__(self, key: K) -> bool:
+        """Return True if the tree node `key` has a slot in the cache."""
         return key in self._places
 
     @property
     def num_free(self) -> int:
-        """Tree slots that can still be given out."""
+        """Return the number of free tree slots."""
         within = min(self.num_tree_slots, self.capacity - self.prefix_len)
         return within - len(self._places)
 
@@ -135,19 +146,25 @@ class SlotMap(Generic[K]):
         self.fed_len = min(self.fed_len, length)
 
     def adopt(self, length: int) -> None:
-        """The first `length` committed tokens have been copied here from another lane."""
+        """Count the first `length` committed tokens as cached: they were copied from another lane.
+
+        Only the count changes here; the caller copies the slots (`Executor.copy_prefix`).
+        """
         assert not self._places, "a copy comes before any node"
         assert self.prefix_len < length <= self.capacity
         self.prefix_len = self.fed_len = length
 
     def next_chunk(self, text: Sequence[int], end: int, chunk_len: int) -> Sequence[int]:
-        """What to prefill next of text[:end]; empty if `feed` can take what is missing."""
+        """Return the tokens of text[:end] to prefill next, at most `chunk_len`.
+
+        Returns () if at most `MAX_MISSING` tokens are missing, which `feed` takes along.
+        """
         if end - self.prefix_len <= MAX_MISSING:
             return ()
         return text[self.prefix_len : min(end, self.prefix_len + chunk_len)]
 
     def feed_prefix(self, tokens: Sequence[int]) -> Feed:
-        """Place committed `tokens` behind the prefix, as one causal chunk of a prefill."""
+        """Assign slots after the prefix to committed `tokens`; return them as a prefill chunk."""
         assert tokens, "a chunk holds at least one token"
         assert not self._places, "a prefill comes before any node"
         start, end = self.prefix_len, self.prefix_len + len(tokens)
@@ -164,16 +181,18 @@ class SlotMap(Generic[K]):
         *,
         num_again: int = 0,
     ) -> Feed:
-        """Place the committed tokens that the cache lacks, then tree nodes, in one pass.
+        """Assign slots to uncached committed tokens and to tree nodes; return them as one pass.
 
-        missing    committed tokens from position prefix_len on (few: they share the tree's mask)
-        nodes      (key, parent key or None for the last committed token, token, position),
-                   parents first
-        num_again  `missing` begins so many tokens before: rows that are written once more, where
-                   they are, because more is known of them now; the tree stays
+        missing    committed tokens from position prefix_len - num_again on (few: they share the
+                   tree's mask word)
+        nodes      per node (key, parent's key or None for the last committed token, token id,
+                   position), parents before children
+        num_again  number of tokens at the start of `missing` that are cached already and are
+                   computed again in the same slots (a head knows more about them now); tree nodes
+                   that exist keep their slots
 
-        After the call all of them count as cached: the device works in order, so nothing that is
-        launched later can see an unwritten slot.
+        After the call all these tokens count as cached: the device works in order, so nothing that
+        is launched later can see an unwritten slot.
         """
         start, count = self.prefix_len - num_again, len(missing)
         assert count >= num_again
@@ -200,7 +219,10 @@ class SlotMap(Generic[K]):
         return Feed(*rows, self.lane, tuple(before))
 
     def rename(self, key: K, to: K | None) -> None:
-        """A node that was fed before it had a name gets it; None: it was not fed after all."""
+        """Give the node `key` the key `to`; None: remove the node and free its slot.
+
+        Used for nodes that are fed under a provisional key. Does nothing if `key` has no slot.
+        """
         if (place := self._places.pop(key, None)) is None:
             return
         if to is None:
@@ -209,7 +231,10 @@ class SlotMap(Generic[K]):
             self._places[to] = place
 
     def _allocate(self, key: K, above: _Place | None) -> _Place:
-        """Give a node the lowest free slot; `above` is its parent's, if that is in the tree."""
+        """Assign the lowest free tree slot to a new node and return it with the node's mask.
+
+        above  its parent's place; None: the parent is the last committed token
+        """
         assert key not in self._places, "a node is fed once"
         own = ~self._taken & (self._taken + 1)
         index = own.bit_length() - 1
@@ -221,11 +246,11 @@ class SlotMap(Generic[K]):
         return place
 
     def advance(self, path: Sequence[K], survivors: Container[K]) -> Move | None:
-        """Commit the nodes of `path` (the first hangs on the last committed token).
+        """Commit the nodes of `path`; return the copy that the cache must make, or None.
 
-        `survivors` stay, every other node dies. Nodes of `path` that are not cached stay missing:
-        the caller feeds them.
-        Returns the copy that the cache must make, or None.
+        path       keys from the first node after the last committed token downwards; those from
+                   the first uncached one on stay missing, and the caller feeds them again
+        survivors  keys of the nodes that stay in the tree; the slots of all others become free
         """
         cached = 0
         while cached < len(path) and path[cached] in self._places:
@@ -246,7 +271,10 @@ class SlotMap(Generic[K]):
         return Move(tuple(moves), tuple(moves.values()), self.lane) if moves else None
 
     def _relocate(self, kept: dict[K, _Place], new_prefix: int) -> dict[int, int]:
-        """Shift the survivors' masks to the new prefix; move those that lie where it goes."""
+        """Make survivors' masks relative to `new_prefix`; move nodes out of slots below it.
+
+        Returns the moves as {old slot: new slot}.
+        """
         taken = {place.slot for place in kept.values()}
         free = (slot for slot in range(new_prefix, self.capacity) if slot not in taken)
         moves = {slot: next(free) for slot in sorted(taken) if slot < new_prefix}
@@ -281,10 +309,10 @@ class SlotMap(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class LaneLayout:
-    """The division of a cache.
+    """How a cache is divided into lanes (one per text).
 
     count      number of lanes
-    num_slots  of one lane, its scratch included
+    num_slots  slots of one lane, its scratch slots included
     """
 
     count: int
@@ -292,20 +320,21 @@ class LaneLayout:
 
     @property
     def total(self) -> int:
-        """Slots of the whole cache."""
+        """Return the number of slots of the whole cache."""
         return self.count * self.num_slots
 
     def first_slot(self, lane: int) -> int:
-        """Where a lane begins."""
+        """Return the index in the whole cache of a lane's first slot."""
         assert 0 <= lane < self.count, f"lane {lane}, but the cache has {self.count}"
         return lane * self.num_slots
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive rows of a pass that see one lane.
+    """Consecutive rows of a pass that belong to one lane.
 
     first_slot  where the lane begins: its slot s is slot first_slot + s of the cache
+    num_rows    number of these rows
     """
 
     first_slot: int
@@ -313,28 +342,36 @@ class Span:
 
 
 def is_grid(spans: Sequence[Span]) -> bool:
-    """Whether all lanes have as many rows and lie at equal distances, so that one view has them."""
+    """True if all spans have equally many rows and their lanes lie at equal distances.
+
+    Then one strided view of the cache covers the lanes.
+    """
     if len({span.num_rows for span in spans}) > 1:
         return False
     return len({after.first_slot - before.first_slot for before, after in pairwise(spans)}) <= 1
 
 
+def in_steps(num_slots: int) -> int:
+    """Return a number of slots rounded up to a multiple of `SLOT_STEP`."""
+    return -(-num_slots // SLOT_STEP) * SLOT_STEP
+
+
 def lane_counts(num_lanes: int) -> tuple[int, ...]:
-    """Up to how many lanes passes of several lanes are filled up: 1, 2, 4, 8, ... or all."""
+    """Return the numbers of lanes that a pass is padded to: 1, 2, 4, 8, ... and `num_lanes`."""
     return (*(1 << power for power in range((num_lanes - 1).bit_length())), num_lanes)
 
 
 def num_lanes_within(limit_bytes: int, slot_bytes: int, slots_per_lane: int) -> int:
-    """Return how many lanes fit into so much memory; 0 if not even one does.
+    """Return how many lanes fit into `limit_bytes` of memory; 0 if not even one does.
 
-    slot_bytes      keys and values of one token (`kv_cache.slot_bytes`)
-    slots_per_lane  the longest text and its tree, scratch included (`Executor.lanes.num_slots`)
+    slot_bytes      bytes of the keys and values of one token (`kv_cache.slot_bytes`)
+    slots_per_lane  slots for the longest text, its tree and scratch (`Executor.lanes.num_slots`)
     """
     return limit_bytes // (slot_bytes * slots_per_lane)
 
 
 def copied(moves: Iterable[Move], lanes: LaneLayout) -> tuple[list[int], list[int]]:
-    """Slots of the whole cache that moves of several lanes read, and those that they write."""
+    """Return the source and target slots of several lanes' moves, as slots of the whole cache."""
     sources: list[int] = []
     targets: list[int] = []
     for move in moves:

@@ -1,6 +1,6 @@
-"""Checkpoints whose weights are stored in fewer bits: which of them are covered, and what they are.
+"""Quantised checkpoints, whose weights are packed into fewer bits: reading and dequantising them.
 
-No model and no device is known here. `formats.py` reads what config.json says, each packing has a
-file of arithmetic, `packed_checkpoint.py` reads them as if they were plain, and `kernels.py` says
-where another library multiplies with them as they are.
+`formats.py` reads the format from config.json. Each format has a file with its arithmetic (`fp8`,
+`gptq`, `awq`, `nf4`). `packed_checkpoint.py` reads such a checkpoint as if its weights were plain.
+`kernels.py` says where another library can multiply with the packed weights directly.
 """

@@ -6,7 +6,7 @@
 
     weight = scale * (integer - zero)
 
-A zero point is stored as it is, and inputs of a group follow each other.
+A zero point is stored as it is, and the inputs of a group are adjacent.
 """
 
 import torch
@@ -45,7 +45,7 @@ def weight_shape(form: Awq, sizes: Sizes) -> tuple[int, int]:
 
 
 def stretch(form: Awq, sizes: Sizes, dim: int, run: range) -> Stretch[Awq]:
-    """Return what is read for a run of outputs (`dim` 0) or inputs (1)."""
+    """Return what to read to dequantise a run of outputs (`dim` 0) or inputs (`dim` 1)."""
     num_outputs, num_inputs = weight_shape(form, sizes)
     if dim == 0:
         wide = in_units(run, 8, num_outputs)

@@ -1,14 +1,16 @@
-"""What quantization_config in config.json says of a checkpoint, or why it is not covered.
+"""Read the quantisation format of a checkpoint from quantization_config in config.json.
+
+Formats that are not covered are refused.
 
     quant_method         stored as                                          description
     fp8                  8-bit floats, a scale for each block or tensor     Fp8
-    compressed-tensors   the same (float-quantized), also a scale each row  Fp8
+    compressed-tensors   the same (float-quantized), or a scale per row     Fp8
     gptq                 4- or 8-bit integers, scales and zeros by group    Gptq
     awq                  4-bit integers, likewise (gemm)                    Awq
     bitsandbytes         4-bit indices (nf4), a scale for each block        Nf4
 
-Which layers are quantised is read from the tensors, and not from lists of those that are not: how
-names in such lists match differs from library to library, what is stored does not.
+Which layers are quantised is read from the tensors, not from config.json's lists of excluded
+layers: libraries match the names in such lists differently, but store the same tensors.
 """
 
 from collections.abc import Iterator
@@ -23,16 +25,17 @@ _FIELDS = ("quantization_config", "compression_config")
 _COVERED = "fp8, compressed-tensors (float-quantized), gptq, awq and bitsandbytes (nf4) are covered"
 _LARGEST_GROUP = 1 << 24
 _FP8_FORMATS = (None, "float-quantized", "naive-quantized")
-# By format of GPTQ: what has to be added to a stored zero point.
+# Version of GPTQ's format -> the number to add to a stored zero point.
 _GPTQ_ZEROS = {"gptq": 1, "gptq_v2": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """Weights of 8-bit floating point.
+    """Format of weights in 8-bit floating point.
 
-    blocks   (rows, columns) that share a scale; others have one for each row, or one altogether
-    library  what multiplies with them as they are, where they were made by it
+    blocks   sizes (rows, columns) of blocks that may share a scale; a weight without such blocks
+             has a scale for each row, or one for all
+    library  the library whose kernels can use the weights directly; None: there is none
     """
 
     blocks: tuple[tuple[int, int], ...]
@@ -41,10 +44,11 @@ class Fp8:
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """Integers packed along the inputs of a layer.
+    """Format of weights as integers packed along the inputs of a layer (GPTQ).
 
-    group_size    inputs that share scale and zero; -1: all of them
-    zero_is_less  what was subtracted from a zero point before it was stored
+    bits          bits of an integer: 4 or 8
+    group_size    number of inputs that share a scale and a zero point; -1: all inputs
+    zero_is_less  number (0 or 1) that was subtracted from each zero point before it was stored
     """
 
     bits: int
@@ -54,27 +58,27 @@ class Gptq:
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """4-bit integers packed along the outputs of a layer; `group_size` as for `Gptq`."""
+    """Format of weights as 4-bit integers packed along the outputs; `group_size` as in `Gptq`."""
 
     group_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Nf4:
-    """Indices of 4 bits into a table; each tensor says the rest of itself."""
+    """Format of weights as 4-bit indices into a table; each weight stores its own parameters."""
 
 
 Format = Fp8 | Gptq | Awq | Nf4
 
 
 def read_format(path: Path, stated: Object) -> Format | None:
-    """Return how the weights of a checkpoint are packed; None: they are not.
+    """Return the quantisation format of a checkpoint's weights; None if they are not quantised.
 
-    path    of config.json, for messages
-    stated  what it holds
+    path    path of config.json, for messages
+    stated  the content of config.json
 
     Raises:
-        ModelError: it is a packing that is not covered, or lacks what must be known of it.
+        ModelError: the format is not covered, or one of its fields is missing or wrong.
     """
     for part in parts(stated):
         for field in _FIELDS:
@@ -85,7 +89,10 @@ def read_format(path: Path, stated: Object) -> Format | None:
 
 
 def stated_fields(config: Any) -> Iterator[tuple[Any, str]]:
-    """Yield where an object of transformers, and its part for text, say how weights are packed."""
+    """Yield (configuration, field name) of each field that describes quantisation.
+
+    config  a transformers configuration; its text part is searched too
+    """
     for part in (config, config.get_text_config(decoder=True)):
         for field in _FIELDS:
             if hasattr(part, field):
@@ -94,17 +101,24 @@ def stated_fields(config: Any) -> Iterator[tuple[Any, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """An object in config.json, and how it is called in messages."""
+    """An object in config.json, with checked access to its fields.
+
+    path     path of config.json, for messages
+    name     the object's name in messages
+    content  its fields
+    """
 
     path: Path
     name: str
     content: Object
 
     def refusal(self, field: str, want: str) -> ModelError:
+        """Return the error for a wrong field; `want` says what it should be."""
         value = shown(self.content.get(field))
         return ModelError(f"{self.path}: {self.name}.{field} is {value}; {want}")
 
     def choice(self, field: str, default: object, choices: tuple[object, ...]) -> Any:
+        """Return a field, or `default` if it is absent. Raises ModelError if not in `choices`."""
         value = self.content.get(field)
         value = default if value is None else value
         if not any(type(value) is type(choice) and value == choice for choice in choices):
@@ -113,6 +127,10 @@ class _Fields:
         return value
 
     def group_size(self, *names: str) -> int:
+        """Return a group size (1 or more, or -1) from the first field of `names` that is present.
+
+        Raises ModelError if it is missing or wrong.
+        """
         field = next((name for name in names if name in self.content), names[0])
         value = self.content.get(field)
         if type(value) is not int or not (value == -1 or 1 <= value <= _LARGEST_GROUP):
@@ -120,12 +138,14 @@ class _Fields:
         return value
 
     def inside(self, field: str) -> "_Fields":
+        """Return the object in a field. Raises ModelError if it is none."""
         value = self.content.get(field)
         if not isinstance(value, dict):
             raise self.refusal(field, "it must be an object: get the file again")
         return _Fields(self.path, f"{self.name}.{field}", value)
 
     def block(self, field: str) -> tuple[int, int]:
+        """Return the block size (rows, columns) in a field. Raises ModelError if it is wrong."""
         value = self.content.get(field)
         if (
             not isinstance(value, list)
@@ -137,6 +157,7 @@ class _Fields:
 
 
 def _read(fields: _Fields) -> Format:
+    """Return the format that a quantisation object describes. Raises ModelError."""
     if fields.content.get("load_in_8bit"):
         raise fields.refusal("load_in_8bit", f"{_COVERED}: use one of these")
     match fields.content.get("quant_method"):
@@ -173,7 +194,7 @@ def _compressed(fields: _Fields) -> Fp8:
 
 
 def _block_of(group: _Fields) -> tuple[int, int] | None:
-    """Which rows and columns share a scale; None for whole rows, or all of them."""
+    """Return the (rows, columns) that share a scale; None: whole rows, or the whole weight."""
     group.choice("format", None, _FP8_FORMATS)
     weights = group.inside("weights")
     weights.choice("num_bits", None, (8,))

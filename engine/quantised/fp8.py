@@ -3,7 +3,7 @@
     weight                          [out, in] float8
     weight_scale_inv, weight_scale  [], [1], [out], [out, 1], or [blocks of rows, of columns]
 
-The scale is the same under both names: what was divided by before the weight was rounded.
+Both names mean the same scale: the number that the weight was divided by before it was rounded.
 """
 
 import torch
@@ -24,10 +24,10 @@ SCALES = ("weight_scale_inv", "weight_scale")
 
 
 def weight_shape(form: Fp8, sizes: Sizes) -> tuple[int, int]:
-    """Return the size of the weight.
+    """Return (out, in) of the weight.
 
     Raises:
-        BadTensors: weight and scales do not fit each other.
+        BadTensors: the shapes of weight and scales do not fit together.
     """
     shape = matrix("weight", sizes)
     _block(form, shape, _scale_name(sizes), sizes)
@@ -35,9 +35,9 @@ def weight_shape(form: Fp8, sizes: Sizes) -> tuple[int, int]:
 
 
 def stretch(form: Fp8, sizes: Sizes, dim: int, run: range) -> Stretch[Fp8]:
-    """Return what is read for a run of outputs (`dim` 0) or inputs (1)."""
+    """Return what to read to dequantise a run of outputs (`dim` 0) or inputs (`dim` 1)."""
     shape, name = matrix("weight", sizes), _scale_name(sizes)
-    if len(sizes[name]) <= dim or sizes[name][dim] == 1:  # all share a scale
+    if len(sizes[name]) <= dim or sizes[name][dim] == 1:  # one scale for all along `dim`
         return Stretch({"weight": along(dim, run)}, 0, form)
     block = _block(form, shape, name, sizes)[dim]
     wide = in_units(run, block, shape[dim])
@@ -54,7 +54,7 @@ def weight(form: Fp8, tensors: Tensors) -> torch.Tensor:
     numbers = tensors["weight"].float()
     name = _scale_name({part: tuple(tensor.shape) for part, tensor in tensors.items()})
     scales = tensors[name]
-    if scales.dtype == torch.uint8:  # exponents alone
+    if scales.dtype == torch.uint8:  # the scales are stored as exponents only
         scales = scales.view(torch.float8_e8m0fnu)
     sizes = {name: tuple(scales.shape)}
     rows, columns = _block(form, (numbers.shape[0], numbers.shape[1]), name, sizes)
@@ -70,6 +70,7 @@ def weight(form: Fp8, tensors: Tensors) -> torch.Tensor:
 
 
 def _scale_name(sizes: Sizes) -> str:
+    """Return the name of the layer's scales. Raises BadTensors unless it has exactly one."""
     names = [name for name in SCALES if name in sizes]
     if len(names) != 1:
         raise BadTensors(f"it has {len(names)} of {' and '.join(SCALES)}, it must have one")
@@ -77,7 +78,11 @@ def _scale_name(sizes: Sizes) -> str:
 
 
 def _block(form: Fp8, shape: tuple[int, int], name: str, sizes: Sizes) -> tuple[int, int]:
-    """Return the rows and columns that share a scale, none larger than the weight."""
+    """Return the (rows, columns) that share a scale, at most the weight's own.
+
+    Raises:
+        BadTensors: the scales' shape fits no block of the format.
+    """
     scale, (rows, columns) = sizes[name], shape
     if scale in ((), (1,), (1, 1)):
         return rows, columns

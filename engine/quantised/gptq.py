@@ -3,11 +3,11 @@
     qweight  [in * bits / 32, out] int32: inputs one after another from the lowest bits on
     qzeros   [groups, out * bits / 32] int32: outputs likewise
     scales   [groups, out]
-    g_idx    [in]: the group of each input, in any order after act-order; else input // group_size
+    g_idx    [in]: the group of each input, in any order (act-order); absent: input // group_size
 
     weight = scale * (integer - zero)
 
-The first version stores zero points less one, and the zero point 0 as the largest integer.
+The format's first version stores each zero point minus one, and 0 - 1 as the largest integer.
 """
 
 import math
@@ -29,7 +29,7 @@ from engine.quantised.packed import (
     unpack,
 )
 
-_ROWS = 256
+_ROWS = 256  # inputs dequantised at a time
 
 
 def weight_shape(form: Gptq, sizes: Sizes) -> tuple[int, int]:
@@ -51,7 +51,7 @@ def weight_shape(form: Gptq, sizes: Sizes) -> tuple[int, int]:
 
 
 def stretch(form: Gptq, sizes: Sizes, dim: int, run: range) -> Stretch[Gptq]:
-    """Return what is read for a run of outputs (`dim` 0) or inputs (1)."""
+    """Return what to read to dequantise a run of outputs (`dim` 0) or inputs (`dim` 1)."""
     num_outputs, num_inputs = weight_shape(form, sizes)
     each = 32 // form.bits  # integers in an element
     if dim == 0:
@@ -75,21 +75,21 @@ def weight(form: Gptq, tensors: Tensors) -> torch.Tensor:
     """Return the weight [out, in] in float32.
 
     Raises:
-        BadTensors: a scale is not finite, or an input belongs to a group that there is not.
+        BadTensors: a scale is not finite, or g_idx names a group that does not exist.
     """
     numbers = unpack(tensors["qweight"], form.bits, 0)
     scales = finite("scales", tensors)
     zeros = unpack(tensors["qzeros"], form.bits, 1)
     zeros.add_(form.zero_is_less).remainder_(1 << form.bits)
     groups = _groups(form, tensors, len(numbers), len(scales))
-    for start in range(0, len(numbers), _ROWS):  # scales of all rows would be as large as these
+    for start in range(0, len(numbers), _ROWS):  # all rows' scales would be as large as the weight
         of = groups[start : start + _ROWS]
         numbers[start : start + _ROWS].sub_(zeros[of]).mul_(scales[of])
     return numbers.t()
 
 
 def _groups(form: Gptq, tensors: Tensors, num_inputs: int, count: int) -> torch.Tensor:
-    """Return the group of each input."""
+    """Return the group of each input, int64 [in]. Raises BadTensors if one does not exist."""
     if "g_idx" not in tensors:
         size = num_inputs if form.group_size == -1 else form.group_size
         return torch.arange(num_inputs, device=tensors["qweight"].device) // size

@@ -1,8 +1,8 @@
-"""Where a library multiplies with packed weights as they are: which, and whether it can here.
+"""Which library can multiply with packed (quantised) weights directly, and whether it can here.
 
-None of them is needed, and none is loaded before transformers asks for it. What they would add to
-the code that runs here is what they have installed: packings whose kernels are downloaded when a
-model is loaded (fp8 in blocks) are dequantised on a GPU too.
+All these libraries are optional, and none is imported before transformers needs it. Only installed
+code is run: formats whose kernels would be downloaded when a model is loaded (fp8 in blocks) are
+dequantised on a GPU too.
 """
 
 from importlib.util import find_spec
@@ -15,11 +15,11 @@ from engine.checkpoint.files import one_line
 from engine.errors import ModelError
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 
-_FP8_UNITS = (8, 9)
+_FP8_UNITS = (8, 9)  # CUDA compute capability from which a GPU multiplies 8-bit floats
 
 
 def why_no_kernels(form: Format, device: torch.device) -> str | None:
-    """Return why weights of this packing have to be dequantised, or None."""
+    """Return why weights of this format must be dequantised; None if a library has kernels."""
     if device.type != "cuda":
         return f"kernels are for CUDA, and not for {device.type}"
     libraries = _libraries(form)
@@ -34,37 +34,37 @@ def why_no_kernels(form: Format, device: torch.device) -> str | None:
 
 
 def loading_options(name: str, form: Format, device: torch.device) -> dict[str, Any]:
-    """Return what transformers must be told beside the folder to use the kernels.
+    """Return the keyword arguments for `from_pretrained` with which the kernels are used.
 
     Raises:
-        ModelError: the library cannot be used.
+        ModelError: the kernels' library cannot be used.
     """
     options: dict[str, Any] = {"device_map": {"": device}}
     if isinstance(form, Fp8):
         try:
             options["quantization_config"] = CompressedTensorsConfig(use_optimized_inference=True)
-        except Exception as error:  # it imports the library, and whatever that raises
+        except Exception as error:  # it imports the library, which may raise anything
             raise ModelError(f"{name}: its kernels cannot be used: {one_line(error)}") from error
     return options
 
 
 def try_out(name: str, model: Any, device: torch.device) -> None:
-    """Run one token, for what kernels lack shows only then.
+    """Run the model on one token: only that shows whether the kernels work here.
 
     Raises:
-        ModelError: they do not run, or what they give is no number.
+        ModelError: the kernels do not run, or the logits are not finite.
     """
     try:
         with torch.inference_mode():
             logits = model(torch.zeros(1, 1, dtype=torch.int64, device=device)).logits
-    except Exception as error:  # whatever a library raises
+    except Exception as error:  # a library may raise anything
         raise ModelError(f"{name}: its kernels do not run here: {one_line(error)}") from error
     if not torch.isfinite(logits).all():
         raise ModelError(f"{name}: its kernels compute NaN or infinity here")
 
 
 def _libraries(form: Format) -> tuple[str, ...]:
-    """The modules that transformers needs for it, by their import names."""
+    """Return the import names of the modules that transformers needs for the format's kernels."""
     match form:
         case Fp8():
             return ("compressed_tensors", "accelerate") if form.library else ()

@@ -1,13 +1,13 @@
 """Weights as bitsandbytes stores them in 4 bits (Dettmers et al. 2023, QLoRA).
 
     weight                                [n / 2, 1] uint8: two indices, the first in the high bits
-    weight.quant_map                      [16]: what an index stands for
-    weight.absmax                         [blocks of n]: scales; or, quantised themselves, uint8
-    weight.nested_quant_map               [256]: what an index among those stands for
-    weight.nested_absmax                  [blocks of absmax]
+    weight.quant_map                      [16]: the number that an index stands for
+    weight.absmax                         [blocks of n]: scales; uint8 if quantised themselves
+    weight.nested_quant_map               [256]: the number that such a uint8 stands for
+    weight.nested_absmax                  [blocks of absmax]: scales of the scales
     weight.quant_state.bitsandbytes__nf4  JSON: sizes of weight and blocks, mean of the scales
 
-A block is a stretch of the flattened weight and heeds no row.
+A block is a run of numbers of the flattened weight and may cross the ends of rows.
 """
 
 import json
@@ -35,10 +35,12 @@ _LARGEST = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a weight says of itself.
+    """The parameters that a packed weight stores about itself.
 
-    nested_blocksize  scales that share a scale of their own; 0: they are not quantised
-    nested_offset     what was subtracted from the scales before that
+    shape             (out, in) of the weight
+    blocksize         number of weights that share a scale
+    nested_blocksize  number of scales that share a scale; 0: the scales are not quantised
+    nested_offset     number subtracted from the scales before they were quantised
     """
 
     shape: tuple[int, int]
@@ -48,12 +50,13 @@ class State:
 
 
 def read_state(content: torch.Tensor, *, nested: bool) -> State:
-    """Return what the JSON in a tensor of bytes says.
+    """Return the parameters of a weight, read from the JSON in a tensor of bytes.
 
-    nested  whether the scales are quantised too
+    content  [length] uint8
+    nested   True if the scales are quantised too
 
     Raises:
-        BadTensors: it is none, or lacks a field.
+        BadTensors: it is not JSON, or lacks a field.
     """
     try:
         fields = json.loads(bytes(content.tolist()))
@@ -97,9 +100,10 @@ def weight_shape(state: State, sizes: Sizes) -> tuple[int, int]:
 
 
 def stretch(state: State, sizes: Sizes, dim: int, run: range) -> Stretch[State]:
-    """Return what is read for a run of outputs (`dim` 0) or inputs (1), which is all of them.
+    """Return what to read for a run of outputs (`dim` 0), or of inputs (1): then the whole weight.
 
-    Rows follow one another in the flattened weight, of columns every block has some.
+    The rows of a run of outputs are adjacent in the flattened weight, but any block may hold
+    numbers of any column.
     """
     num_outputs, num_inputs = state.shape
     if dim == 1 or sizes["weight"][0] != -(-num_outputs * num_inputs // 2):
@@ -122,13 +126,15 @@ def weight(state: State, tensors: Tensors) -> torch.Tensor:
         BadTensors: a scale or an entry of a table is not finite.
     """
     table = finite("weight.quant_map", tensors)
-    pairs = torch.stack((table.repeat_interleave(16), table.repeat(16)), dim=1)  # of each byte
+    # [256, 2]: the two numbers that each byte stands for.
+    pairs = torch.stack((table.repeat_interleave(16), table.repeat(16)), dim=1)
     count = math.prod(state.shape)
     numbers = F.embedding(tensors["weight"].flatten().int(), pairs).flatten()[:count]
     return _scaled(numbers, _scales(state, tensors), state.blocksize).view(state.shape)
 
 
 def _scales(state: State, tensors: Tensors) -> torch.Tensor:
+    """Return the scale of each block, float32 [blocks]. Raises BadTensors."""
     are_indices = tensors["weight.absmax"].dtype == torch.uint8
     if are_indices != (state.nested_blocksize > 0):
         which = ("bytes", "has no") if are_indices else ("no bytes", "has")
@@ -142,7 +148,10 @@ def _scales(state: State, tensors: Tensors) -> torch.Tensor:
 
 
 def _scaled(numbers: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tensor:
-    """Multiply each block of `numbers` [n] by its scale, in place; the last may be shorter."""
+    """Multiply each block of `size` numbers by its scale, in place; return `numbers` [n].
+
+    scales  [ceil(n / size)]; the last block may be shorter than `size`
+    """
     whole = len(numbers) // size
     numbers[: whole * size].view(whole, size).mul_(scales[:whole, None])
     numbers[whole * size :].mul_(scales[-1])
@@ -150,4 +159,5 @@ def _scaled(numbers: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Ten
 
 
 def _is_count(value: object) -> bool:
+    """True if the value is a whole number from 1 to `_LARGEST`."""
     return type(value) is int and 1 <= value <= _LARGEST

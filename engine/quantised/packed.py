@@ -1,6 +1,7 @@
-"""What every packing has in common: the tensors of one layer, what is wrong with them, bits.
+"""What all quantisation formats share: checks of a layer's tensors, slices of them, unpacking bits.
 
-A layer's tensors go by the rest of their name: `model.layers.0.mlp.up_proj.qweight` is `qweight`.
+Here a layer's tensors are named by the end of their full name: `qweight` for
+`model.layers.0.mlp.up_proj.qweight`.
 """
 
 from collections.abc import Mapping
@@ -16,12 +17,12 @@ Form = TypeVar("Form")
 
 @dataclass(frozen=True, slots=True)
 class Stretch(Generic[Form]):
-    """What is read of a layer's tensors for a run of the outputs or inputs of its weight.
+    """What to read of a packed layer's tensors to dequantise a run of outputs or inputs.
 
-    slices  of each tensor; those that are not named are read whole
-    start   where the run begins in the weight that these tensors stand for: numbers that share an
-            element or a scale with it come along
-    form    how they are packed
+    slices  tensor name -> the slice to read; tensors that are not named are read whole
+    start   index of the run's beginning in the weight that is dequantised: it may begin earlier
+            than the run, with numbers that share a packed integer or a scale with it
+    form    the format of the tensors that are read
     """
 
     slices: Mapping[str, tuple[slice, ...]]
@@ -30,7 +31,7 @@ class Stretch(Generic[Form]):
 
 
 class BadTensors(ValueError):
-    """The tensors of a layer do not belong together; the text says which and why."""
+    """A packed layer's tensors do not fit together or hold invalid values; the text says which."""
 
 
 def must_be(name: str, sizes: Sizes, want: tuple[int, ...]) -> None:
@@ -42,10 +43,10 @@ def must_be(name: str, sizes: Sizes, want: tuple[int, ...]) -> None:
 
 
 def matrix(name: str, sizes: Sizes) -> tuple[int, int]:
-    """Return the two sizes of a tensor.
+    """Return the shape (rows, columns) of the tensor `name`.
 
     Raises:
-        BadTensors: it is missing, or has another number of them, or a zero.
+        BadTensors: the tensor is missing, is no matrix, or is empty.
     """
     if name not in sizes:
         raise BadTensors(f"{name} is missing")
@@ -56,17 +57,17 @@ def matrix(name: str, sizes: Sizes) -> tuple[int, int]:
 
 
 def num_groups(num_inputs: int, group_size: int) -> int:
-    """Into how many groups the inputs of a layer fall; -1 stands for one."""
+    """Return the number of groups of a layer's inputs; a group size of -1 means one group."""
     return 1 if group_size == -1 else -(-num_inputs // group_size)
 
 
 def in_units(run: range, unit: int, size: int) -> range:
-    """Return the whole units of [0, size) that a run lies in; the last one may be shorter."""
+    """Return `run` widened to whole units of `unit` numbers, but not beyond `size`."""
     return range(run.start // unit * unit, min(-(-run.stop // unit) * unit, size))
 
 
 def along(dim: int, run: range, each: int = 1) -> tuple[slice, ...]:
-    """Return the slice of a tensor that has one number along `dim` for `each` of a run."""
+    """Return the index that selects `run` along `dim` of a tensor with one element per `each`."""
     return *(slice(None),) * dim, slice(run.start // each, -(-run.stop // each))
 
 
@@ -83,11 +84,12 @@ def finite(name: str, tensors: Tensors) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, bits: int, dim: int, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """Return the unsigned integers in a matrix of int32, in float32, the lowest bits first.
+    """Return the unsigned integers packed in a matrix of int32, as float32, lowest bits first.
 
-    packed  [r, c] int32
-    dim     along which the integers of an element follow each other: the result is longer there
-    order   where each integer of an element comes to lie among them, if not in their order
+    packed  [r, c] int32; each element holds 32 // bits integers
+    dim     dimension along which an element's integers are unpacked: the result is 32 // bits times
+            longer there
+    order   per integer of an element, its index among them in the result; (): as they lie
     """
     per_element = 32 // bits
     rows, columns = packed.shape

@@ -1,10 +1,10 @@
-"""A checkpoint of packed weights, read as if it were plain.
+"""Read a quantised (packed) checkpoint as if its weights were plain.
 
-Owns which tensors make up a layer, and what becomes of those that a plain model has no place for.
-To whoever reads it, it is a mapping of names to tensors with the names and sizes of the plain
-checkpoint; a weight is dequantised when it is asked for, one at a time, so that the memory holds
-what the plain model takes and besides it one matrix in both forms. Of a model that several ranks
-share, each reads and dequantises its own rows and columns (`Stretch`).
+Owns which tensors make up a packed layer, and what happens to tensors for which a plain model has
+no place. Its user sees a mapping of names to tensors, with the names and shapes of the plain
+checkpoint. A weight is dequantised when it is read, one at a time, so that the memory holds the
+plain model and one matrix in both forms. If several ranks share the model (tensor parallelism),
+each reads and dequantises only its own rows and columns (`Stretch`).
 """
 
 import re
@@ -27,7 +27,7 @@ from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 from engine.quantised.packed import BadTensors, Sizes, Stretch, Tensors
 from engine.tensor_parallel.split import Cut
 
-# Scales of activations, and of keys and values: neither is rounded here.
+# Scales for quantising activations, keys and values. They are not read: here none is quantised.
 _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|prob|[qkv]|kv)_scale(_ub)?$")
 _INT32, _BYTES, _FP8 = {"I32"}, {"U8"}, {"F8_E4M3", "F8_E5M2"}
 _FLOATS = {"F32", "F16", "BF16"}
@@ -41,10 +41,10 @@ _Form = Fp8 | Gptq | Awq | nf4.State
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a layer of a packing consists of.
+    """Which tensors make up a packed layer in one format.
 
-    types    of its tensors, by the rest of their name
-    telling  those that no plain layer has
+    types    end of the tensor's name -> the number types that it may have
+    telling  name ends of tensors that only a packed layer has
     """
 
     types: Mapping[str, set[str]]
@@ -66,7 +66,7 @@ _KINDS: Mapping[type[Format], _Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What the head of a file says of a tensor."""
+    """A tensor's entry in the header of a file."""
 
     file: Path
     dtype: str
@@ -75,24 +75,28 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A packed layer: its tensors' names by the rest of them, and how to read them."""
+    """A packed layer.
+
+    parts  end of a tensor's name -> the full name
+    form   its format
+    """
 
     parts: Mapping[str, str]
     form: _Form
 
 
 class PackedCheckpoint:
-    """The files of a folder whose weights are packed.
+    """A folder's quantised weights, which can be read as the tensors of a plain checkpoint.
 
-    form    how, as config.json says
-    shapes  of every tensor of the plain checkpoint that it stands for, by name
+    form    the quantisation format that config.json names
+    shapes  name -> shape of every tensor of the corresponding plain checkpoint
     """
 
     def __init__(self, folder: Path, form: Format) -> None:
-        """Read the heads of the files, and no weight.
+        """Read the headers of the files, and no weight.
 
         Raises:
-            ModelError: a layer lacks a tensor, or they do not fit each other.
+            ModelError: a layer lacks a tensor, or its tensors' shapes do not fit together.
         """
         self.form = form
         self._heads = dict(_heads(folder))
@@ -118,16 +122,16 @@ class PackedCheckpoint:
     def tensors(
         self, model: Any, cuts: Cuts | None = None, device: torch.device = _CPU
     ) -> dict[str, Lazy]:
-        """Return the plain checkpoint's tensors by name; weights are float32.
+        """Return the plain checkpoint's tensors by name, read when used; weights become float32.
 
-        model  made of config.json, without memory; what it has no place for is still among them,
-               but for biases of nothing but zeros, which some write for every layer
-        cuts   what is wanted of those that are not wanted whole; None: all of all
-        device  where weights are dequantised
+        model  the model made from config.json, on `meta` (without memory). Tensors that it lacks
+               are returned too, except all-zero biases, which some libraries write for every layer
+        cuts   name -> the part to read (one rank's); others are read whole; None: all are
+        device  device on which weights are dequantised
 
         Raises:
-            ModelError: at once, what is packed is no linear layer; later, when a tensor is read,
-                it holds what cannot be.
+            ModelError: a packed tensor belongs to something other than a linear layer or an
+                embedding. Also later, when a tensor is read and its values are invalid.
         """
         self._device, cuts = device, cuts or {}
         found = {name: Lazy(partial(self._read, name, cuts.get(name))) for name in self._plain}
@@ -142,6 +146,7 @@ class PackedCheckpoint:
         return {name: lazy for name, lazy in found.items() if name not in cuts or cuts[name].runs}
 
     def _layer(self, name: str, parts: Mapping[str, str], form: Format, kind: _Kind) -> _Layer:
+        """Return a packed layer. Raises ModelError if a tensor has a wrong number type."""
         for part, tensor in parts.items():
             head = self._heads[tensor]
             if head.dtype not in kind.types[part]:
@@ -156,9 +161,11 @@ class PackedCheckpoint:
             return _Layer(parts, nf4.read_state(self._read(parts[nf4.STATE]), nested=nested))
 
     def _sizes(self, parts: Mapping[str, str]) -> Sizes:
+        """Return the shapes of a layer's tensors, by the ends of their names."""
         return {part: self._heads[name].shape for part, name in parts.items()}
 
     def _weight(self, name: str, cut: Cut | None) -> torch.Tensor:
+        """Return a layer's weight [out, in], or the cut of it, dequantised to float32."""
         layer = self._layers[name]
         with self._one_at_a_time, self._blamed(name, layer.parts):
             if cut is None:
@@ -169,7 +176,7 @@ class PackedCheckpoint:
             return runs[0].contiguous() if len(runs) == 1 else torch.cat(runs, cut.dim)
 
     def _run(self, layer: _Layer, dim: int, run: range) -> torch.Tensor:
-        """These outputs (`dim` 0) or inputs (1) of a layer's weight."""
+        """Return the outputs (`dim` 0) or inputs (1) in `run` of a layer's weight, in float32."""
         stretch = _stretch(layer.form, self._sizes(layer.parts), dim, run)
         tensors = {}
         for part, tensor in layer.parts.items():
@@ -178,18 +185,19 @@ class PackedCheckpoint:
         return _weight(stretch.form, tensors).narrow(dim, stretch.start, len(run))
 
     def _read(self, name: str, cut: Cut | None = None) -> torch.Tensor:
+        """Return a tensor of the files as it is stored, or the cut of it."""
         file = self._heads[name].file
         if cut is not None:
             return cut.of(self._sliced.slices(file, name))
         if file not in self._files:
-            # Not mapped: pages of packed weights would stay in memory as long as any plain one.
+            # Read without mapping: mapped pages of packed weights would stay in memory.
             self._files[file] = safe_open(file, framework="pt", backend="pread")
         tensor: torch.Tensor = self._files[file].get_tensor(name)
         return tensor
 
     @contextmanager
     def _blamed(self, name: str, parts: Mapping[str, str]) -> Iterator[None]:
-        """Within it, tensors that do not belong together are a ModelError of their layer."""
+        """While inside, turn BadTensors into a ModelError that names the file and the layer."""
         try:
             yield
         except BadTensors as error:
@@ -198,20 +206,23 @@ class PackedCheckpoint:
             raise ModelError(f"{file}: {layer}: {error}; get the checkpoint again") from error
 
     def _refuse_odd_module(self, model: Any, name: str, layer: _Layer) -> None:
+        """Raise ModelError if a packed weight belongs to no linear layer and no embedding."""
         module = model.get_submodule(name.removesuffix(".weight"))
         if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             file = self._heads[next(iter(layer.parts.values()))].file
             raise ModelError(
                 f"{file}: {name} is packed, and belongs to a {type(module).__name__}; only linear "
-                "layers and embeddings are covered: use a plain checkpoint"
+                "layers and embeddings are read: use a plain one"
             )
 
     def _drop_empty_bias(self, found: dict[str, Lazy], bias: str) -> None:
+        """Remove the bias from `found` if all its numbers are zero."""
         if bias in found and not self._read(bias).any():
             del found[bias]
 
 
 def _heads(folder: Path) -> Iterator[tuple[str, _Head]]:
+    """Yield (name, entry) of every tensor in a folder's files."""
     for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt") as tensors:
@@ -223,7 +234,7 @@ def _heads(folder: Path) -> Iterator[tuple[str, _Head]]:
 
 
 def _packed_layers(heads: Mapping[str, _Head], kind: _Kind) -> dict[str, dict[str, str]]:
-    """Return the tensors of each packed layer by the rest of their name."""
+    """Return, per packed layer, its tensors: end of the name -> full name."""
     found: dict[str, dict[str, str]] = {}
     for name in heads:
         for part in kind.types:
@@ -233,7 +244,7 @@ def _packed_layers(heads: Mapping[str, _Head], kind: _Kind) -> dict[str, dict[st
 
 
 def _refuse_unread(plain: Mapping[str, _Head]) -> None:
-    """Refuse what is packed, but lacks what it would be unpacked with."""
+    """Raise ModelError if a tensor is packed but has no scales with which to dequantise it."""
     for name, head in plain.items():
         is_number = head.dtype in _PLAIN or not name.endswith(".weight")
         if not is_number or head.dtype.startswith(("F8", "F4", "F6")):
@@ -244,6 +255,7 @@ def _refuse_unread(plain: Mapping[str, _Head]) -> None:
 
 
 def _weight_shape(form: _Form, sizes: Sizes) -> tuple[int, int]:
+    """Return (out, in) of a packed layer's weight. Raises BadTensors."""
     match form:
         case Fp8():
             return fp8.weight_shape(form, sizes)
@@ -256,6 +268,7 @@ def _weight_shape(form: _Form, sizes: Sizes) -> tuple[int, int]:
 
 
 def _stretch(form: _Form, sizes: Sizes, dim: int, run: range) -> Stretch[Any]:
+    """Return what to read for a run of outputs (`dim` 0) or inputs (1) of a packed layer."""
     match form:
         case Fp8():
             return fp8.stretch(form, sizes, dim, run)
@@ -268,6 +281,7 @@ def _stretch(form: _Form, sizes: Sizes, dim: int, run: range) -> Stretch[Any]:
 
 
 def _weight(form: _Form, tensors: Tensors) -> torch.Tensor:
+    """Return the dequantised weight [out, in] float32 of a packed layer. Raises BadTensors."""
     match form:
         case Fp8():
             return fp8.weight(form, tensors)

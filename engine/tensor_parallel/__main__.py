@@ -1,6 +1,6 @@
-"""`python -m engine.tensor_parallel`: started by rank 0, with what to do on standard input.
+"""`python -m engine.tensor_parallel`: a follower, started by rank 0, with calls on its stdin.
 
-An error becomes one line on standard output, which rank 0 reads.
+An error is printed as one line on standard output, which rank 0 reads.
 """
 
 import signal
@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from engine import running
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Start
 from engine.tensor_parallel.silence import BEAT_S
 
@@ -44,6 +45,17 @@ def main() -> int:
     )
     watch.start()
     threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
+    try:
+        return _follow(start, channel)
+    finally:
+        running.finish()
+
+
+def _follow(start: Start, channel: Connection) -> int:
+    """Load this rank's part and execute rank 0's calls until the channel closes.
+
+    Returns the exit status.
+    """
     # What follows takes seconds: by now the lifeline holds.
     from engine.checkpoint.files import one_line
     from engine.errors import EngineError, ModelError, RankError
@@ -62,13 +74,14 @@ def main() -> int:
 
 
 def _say(line: str, status: int) -> int:
+    """Print a line for rank 0, and return `status`."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
     return status
 
 
 def _beat() -> None:
-    """Say empty lines for ever: rank 0 takes a follower that does not for one that was stopped."""
+    """Write an empty line every BEAT_S seconds for ever: the heartbeat that rank 0 waits for."""
     with suppress(OSError):  # rank 0 has gone
         while True:
             os.write(1, b"\n")
@@ -76,12 +89,16 @@ def _beat() -> None:
 
 
 def _end_with_parent(pid: int) -> None:
-    """End this process when the other end of the channel closes, also in the middle of a pass."""
+    """End this process when the other end of the channel closes, also in the middle of a pass.
+
+    Waits first, within a limit, until its GPU has finished (`engine/running.py`), as on rank 0.
+    """
     lifeline = select.poll()
-    lifeline.register(0, 0)  # what is told is none of its business: only a hang-up wakes it
+    lifeline.register(0, 0)  # no input events: only a hang-up wakes the poll
     while os.getppid() == pid:
         if lifeline.poll(PARENT_CHECK_S * 1000):
             break
+    running.finish()
     os._exit(0)
 
 

@@ -1,7 +1,8 @@
-"""A backend of several ranks, as rank 0 has it: each call is told to the followers and then run.
+"""Rank 0's backend for a model on several ranks: sends each call to the followers, then runs it.
 
-What the parts add up they add up themselves (`split.py`); every rank ends a call with the same
-logits. Whoever runs the model itself, for a check or a measurement, runs it on all ranks as well.
+The parts of the model add up their results themselves (`split.py`), so every rank ends a call with
+the same logits. A forward of the transformers model itself, for a check or a measurement, also runs
+on all ranks (`lead`).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from engine.choice.coupling_on_gpu import Choice
-from engine.forward.forward import Backend, Layers, Output, Spans
+from engine.forward.forward import Backend, Layers, Output, Say, Spans, silent
 from engine.tensor_parallel.calls import (
     Chain,
     CopySlots,
@@ -28,7 +29,7 @@ from engine.tensor_parallel.split import lowest
 
 
 class LeadingBackend(Backend):
-    """See `Backend`."""
+    """Backend on rank 0 that runs every call on all ranks; see `Backend`."""
 
     def __init__(
         self,
@@ -38,9 +39,14 @@ class LeadingBackend(Backend):
         call: MakeBackend,
         make: Callable[[], Backend],
     ) -> None:
-        """Make the same backend on every rank. Raises what `make` raises.
+        """Make the same backend on every rank.
 
-        rank, device  rank 0, and where its tensors are
+        rank, device  rank 0 and its device
+        call  the message by which followers make their backends
+        make  makes rank 0's own
+
+        Raises:
+            ModelError: as `make`.
         """
         self._followers = followers
         self._rank = rank
@@ -105,22 +111,22 @@ class LeadingBackend(Backend):
             self._inner.wipe(first, length)
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """See `Backend.not_finite`. Every rank is asked: what is not finite in the heads of one is
-        in all heads, and all rows of the pass, only one layer further up.
+        """See `Backend.not_finite`. Every rank looks, because NaN in one rank's heads reaches the
+        other heads, and all rows of the pass, only one layer further up.
         """
         with self._followers.together(FindNotFinite(first, length)):
             return lowest(self._inner.not_finite(first, length), self._rank, self._device)
 
-    def take_over(self, *, timed: bool = True) -> None:
-        """See `Backend.take_over`. Rank 0 chooses the forms of attention and norms for all; how
-        matrices lie is each rank's own choice, and goes into last bits alone.
+    def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
+        """See `Backend.take_over`. Rank 0 chooses the forms of attention and norms for all ranks;
+        each rank chooses how its matrices are packed, which changes only the last bits.
         """
         with self._followers.together(TakeOver(timed)):
-            self._inner.take_over(timed=timed)
+            self._inner.take_over(timed=timed, say=say)
 
 
 def lead(model: Any, followers: Followers) -> None:
-    """From now on a forward of `model` that is no part of a call runs on every rank."""
+    """Make each forward of rank 0's transformers model itself also run on the followers."""
 
     def announce(_model: object, ids: tuple[torch.Tensor, ...], _options: object) -> None:
         if not followers.is_told:

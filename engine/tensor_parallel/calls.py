@@ -1,7 +1,7 @@
-"""What rank 0 tells its followers: each call of a backend, before it runs its own part.
+"""The messages from rank 0 to its followers: each call of a backend, sent before rank 0 runs it.
 
-They cross a pipe between a process and its own child, pickled. Nothing here imports torch: a
-follower reads the first before it does.
+They are pickled and sent through a pipe from a process to its own child. Nothing here imports
+torch, because a follower reads the first message before it imports torch.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
 
-FAILED, UNUSABLE = 1, 2  # exit statuses of a follower, as those of a node
+FAILED, UNUSABLE = 1, 2  # exit statuses of a follower, the same as a node's
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first: which rank of which model. As `load_model` and `group.meet` take them.
+    """The first message: which model to load, and which rank the follower is.
 
-    parent_pid  the process that is rank 0
+    model, revision, dtype, device  as for `load_model`
+    rank, num_ranks, store  as for `group.meet`
+    parent_pid  process id of rank 0
     """
 
     model: str
@@ -46,12 +48,12 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class FindFree:
-    """Every rank looks how many bytes of its device are free, and all get the lowest number."""
+    """Find the free bytes of every rank's device; all ranks get the lowest number."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakeBackend:
-    """Make a backend, in the place of any before: as `engine.forward.backends.make_backend`."""
+    """Make a backend (`engine.forward.backends.make_backend`); it replaces any earlier one."""
 
     name: str
     lanes: LaneLayout
@@ -61,7 +63,7 @@ class MakeBackend:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """As `Backend.take_over`."""
+    """Call `Backend.take_over`."""
 
     timed: bool
 
@@ -75,7 +77,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """As `Backend.forward`."""
+    """Call `Backend.forward`; rows [5, n] and keep [k] are int64."""
 
     rows: "Int64s"
     spans: tuple[Span, ...]
@@ -86,7 +88,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """As `Backend.chain`. Every rank chooses, and all choose the same: of the same logits."""
+    """Call `Backend.chain`; every rank chooses the tokens itself, from the same logits."""
 
     steps: "Int64s"
     num_visible: int
@@ -95,7 +97,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class MoveSlots:
-    """As `Backend.move`."""
+    """Call `Backend.move`."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
@@ -103,7 +105,7 @@ class MoveSlots:
 
 @dataclass(frozen=True, slots=True)
 class CopySlots:
-    """As `Backend.copy`."""
+    """Call `Backend.copy`."""
 
     source: int
     target: int
@@ -112,7 +114,7 @@ class CopySlots:
 
 @dataclass(frozen=True, slots=True)
 class WipeSlots:
-    """As `Backend.wipe`."""
+    """Call `Backend.wipe`."""
 
     first: int
     length: int
@@ -120,7 +122,7 @@ class WipeSlots:
 
 @dataclass(frozen=True, slots=True)
 class FindNotFinite:
-    """As `Backend.not_finite`. Every rank looks at its own heads, and all get the lowest result."""
+    """Call `Backend.not_finite` for every rank's own heads; all ranks get the lowest result."""
 
     first: int
     length: int

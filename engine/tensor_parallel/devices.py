@@ -1,7 +1,7 @@
-"""How the devices of several ranks are spelt: `cuda:0-3`, `cuda:0,cuda:1`, `cpu:0,cpu:1`.
+"""Read the names of several ranks' devices: `cuda:0-3`, `cuda:0,cuda:1`, `cpu:0,cpu:1`.
 
-A GPU is a rank. Cores are one rank however many there are (`cpu:0-3`, `cpu:0,1`), unless they are
-named apart, or a number of ranks divides them.
+Each GPU is a rank. CPU cores named together (`cpu:0-3`, `cpu:0,1`) are one rank, unless a number of
+ranks is given that divides them.
 """
 
 import os
@@ -16,12 +16,12 @@ _GPUS = re.compile(r"cuda:(?P<runs>\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)
 
 
 def rank_devices(name: str, num_ranks: int = 1) -> tuple[str, ...]:
-    """Return the device of each rank, as `engine.device` spells it; one that is whole has one rank.
+    """Return the name of each rank's device; a single device means one rank.
 
-    num_ranks  as many as are wanted; 1: as many as `name` names
+    num_ranks  number of ranks that is wanted; 1: as many as `name` names
 
     Raises:
-        ModelError: the name is misspelt, devices are missing, or there are not so many.
+        ModelError: the name is misspelt, devices are missing, or their number is not `num_ranks`.
     """
     devices = [one for part in re.split(r",(?=[a-z])", name) for one in _each(name, part)]
     if len(devices) == 1 and num_ranks > 1:
@@ -29,7 +29,7 @@ def rank_devices(name: str, num_ranks: int = 1) -> tuple[str, ...]:
     if num_ranks not in (1, len(devices)):
         raise ModelError(
             f"device {name} is {len(devices)} ranks, but {num_ranks} are asked for "
-            "(tensor_parallel_size); name as many, or leave one of the two out"
+            "(tensor_parallel_size); name as many, or leave one out"
         )
     if len(devices) == 1:
         return tuple(devices)
@@ -42,7 +42,7 @@ def rank_devices(name: str, num_ranks: int = 1) -> tuple[str, ...]:
 
 
 def _each(name: str, part: str) -> list[str]:
-    """Return the ranks of one part of a name."""
+    """Return the device names that one part of a name stands for (`cuda:0-1`: two)."""
     match = _GPUS.fullmatch(part)
     if match is None:
         return [part]
@@ -56,7 +56,11 @@ def _each(name: str, part: str) -> list[str]:
 
 
 def _divided(device: str, num_ranks: int) -> list[str]:
-    """Return the devices of so many ranks, of which the first begins at `device`."""
+    """Return the devices of `num_ranks` ranks: GPUs from `device` on, or shares of its CPU cores.
+
+    Raises:
+        ModelError: there are fewer cores than ranks.
+    """
     if torch_device(device).type == "cuda":
         first = int(device.partition(":")[2])
         return [f"cuda:{first + rank}" for rank in range(num_ranks)]
@@ -71,6 +75,7 @@ def _divided(device: str, num_ranks: int) -> list[str]:
 
 
 def _spelt(cores: Sequence[int]) -> str:
+    """Return ascending core numbers as text: `0-3` if consecutive, else `0,2`."""
     if cores[-1] - cores[0] == len(cores) - 1 > 0:
         return f"{cores[0]}-{cores[-1]}"
     return ",".join(map(str, cores))

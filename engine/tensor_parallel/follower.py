@@ -1,9 +1,10 @@
-"""A rank that follows: it loads its part of the model, and does what rank 0 tells it."""
+"""A follower rank: loads its part of the model, then executes rank 0's calls."""
 
 from multiprocessing.connection import Connection
 
 import torch
 
+from engine import running
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.device import free_bytes, pin
 from engine.errors import EngineError, ModelError
@@ -30,11 +31,11 @@ from engine.tensor_parallel.split import lowest
 
 
 def follow(start: Start, channel: Connection) -> None:
-    """Load, meet the others, and follow until rank 0 closes the channel.
+    """Load this rank's part, join the other ranks, and execute calls until the channel closes.
 
     Raises:
         ModelError: the model cannot be used here.
-        RankError: the others have gone another way.
+        RankError: communication with the other ranks has failed.
     """
     pin(start.device)
     loaded = load_model(
@@ -57,7 +58,7 @@ def follow(start: Start, channel: Connection) -> None:
 
 
 class FollowerRank:
-    """The part of a loaded model, and the backend that rank 0 has made last."""
+    """Executes rank 0's calls on this rank's part of the model and its newest backend."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -67,16 +68,22 @@ class FollowerRank:
     def answer(self, call: Call) -> None:
         """Do this rank's part of a call.
 
-        What rank 0 can mend, by another backend, it has met as well: it is no error here.
+        A ModelError (this backend cannot run the model) is not raised: rank 0 meets it too, and
+        makes another backend.
 
-        Raises EngineError: only this rank has met it.
+        Raises:
+            EngineError: rank 0 calls a backend that could not be made on this rank.
         """
+        running.begin()
         try:
             self._answer(call)
         except ModelError as error:
             self._why = str(error)
+        finally:
+            running.end()
 
     def _answer(self, call: Call) -> None:
+        """Do this rank's part of a call. Raises ModelError and EngineError."""
         match call:
             case Plain(ids):
                 with torch.inference_mode():

@@ -1,14 +1,15 @@
-"""The processes that share a model: how rank 0 starts, tells and watches the others.
+"""The processes that share a model: how rank 0 starts, instructs and watches the other ranks.
 
-A follower is a child of rank 0. Its standard input is the pipe on which it is told what to do, and
-its *lifeline*: at the end of file rank 0 is gone, however it ended, and the follower ends at once.
-What ranks compute together they add up over NCCL, or over gloo on CPUs, and find each other by a
-file that only this user can read.
+A follower (rank from 1 on) is a child process of rank 0. Its standard input is the pipe on which it
+gets its calls, and also its *lifeline*: at end of file rank 0 is gone, however it ended, and the
+follower ends at once. The ranks add up tensors over NCCL, or over gloo on CPUs, and find each other
+by a file that only this user can read.
 
-A follower that ends takes rank 0 with it, with one line: in the thread that runs the model where
-that notices, or else, since it may wait in a kernel of a GPU for ever, in the one that watches. So
-does one that is silent (`silence.py`), because it was stopped or its process hangs: rank 0 kills
-the others before it ends, since such a one does not see that its lifeline is closed.
+When a follower ends, rank 0 prints one line and ends too: from the thread that runs the model if
+that thread notices, else from the watching thread, since the first may wait in a GPU kernel for
+ever. The same happens when a follower is silent for too long (`silence.py`), because it was stopped
+or hangs. Then rank 0 kills the followers before it ends, for a stopped process does not see that
+its lifeline is closed.
 """
 
 import atexit
@@ -34,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from engine import leftovers
+from engine import leftovers, running
 from engine.checkpoint.files import one_line
 from engine.errors import RankError, without_room
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
@@ -43,21 +44,21 @@ from engine.tensor_parallel.silence import BEAT_S, LIMIT_S, LIMIT_WHILE_LOADING_
 
 logger = logging.getLogger(__name__)
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]  # as in proto/installation.py, which is unknown here
 MODULE = "engine.tensor_parallel"
 # One rank waits for another in every pass; at load until the other has read its weights as well.
 WAIT_LIMIT_S = 600.0
-NEWS_LIMIT_S = 2.0  # after a sum has failed: until the end of a process is noticed
-GRACE_S = 1.0  # for the thread that runs the model to say it
+NEWS_LIMIT_S = 2.0  # after communication has failed: wait so long for news of an ended process
+GRACE_S = 1.0  # the watching thread waits so long for the model's thread to report the failure
 LEAVE_LIMIT_S = 5.0
-PART_LIMIT_S = 2.0  # for the group to end by itself, and again when it is broken off
+PART_LIMIT_S = 2.0  # for the process group to end by itself, and again after it is aborted
 MAX_READ_BYTES = 1 << 12
-_RECORDINGS: list["WeakMethod[Callable[[], None]]"] = []  # what drops those of this process
+_RECORDINGS: list["WeakMethod[Callable[[], None]]"] = []  # methods that drop this process's graphs
 
 
 @dataclass(frozen=True, slots=True)
 class _Follower:
-    """A process that was started, and the pipe to it."""
+    """A follower's process, the pipe to it, and how messages name it (`words`)."""
 
     words: str
     process: subprocess.Popen[bytes]
@@ -65,25 +66,33 @@ class _Follower:
 
 
 class Followers:
-    """The ranks from 1 on, as rank 0 sees them. They load the model at once.
+    """Rank 0's followers (ranks from 1 on): starts them, sends them calls, watches them.
 
-    is_told  a call has been told, and rank 0 runs its own part
+    count    number of ranks, rank 0 included
+    is_told  True while rank 0 runs its own part of a call that it has sent
     """
 
     def __init__(
         self, model: str, *, revision: str | None, dtype: str, devices: Sequence[str]
     ) -> None:
-        """`devices` of all ranks, rank 0 first; the rest as for `load_model`."""
+        """Start the followers, which begin to load the model at once.
+
+        devices  device of each rank, rank 0 first
+        model, revision, dtype  as for `load_model`
+
+        Raises:
+            RankError: a process cannot be started.
+        """
         self.count = len(devices)
         self.is_told = False
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         leftovers.keep_track_of(self._folder.name)
         self._store = f"{self._folder.name}/store"
-        self._is_ending = threading.Event()  # wanted, or said: the watchers have nothing to say
+        self._is_ending = threading.Event()  # the end is wanted or reported: watchers stay quiet
         self._ended = threading.Event()
         self._failures: list[str] = []
         self._exit: threading.Timer | None = None
-        self._limit_s = LIMIT_WHILE_LOADING_S  # of a follower's silence
+        self._limit_s = LIMIT_WHILE_LOADING_S  # longest silence of a follower
         self._followers: list[_Follower] = []
         for rank, device in enumerate(devices[1:], 1):
             words = f"rank {rank} of {self.count} ({device})"
@@ -96,19 +105,21 @@ class Followers:
 
     @property
     def rank(self) -> "Rank":
-        """Rank 0, as its model sees it."""
+        """Return rank 0, to load its part of the model with."""
         return Rank(0, self.count, _adder(self.failure), self)
 
     def meet(self, device: torch.device) -> None:
-        """Wait until all have loaded. Raises RankError."""
+        """Wait until all ranks have loaded their parts. Raises RankError if one fails."""
         try:
             meet(self._store, 0, self.count, device)
         except (RuntimeError, ValueError) as error:
             raise self.failure(error) from error
         self._limit_s = LIMIT_S
+        if device.type == "cuda":
+            running.wait_at_end(self._let_end)  # after this rank's device: passes need all
 
     def tell(self, call: Call) -> None:
-        """Let every follower do its part of a call. Raises RankError."""
+        """Send a call to every follower, without waiting. Raises RankError if one is gone."""
         data = ForkingPickler.dumps(call)
         try:
             for follower in self._followers:
@@ -118,7 +129,7 @@ class Followers:
 
     @contextmanager
     def together(self, call: Call) -> Iterator[None]:
-        """Let them do their part, while rank 0 does its own in the `with` block."""
+        """Send a call to the followers; rank 0 does its own part inside the `with` block."""
         self.tell(call)
         self.is_told = True
         try:
@@ -127,7 +138,11 @@ class Followers:
             self.is_told = False
 
     def failure(self, error: Exception) -> RankError:
-        """Return what to raise where the ranks cannot go on together."""
+        """Return the error to raise when communication between the ranks has failed.
+
+        Waits up to `NEWS_LIMIT_S` seconds for the news which follower has ended. Ends the process
+        after `LEAVE_LIMIT_S` seconds if it has not ended by then.
+        """
         if not self._ended.wait(NEWS_LIMIT_S):
             self._failures.append(f"the ranks have lost touch: {one_line(error)}")
         self._is_ending.set()
@@ -138,7 +153,7 @@ class Followers:
         return RankError(self._failures[0])
 
     def close(self) -> None:
-        """End them, within seconds. May be called twice."""
+        """End the followers, within seconds. May be called twice."""
         self._is_ending.set()
         if self._exit is not None:
             self._exit.cancel()
@@ -157,8 +172,23 @@ class Followers:
         self._folder.cleanup()
         leftovers.forget(self._folder.name)
 
+    def _let_end(self) -> None:
+        """Close the followers' channels and wait until their devices are idle and they have ended.
+
+        Otherwise the operating system would kill them as soon as this process is gone, possibly in
+        the middle of a GPU kernel.
+        """
+        self._is_ending.set()
+        for follower in self._followers:
+            follower.channel.close()
+        for follower in self._followers:
+            follower.process.wait()
+
     def _watch(self, follower: _Follower) -> None:
-        """In a thread: wait for its end, and end this process too, unless that was wanted."""
+        """Wait for a follower to end or fall silent, then end this process, unless that was wanted.
+
+        Runs in a thread of its own.
+        """
         last = self._last_words(follower)
         if last is None:
             status, why = FAILED, f"has been silent for {self._limit_s:.0f} s"
@@ -169,13 +199,16 @@ class Followers:
             self._failures.append(f"{follower.words} {why}")
             self._ended.set()
         if self._is_ending.wait(GRACE_S):
-            return  # who said it ends the process
+            return  # the thread that reported the failure ends the process
         sys.stderr.write(f"{self._failures[0]}\n")
         sys.stderr.flush()
         self._leave(status if status == UNUSABLE else FAILED)
 
     def _last_words(self, follower: _Follower) -> str | None:
-        """Its last line that is not empty, once it has said all; None: it is silent."""
+        """Read a follower's output to its end; return the last line, or None if it falls silent.
+
+        Empty lines (heartbeats) are left out.
+        """
         assert follower.process.stdout is not None
         output, silence, said = follower.process.stdout.fileno(), Silence(time.monotonic()), b""
         lines = select.poll()
@@ -190,7 +223,10 @@ class Followers:
         return None
 
     def _leave(self, status: int) -> None:
-        """End this process and the others, from any thread."""
+        """Kill the followers and end this process at once, from any thread.
+
+        It does not wait, because a computation with a rank that is gone or hangs never ends.
+        """
         for follower in list(self._followers):
             follower.process.kill()
         self._folder.cleanup()
@@ -201,9 +237,9 @@ class Followers:
 class Rank:
     """One of the processes that share a model.
 
-    index, count  0 <= index < count
-    add_up        replace a contiguous tensor by its sum over all ranks; every rank calls it
-    followers     of rank 0: the other ranks
+    index, count  number of this rank, and of all ranks: 0 <= index < count
+    add_up        replaces a contiguous tensor by its sum over all ranks; every rank must call it
+    followers     on rank 0, the other ranks; None on followers
     """
 
     index: int
@@ -212,18 +248,19 @@ class Rank:
     followers: Followers | None = None
 
     def share(self, count: int, unit: int = 1) -> range:
-        """What this rank has of so many."""
+        """Return this rank's part of [0, count), in multiples of `unit` if possible (`shares`)."""
         return shares(count, self.count, unit)[self.index]
 
 
 def meet(store: str, rank: int, num_ranks: int, device: torch.device) -> None:
-    """Let this process find the other ranks, which all call this once.
+    """Join this process to the group of all ranks; each rank calls it once, and it waits for all.
 
-    store  a file that all can write
+    store  path of a file that all ranks can write
 
-    Raises RuntimeError or ValueError as torch does.
+    Raises:
+        RuntimeError, ValueError: from torch, if the ranks do not find each other.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are on one host
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on one host
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
@@ -237,17 +274,19 @@ def meet(store: str, rank: int, num_ranks: int, device: torch.device) -> None:
 
 
 def before_parting(forget: Callable[[], None]) -> None:
-    """Call this before the ranks part: recordings hold on to what they add up with.
+    """Register `forget`, which is called before this process leaves the group of ranks.
 
-    forget  drops recordings; a bound method does not keep its object alive
+    forget  bound method that drops recorded CUDA graphs, because they hold on to the group's
+            communication; its object is not kept alive
     """
     _RECORDINGS.append(WeakMethod(forget))
 
 
 def _part() -> None:
-    """Leave the group: without recordings, which NCCL would wait for, and within seconds.
+    """Leave the group of ranks within seconds, after dropping recordings that NCCL waits for.
 
-    A rank whose others are gone may wait in NCCL for ever.
+    The group is aborted if it does not end by itself: without the other ranks NCCL may wait for
+    ever.
     """
     for found in _RECORDINGS:
         if (forget := found()) is not None:
@@ -265,22 +304,23 @@ def _part() -> None:
 
 
 def _without_a_word(end: Callable[[], None]) -> None:
-    """The others may have gone already, and there is nothing that anybody could do about it."""
+    """Call `end` and ignore its errors, for the other ranks may be gone already."""
     with suppress(RuntimeError, ValueError, AssertionError):
         end()
 
 
 def following(start: Start) -> Rank:
-    """The rank of a follower."""
+    """Return the rank that a follower is, from its first message."""
     return Rank(start.rank, start.num_ranks, _adder(_lost_touch))
 
 
 def _lost_touch(error: Exception) -> RankError:
+    """Return the error of a follower whose communication has failed."""
     return RankError(f"has lost touch with the other ranks: {one_line(error)}")
 
 
 def _adder(failure: Callable[[Exception], RankError]) -> Callable[[torch.Tensor], None]:
-    """Return what adds a tensor up over all ranks; `failure` makes its error."""
+    """Return a function that sums a tensor over all ranks in place; `failure` makes its error."""
 
     def add_up(tensor: torch.Tensor) -> None:
         if not tensor.numel():
@@ -294,7 +334,7 @@ def _adder(failure: Callable[[Exception], RankError]) -> Callable[[torch.Tensor]
 
 
 def _started(words: str, start: Start) -> _Follower:
-    """Start a follower. Raises RankError."""
+    """Start a follower's process and send it `start`. Raises RankError if it cannot start."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     try:
         reading, writing = os.pipe()
@@ -313,12 +353,13 @@ def _started(words: str, start: Start) -> _Follower:
     finally:
         os.close(reading)
     channel = Connection(writing, readable=False)
-    with suppress(OSError):  # it has ended already, and whoever watches it says why
+    with suppress(OSError):  # it has ended already; the watching thread reports why
         channel.send(start)
     return _Follower(words, process, channel)
 
 
 def _how(status: int) -> str:
+    """Return in words how a process with this exit status ended."""
     if status < 0:
         return f"was ended by signal {-status} ({signal.Signals(-status).name})"
     return f"exited with status {status}"

@@ -1,17 +1,17 @@
-"""Which rank has which heads, columns and words (pure)."""
+"""Divide heads, columns and vocabulary among ranks (pure)."""
 
 import math
 
-UNIT = 16  # columns that kernels like to have together: one register of float32, two of bfloat16
+UNIT = 16  # ranks get multiples of 16 columns if possible, a size that kernels handle well
 
 
 def shares(count: int, num_ranks: int, unit: int = 1) -> tuple[range, ...]:
-    """Divide [0, count) into a run for each rank, as even as whole units allow.
+    """Divide [0, count) into one range per rank, as evenly as whole units allow.
 
-    unit  a power of two; a smaller one is taken where `count` is no multiple of it, or where not
-          every rank would have any
+    unit  a power of two: ranges are multiples of it. A smaller unit is used if `count` is no
+          multiple of it, or if a rank would get nothing
 
-    Earlier ranks have the larger runs; none is empty.
+    Earlier ranks have the larger ranges; no range is empty.
     """
     assert 0 < num_ranks <= count, f"{count} cannot be divided among {num_ranks} ranks"
     unit = math.gcd(count, unit)
@@ -27,5 +27,5 @@ def shares(count: int, num_ranks: int, unit: int = 1) -> tuple[range, ...]:
 
 
 def scaled(run: range, width: int) -> range:
-    """Return the columns of a run of heads, or of groups of heads, that are so wide each."""
+    """Return the columns of a range of heads (or groups of heads) of `width` columns each."""
     return range(run.start * width, run.stop * width)

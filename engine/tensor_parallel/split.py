@@ -1,14 +1,14 @@
-"""What a rank keeps of a model: its heads, its columns, its words.
+"""Divide a model among ranks: each keeps some attention heads, feed-forward columns and logits.
 
-The rule is one of structure and names no architecture: a layer has an attention of q_proj, k_proj,
+The rule is about structure and names no architecture: a layer has an attention of q_proj, k_proj,
 v_proj and o_proj, and feed-forward blocks of gate_proj, up_proj and down_proj, or experts whose
-weights lie in two tensors. The first ones are cut by what comes out and the last by what goes in,
-and what the ranks compute is added up behind it. The forwards of such attentions view by the size
-of a head, so that they run with fewer heads as they are. Routers, norms and embeddings are whole on
-every rank, and give the same numbers on each, for they are given the same.
+weights lie in two tensors. All but the last matrix of a block are cut along their outputs, the last
+one along its inputs, and after it the ranks' results are added up. The forwards of such attentions
+reshape by the size of a head, so they run unchanged with fewer heads. Routers, norms and embeddings
+are whole on every rank and compute the same numbers on each, from the same inputs.
 
-Everything else is refused: what counts its heads itself, mixes them before o_proj, or keeps its
-weights in other shapes.
+Other models are refused: those whose attention counts its heads itself, mixes them before o_proj,
+or keeps its weights in other shapes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,12 @@ _COUNTS_OF_HEADS = ("num_heads", "num_attention_heads", "num_key_value_heads", "
 
 
 def summed(product: Product, rank: Rank | None) -> Product:
-    """Return a product whose inputs are divided among the ranks, added up; None: they are not."""
+    """Return `product` with its result summed over all ranks; unchanged without ranks.
+
+    For matrices whose inputs are divided among the ranks.
+
+    product  [n, in / ranks] -> [n, out], this rank's part of the sum
+    """
     if rank is None:
         return product
     add_up = rank.add_up
@@ -45,9 +50,10 @@ def summed(product: Product, rank: Rank | None) -> Product:
 
 
 def joined(product: Product, rank: Rank | None, count: int) -> Product:
-    """Return a product whose `count` outputs are divided among the ranks, put together.
+    """Return `product` with all ranks' outputs joined, [n, count]; unchanged without ranks.
 
-    It is a sum in which all ranks but one have zeros: exact, and of runs of any lengths.
+    For matrices whose `count` outputs are divided among the ranks. The joining is a sum in which
+    all ranks but one have zeros: it is exact, and allows parts of different lengths.
     """
     if rank is None:
         return product
@@ -64,7 +70,7 @@ def joined(product: Product, rank: Rank | None, count: int) -> Product:
 
 
 def lowest(number: int | None, rank: Rank, device: torch.device) -> int | None:
-    """Return the lowest number that any rank has, each >= 0; None: none has one."""
+    """Return, on every rank, the lowest of all ranks' numbers (>= 0); None if all are None."""
     numbers = torch.zeros(rank.count, dtype=torch.int64, device=device)
     numbers[rank.index] = 0 if number is None else number + 1
     rank.add_up(numbers)
@@ -73,14 +79,17 @@ def lowest(number: int | None, rank: Rank, device: torch.device) -> int | None:
 
 
 def all_agree(refusal: Exception | None, rank: Rank | None, device: torch.device) -> bool:
-    """Return on every rank whether no rank has a refusal; without ranks, whether this has none."""
+    """Return, on every rank, True if no rank has a refusal (an error); every rank must call it."""
     if rank is None:
         return refusal is None
     return lowest(None if refusal is None else 0, rank, device) is None
 
 
 def first_says(name: str, names: Sequence[str], rank: Rank | None, device: torch.device) -> str:
-    """Return on every rank the one of `names` that rank 0 says; without ranks `name`."""
+    """Return, on every rank, the `name` that rank 0 passes; without ranks `name` itself.
+
+    names  all possible names, the same on every rank
+    """
     if rank is None:
         return name
     said = torch.tensor([names.index(name) if rank.index == 0 else 0], device=device)
@@ -90,18 +99,19 @@ def first_says(name: str, names: Sequence[str], rank: Rank | None, device: torch
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank keeps of a weight: along `dim` these runs, one behind the other.
+    """The part of a weight that a rank keeps: ranges of indices along one dimension.
 
-    No run at all: it keeps nothing, not even an empty weight.
+    dim   the dimension that is cut
+    runs  the ranges that are kept, concatenated; (): the rank has no such weight at all
     """
 
     dim: int
     runs: tuple[range, ...]
 
     def of(self, weight: Any) -> torch.Tensor:
-        """Return a copy of what the rank keeps, so that the whole can be given back.
+        """Return a copy of the part that is kept, so that the whole weight can be freed.
 
-        weight  a tensor, or a slice of a safetensors file, which reads no more than that
+        weight  a tensor, or a slice object of a safetensors file, of which only the part is read
         """
         before = (slice(None),) * self.dim
         parts: list[torch.Tensor] = [
@@ -113,14 +123,16 @@ class Cut:
 
 
 def cuts_of(name: str, model: Any, rank: Rank) -> dict[str, Cut]:
-    """Return what this rank keeps of each weight of `model` that is divided, by its name.
+    """Return this rank's cut of each weight that is divided, by the weight's name in `model`.
 
-    model  whole; it may be one without memory (on `meta`)
+    An output matrix that is tied to the embeddings is not among them (`share_head` divides it).
 
-    A head that shares its matrix with the embeddings is not among them (`share_head`).
+    name   the model's name, for messages
+    model  the whole model; it may be on `meta` (without memory)
 
     Raises:
-        ModelError: the model has other parts than those above, or too few for so many ranks.
+        ModelError: the model has parts that cannot be divided, or too few heads or columns for so
+            many ranks.
     """
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
@@ -151,9 +163,10 @@ def cuts_of(name: str, model: Any, rank: Rank) -> dict[str, Cut]:
 
 
 def split(model: Any, cuts: Mapping[str, Cut], rank: Rank) -> None:
-    """Leave of each weight of `model` what `cuts` says, and let its forward add up the ranks'.
+    """Reduce the weights of `model` to this rank's cuts, in place; its forward sums over the ranks.
 
-    The forward then gives what the whole gave, if all ranks run theirs and `share_head` was called.
+    The forward then computes what the whole model did, if all ranks run it and `share_head` was
+    called.
     """
     for name, cut in cuts.items():
         path, _, field = name.rpartition(".")
@@ -165,22 +178,23 @@ def split(model: Any, cuts: Mapping[str, Cut], rank: Rank) -> None:
         setattr(part, field, kept)
         if isinstance(part, nn.Linear) and field == "weight":
             part.out_features, part.in_features = kept.shape
-        if 1 < kept.dim() == cut.dim + 1:  # what goes in is divided, so what comes out is a part
+        if 1 < kept.dim() == cut.dim + 1:  # the inputs are divided: outputs must be summed
             _add_up_behind(part, rank)
 
 
 def share_head(model: Any, num_words: int, rank: Rank) -> None:
-    """Let each rank compute the logits of its words, and all put them together.
+    """Divide the model's output matrix: each rank computes its tokens' logits, and all are joined.
 
-    Whole, the head would be what the ranks share least, a fifth of a small model's pass.
+    Undivided it would take a fifth of a small model's pass on every rank. Changes the model in
+    place.
 
-    num_words  of the whole head
+    num_words  number of logits of the whole matrix
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         return
     run = rank.share(num_words, UNIT) if num_words >= rank.count else range(num_words)
-    if head.out_features == num_words and _is_shared(head, rank):  # every rank has read it whole
+    if head.out_features == num_words and _is_shared(head, rank):  # this rank read all of it
         part = head.weight.detach()[run.start : run.stop]
         is_tied = head.weight is model.get_input_embeddings().weight
         head.weight = _parameter(part if is_tied else part.clone())
@@ -197,19 +211,23 @@ def share_head(model: Any, num_words: int, rank: Rank) -> None:
 
 
 def _is_shared(head: Any, rank: Rank) -> bool:
+    """True if the output matrix can be divided among the ranks."""
     return type(head) is nn.Linear and head.out_features >= rank.count
 
 
 def _has(part: nn.Module, names: tuple[str, ...], kind: type) -> bool:
+    """True if the module has all these attributes, each of the type `kind`."""
     return all(isinstance(getattr(part, name, None), kind) for name in names)
 
 
 def _refused(name: str, model: Any, why: str) -> ModelError:
+    """Return the error for a model that cannot be divided."""
     kind = model.config.model_type
     return ModelError(f"{name}: {kind} cannot be divided among ranks ({why}); use one device")
 
 
 def _why_not_attention(part: Any) -> str | None:
+    """Return why an attention cannot be divided among ranks, or None."""
     q, k, v, o = (getattr(part, name) for name in _ATTENTION)
     dim = getattr(part, "head_dim", None)
     if any(type(linear) is not nn.Linear for linear in (q, k, v, o)):
@@ -229,6 +247,7 @@ def _why_not_attention(part: Any) -> str | None:
 
 
 def _why_not_mlp(part: Any) -> str | None:
+    """Return why a feed-forward block cannot be divided among ranks, or None."""
     gate, up, down = (getattr(part, name) for name in _MLP)
     if any(type(linear) is not nn.Linear for linear in (gate, up, down)):
         return "its feed-forward block has layers that are no plain matrices"
@@ -241,6 +260,7 @@ def _why_not_mlp(part: Any) -> str | None:
 
 
 def _why_not_experts(part: Any) -> str | None:
+    """Return why a module of experts cannot be divided among ranks, or None."""
     gate_up, down = part.gate_up_proj, part.down_proj
     if {name for name, _ in part.named_parameters()} != set(_EXPERTS):
         return "its experts have more than two tensors"
@@ -256,7 +276,7 @@ def _cuts_of_attention(name: str, path: str, part: Any, rank: Rank) -> dict[str,
     num_groups = part.k_proj.out_features // dim
     group = part.q_proj.out_features // part.k_proj.out_features
     _check_count(name, "key/value heads", num_groups, rank)
-    groups = rank.share(num_groups)  # a query head stays with the key head that it looks at
+    groups = rank.share(num_groups)  # a query head stays with the key head that it attends to
     queries = scaled(groups, group * dim)
     return {
         **_outputs(f"{path}.q_proj", part.q_proj, queries),
@@ -277,7 +297,7 @@ def _cuts_of_mlp(name: str, path: str, part: Any, rank: Rank) -> dict[str, Cut]:
 
 
 def _cuts_of_experts(name: str, path: str, part: Any, rank: Rank) -> dict[str, Cut]:
-    """Every rank has some columns of every expert, and so none waits for another's expert."""
+    """Return the cuts of experts: every rank has some columns of each expert, so none is idle."""
     num_columns = part.down_proj.shape[2]
     _check_count(name, "columns of an expert", num_columns, rank)
     gate = rank.share(num_columns, UNIT)
@@ -289,12 +309,13 @@ def _cuts_of_experts(name: str, path: str, part: Any, rank: Rank) -> dict[str, C
 
 
 def _outputs(path: str, linear: nn.Linear, run: range) -> dict[str, Cut]:
+    """Return the cuts that keep the outputs `run` of a linear layer."""
     fields = ("weight",) if linear.bias is None else ("weight", "bias")
     return {f"{path}.{field}": Cut(0, (run,)) for field in fields}
 
 
 def _inputs(path: str, linear: nn.Linear, run: range, rank: Rank) -> dict[str, Cut]:
-    """The bias is added once, on rank 0."""
+    """Return the cuts that keep the inputs `run` of a linear layer; only rank 0 keeps the bias."""
     cuts = {f"{path}.weight": Cut(1, (run,))}
     if linear.bias is not None and rank.index > 0:
         cuts[f"{path}.bias"] = Cut(0, ())
@@ -302,6 +323,8 @@ def _inputs(path: str, linear: nn.Linear, run: range, rank: Rank) -> dict[str, C
 
 
 def _add_up_behind(part: nn.Module, rank: Rank) -> None:
+    """Make the module sum its output over all ranks, in place."""
+
     def add_up(_module: nn.Module, _inputs: object, out: torch.Tensor) -> None:
         rank.add_up(out)
 
@@ -313,6 +336,7 @@ def _parameter(weight: torch.Tensor) -> nn.Parameter:
 
 
 def _check_count(name: str, what: str, count: int, rank: Rank) -> None:
+    """Raise ModelError if there are fewer heads or columns than ranks."""
     if count < rank.count:
         raise ModelError(
             f"{name}: {count} {what} cannot be divided among {rank.count} ranks; use {count} at "

@@ -39,42 +39,69 @@ from lab.experiments.runner import Job, Runner, Step
 from lab.experiments.testbeds import with_models
 from lab.experiments.traces import write_traces
 from proto.errors import ConfigurationError, did_you_mean, shown
+from proto.installation import missing
 
 SHIPPED = Path(__file__).parent
 SUFFIX = ".toml"
-NO_TABLES = "install it, and the same command writes the tables and pictures"
+NO_TABLES = "type the same command again"
 LINE_S = 15.0  # seconds between two lines of progress where there is no terminal
+
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Experiment file, or the name of one that ships.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder for the results. If an experiment was interrupted there, it continues. "
+        "Default: results/NAME.",
+    ),
+]
+Prompts = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Prompts to use instead of the experiment's.")
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Use only this many prompts, the first ones.")
+]
+Repetitions = Annotated[
+    int | None,
+    typer.Option(min=1, help="How often each prompt is run. Default: as the experiment says."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Set this for all arms, as in the file. May be given several times.",
+    ),
+]
+Models = Annotated[
+    Path, typer.Option(metavar="DIR", help="Folder for the models that the experiment makes.")
+]
+WithPredictions = Annotated[
+    bool, typer.Option("--predict", help="Show the speed that `plan` predicts beside each figure.")
+]
+WithTraces = Annotated[
+    bool,
+    typer.Option("--trace", help="Record a trace of one more text of each arm, in OUT/traces."),
+]
+Report = Annotated[bool, typer.Option("--report", help="Write report.html, too.")]
 
 
 def experiment(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="Experiment file, or the name of one that ships.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the results. Default: results/NAME. An experiment that was "
-            "interrupted goes on there."
-        ),
-    ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="Other prompts than the file's.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts.")] = None,
-    repetitions: Annotated[int | None, typer.Option(min=1, help="In place of the file's.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of all arms, as in the file."),
-    ] = None,
-    models: Annotated[
-        Path, typer.Option(help="Where models are made that the file asks for.")
-    ] = Path("results/models"),
-    with_predictions: Annotated[
-        bool, typer.Option("--predict", help="Put what `plan` would have said beside the figures.")
-    ] = False,
-    with_traces: Annotated[
-        bool, typer.Option("--trace", help="Trace one more text of each arm, in OUT/traces.")
-    ] = False,
-    report: Annotated[bool, typer.Option("--report", help="Write report.html as well.")] = False,
+    file: File,
+    out: Out = None,
+    prompts: Prompts = None,
+    limit: Limit = None,
+    repetitions: Repetitions = None,
+    settings: Settings = None,
+    models: Models = Path("results/models"),
+    with_predictions: WithPredictions = False,
+    with_traces: WithTraces = False,
+    report: Report = False,
 ) -> None:
-    """Run an experiment: every arm on every prompt, in an order drawn anew, and compare them."""
+    """Compare settings (arms): run each on every prompt, in random order."""
     path = _path_of(file)
     given = {"prompts": prompts and str(prompts), "limit": limit, "repetitions": repetitions}
     overrides = _overrides(settings or [])
@@ -100,8 +127,8 @@ def experiment(
             from lab.experiments.results.writing import Wanted, write_results
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                f"{len(rows.rows)} texts are kept in {folder.path}, but {error.name} is not "
-                f"installed; {NO_TABLES}"
+                f"{len(rows.rows)} texts are kept in {folder.path}, but their tables and pictures "
+                f"need {missing(str(error.name), 'experiments')}, and {NO_TABLES}"
             ) from error
 
         wanted_results = Wanted(

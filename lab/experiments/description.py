@@ -24,12 +24,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from coordinator.api.config import MODELS, PairConfig, SpeculationConfig
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import Frozen
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
 from coordinator.cli.flags import FORMS
 from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
+from proto.installation import MODELS
 from proto.messages import Role
 from proto.system import cannot_read
 
@@ -60,6 +61,9 @@ PROCESSORS = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "bad_words", "min_tokens"),
 )
+STOPS = ("stop", "stop_token_ids", "ignore_eos")  # parameters that decide where a text ends
+OF_PEERS = SamplingParams(ignore_eos=True)  # what every peer does, whatever these parameters say
+TOP_P_FIRST: frozenset[Peer] = frozenset({"huggingface", "llamacpp"})  # before min_p
 OUR_ENGINE: frozenset[Peer] = frozenset({"one_process"})  # peers that run on our own engine
 
 
@@ -383,6 +387,7 @@ def _check(arm: Arm) -> None:
         _check_one_process(arm)
     if arm.work.texts_at_once > 1:
         raise ConfigurationError("a peer writes one text at once")
+    _check_sampling_of_peer(arm)
 
 
 def _check_one_process(arm: Arm) -> None:
@@ -391,10 +396,33 @@ def _check_one_process(arm: Arm) -> None:
         raise ConfigurationError("one_process drafts with a model: its mode is plain or assisted")
     if not arm.pair.has_draft_model or arm.pair.drafter_is_head:
         raise ConfigurationError("one_process drafts with a model, and not with a head or ngram")
-    plain = SamplingParams()
-    asked = [name for name in PROCESSORS if getattr(arm.sampling, name) != getattr(plain, name)]
-    if asked:
-        raise ConfigurationError(f"one_process has no {asked[0]}")
+
+
+def _check_sampling_of_peer(arm: Arm) -> None:
+    """Raise ConfigurationError for sampling parameters that a peer lacks or applies differently.
+
+    With them its texts would come from another distribution than those of a pair.
+    """
+    peer, asked = arm.work.peer, arm.sampling
+    for name in (*PROCESSORS, *STOPS):
+        if getattr(asked, name) != getattr(OF_PEERS, name):
+            why = "a peer always writes max_tokens tokens" if name in STOPS else "leave it out"
+            raise ConfigurationError(f"{peer} has no {name}; {why}")
+    if asked.temperature == 0:  # greedy: the likeliest token is never cut off
+        return
+    has_top_p, has_min_p = asked.top_p < 1, asked.min_p > 0
+    if peer in TOP_P_FIRST and has_top_p and has_min_p:
+        raise ConfigurationError(
+            f"{peer} applies top_p before min_p, a pair after it; set only one"
+        )
+    if peer == "llamacpp" and has_top_p and asked.temperature != 1:
+        raise ConfigurationError(
+            "llamacpp applies top_p before the temperature, a pair after it; set temperature to 1"
+        )
+    if peer == "vllm" and has_min_p and arm.work.mode != "plain":
+        raise ConfigurationError(
+            "vllm has no min_p when it drafts; leave it out, or set mode to plain"
+        )
 
 
 def _parsed(name: str, value: object, folder: Path) -> object:

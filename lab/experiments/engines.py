@@ -20,12 +20,13 @@ from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.launching.groups import has_ended, kill
-from coordinator.launching.launcher import ROOT, ConnectRay, Launcher, Wanted
+from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.text.metrics import TOO_LATE, late_share, origins
 from coordinator.text.session import Emit
 from coordinator.text.stream import Reader, TokenStream
 from lab.experiments.description import Arm
 from proto.errors import ConfigurationError, NodeError
+from proto.installation import ROOT
 from proto.messages import Role
 
 PEER_LIMIT_S = 600.0  # most seconds for a peer to start, or to generate a text
@@ -280,22 +281,36 @@ class PeerEngine:
             text=True,
             process_group=0,
         )
-        self.hosts: Mapping[str, str] = {"peer": f"{self._name} {self._answer()['ready']}"}
+        self.hosts: Mapping[str, str] = {"peer": f"{self._name} {self._answer('ready')['ready']}"}
 
-    def _answer(self) -> dict[str, Any]:
-        """Read one line of JSON from the peer, within PEER_LIMIT_S seconds. Raises NodeError."""
+    def _answer(self, *fields: str) -> dict[str, Any]:
+        """Read one line from the peer: a JSON object with these fields, within PEER_LIMIT_S.
+
+        Raises NodeError; then the peer's process has ended.
+        """
         assert self._process.stdout is not None
         too_late = threading.Timer(PEER_LIMIT_S, kill, (self._process,))
         too_late.start()
         try:
             line = self._process.stdout.readline()
+            record = json.loads(line) if line else None
+        except (
+            ValueError
+        ) as error:  # no JSON, or no UTF-8: a library may print something of its own
+            self.close()
+            raise NodeError(f"{self._name} wrote a line that is no JSON; {self._hint}") from error
         finally:
             too_late.cancel()
-        if not line:
-            self.close()
-            raise NodeError(f"{self._name} ended; `{' '.join(self._command[1:])}` says why")
-        record: dict[str, Any] = json.loads(line)
-        return record
+        if isinstance(record, dict) and all(field in record for field in fields):
+            return record
+        self.close()
+        what = "wrote a line that is no answer" if line else "ended"
+        raise NodeError(f"{self._name} {what}; {self._hint}")
+
+    @property
+    def _hint(self) -> str:
+        """Return how a user sees what the peer writes."""
+        return f"`{' '.join(self._command[1:])}` says why"
 
     def write(
         self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
@@ -332,7 +347,7 @@ class PeerEngine:
             self._process.stdin.flush()
         except OSError as error:
             raise NodeError(f"{self._name} has ended") from error
-        return written_by_a_peer(self._answer())
+        return written_by_a_peer(self._answer("tokens", "times", "counts"))
 
     def close(self) -> None:
         """End the peer's process: close its input, and kill it if it has not ended after 5 s."""

@@ -127,7 +127,7 @@ class Folder:
         if earlier is not None and earlier.digest != header.digest:
             raise ConfigurationError(
                 f"{self.path} holds another experiment ({shown(earlier.title)}), or this one with "
-                "other settings or prompts; choose another --out, or remove it"
+                "other settings or prompts; choose another --out"
             )
         rows = RowFile(self.path / ROWS)
         self._check_writable()

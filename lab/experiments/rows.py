@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote_plus
 
 from coordinator.text.metrics import MOST_LATE, Metrics, late_share
 from lab.records import NO_OTHERS, from_json
@@ -20,6 +21,7 @@ from proto.errors import ConfigurationError, OutputError
 from proto.system import cannot_read, cannot_write
 
 Kind = TypeVar("Kind")  # the class of the rows in a file
+KEPT_IN_FILE_NAMES = "=,"  # besides letters, digits and what URLs keep: `-`, `.`, `_` and `~`
 
 
 class Key(NamedTuple):
@@ -197,5 +199,12 @@ def times_of(row: Row) -> tuple[float, float] | None:
 
 
 def file_name(arm: str) -> str:
-    """Return the name of an arm as a file name without suffix: unusual characters become `_`."""
-    return "".join(letter if letter.isalnum() or letter in "-=.," else "_" for letter in arm)
+    """Return the name of an arm as a file name without suffix; no two names share a file name.
+
+    Letters and digits of all languages stay as they are. A space becomes `+`, and other characters
+    are escaped as in a URL, because to write one character for all of them would make names equal.
+    """
+    return "".join(
+        letter if letter.isalnum() else quote_plus(letter, safe=KEPT_IN_FILE_NAMES)
+        for letter in arm
+    )

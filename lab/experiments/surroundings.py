@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from coordinator.launching.launcher import ROOT
+from proto.installation import IS_CHECKOUT, ROOT
 
 PACKAGES = ("torch", "transformers", "pyzmq", "ray", "numpy", "llama-cpp-python", "vllm")
 GIT_LIMIT_S, GPU_LIMIT_S = 5.0, 10.0
@@ -39,7 +39,12 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the code's git commit, with " with changes" if files differ; "" if not known."""
+    """Return the code's git commit, with " with changes" if files differ; "" if not known.
+
+    What was installed may lie in somebody else's repository, whose commit says nothing.
+    """
+    if not IS_CHECKOUT:
+        return ""
     name = _said(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], GIT_LIMIT_S)
     changed = _said(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"], GIT_LIMIT_S)
     return f"{name} with changes" if changed else name

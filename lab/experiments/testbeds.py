@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coordinator.api.config import MODELS
-from coordinator.launching.launcher import ROOT
 from lab.experiments.description import TESTBED, Arm
 from proto.errors import ConfigurationError
+from proto.installation import MODELS, ROOT
 from proto.messages import Role
 
 LIMIT_S = 3600.0

@@ -13,10 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from coordinator.launching.launcher import ROOT
 from lab.gpu_kit.driver import RESULTS, Settings, run, words, write_report
 from lab.gpu_kit.plan import CALL_LIMIT_S, PARTS
 from proto.errors import SlipstreamError
+from proto.installation import ROOT
 
 KIT = "gpu-kit"
 SHIPPED = ROOT / "lab" / "experiments" / "prompts.jsonl"

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from coordinator.launching.launcher import ROOT
 from lab.experiments.folder import write_whole
 from lab.gpu_kit import report
 from lab.gpu_kit.plan import MODULES, Machine, Outcome, Step, limit_s, wanted, why_skipped
 from lab.gpu_kit.recorder import FILE, Recorder, read
 from lab.gpu_kit.rows import KitRow
 from proto.errors import ConfigurationError, OutputError
+from proto.installation import ROOT
 from proto.system import cannot_write
 
 ASK_LIMIT_S, END_S = 120.0, 15.0

@@ -3,11 +3,11 @@
     python -m lab.gpu_kit.pack [--out gpu-kit] [--prompts FILE] [--python 3.12]... [--also numpy]
                                [--tree FOLDER]
 
-This folder, which git ignores, travels together with the working tree. Of the tree, the embedded
-pair and the tests travel unchanged, and what no measurement needs stays behind (`STAYS`). Both
-together must not be larger than `MOST_MIB`: `--tree` writes such a tree, with the kit in it. The
-wheels have the versions that are installed here, which are the pinned ones. The GPU machine has to
-have torch and all that comes with it, numpy included; what only Ray and pictures need is left out.
+The embedded pair and the tests travel as they are, in a tree without what no measurement there
+needs (`STAYS`), and so does this folder, which git ignores. Both together must not be larger than
+`MOST_MIB`: `--tree` writes such a tree, with the kit in it. The wheels are of the versions that are
+installed here, which are those of requirements/lock.txt. Left to the machine is torch with all that
+comes with it, numpy included; left out is what only Ray and pictures need.
 """
 
 import argparse
@@ -25,14 +25,15 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from coordinator.launching.launcher import ROOT
 from lab.experiments.prompt_sets import read
 from lab.gpu_kit.__main__ import KIT, SHIPPED
 from proto.errors import ConfigurationError, SlipstreamError
+from proto.installation import ROOT
 
 PYTHONS = ("3.12", "3.11")
 # Packages that are not packed: they come with torch, or serve only Ray, downloads and pictures.
 LEFT_OUT = ("torch", "numpy", "ray", "hf-xet", "scipy", "matplotlib")
+EXTRAS = ("ray", "experiments")
 # Packed besides the dependencies: pip installs the others, and pytest runs the tests.
 ALSO = ("pip", "pytest")
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)  # minor versions that wheels name
@@ -88,10 +89,11 @@ def _applying(
 
 
 def roots() -> list[str]:
-    """Return the requirements of the project, and those of its tests."""
+    """Return the requirements of the project, of its extras `EXTRAS`, and of its tests."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    return [*project["dependencies"], *ALSO]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(one for name in EXTRAS for one in extras[name]), *ALSO]
 
 
 def download(versions: dict[str, str], python: str, folder: Path) -> None:
@@ -230,12 +232,33 @@ def _tree() -> Iterator[Path]:
 def main() -> int:
     """Make the kit; return the exit status."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / KIT)
-    parser.add_argument("--prompts", type=Path, default=SHIPPED)
-    parser.add_argument("--python", action="append", choices=PYTHONS, help="default: both")
-    parser.add_argument("--also", nargs="*", default=[], choices=LEFT_OUT, metavar="NAME")
-    parser.add_argument("--tree", type=Path, help="a new folder: what travels, kit and all")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.gpu_kit.pack", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / KIT, metavar="DIR", help=f"the kit (default: {KIT})"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        default=SHIPPED,
+        metavar="FILE",
+        help="prompts to bring (default: the project's own)",
+    )
+    parser.add_argument(
+        "--python", action="append", choices=PYTHONS, help="version of Python (default: both)"
+    )
+    parser.add_argument(
+        "--also",
+        nargs="*",
+        default=[],
+        choices=LEFT_OUT,
+        metavar="NAME",
+        help=f"bring these, too: {', '.join(LEFT_OUT)}",
+    )
+    parser.add_argument(
+        "--tree", type=Path, metavar="DIR", help="new folder for all that travels, with the kit"
+    )
     options = parser.parse_args()
     try:
         pythons = options.python or PYTHONS

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -16,11 +17,13 @@ from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.refusals import one_of
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.loading_screen import models_of
-from coordinator.cli.writers import Progress
+from coordinator.cli.wrapping import wrapped
+from coordinator.cli.writers import WIDTH, Progress
 from coordinator.launching.launcher import Launcher
 from lab.lossless import checks as lossless
 from lab.lossless.checks import Check, Text
 from proto.errors import ConfigurationError
+from proto.installation import missing
 from proto.messages import Role
 from proto.policies import TABLE
 
@@ -34,11 +37,13 @@ EXIT_FAILED = 1
 VERIFY = ("coupled", "token", "block")
 CARELESS = {Role.TARGET: "lab.lossless.careless_target"}
 TextPrompt = Annotated[
-    list[str] | None, typer.Option(help="A text to continue; may be given several times.")
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="A text to continue. May be given several times."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")]
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON object, no table.")]
 Texts = Annotated[
-    int, typer.Option(help="Sampled texts for each policy and rule.", min=200, max=1_000_000)
+    int,
+    typer.Option(help="How many texts to sample for each policy and rule.", min=200, max=1_000_000),
 ]
 
 
@@ -55,7 +60,11 @@ def verify_lossless(
         ),
     ],
     policy: Annotated[
-        list[str] | None, typer.Option(help="May be given several times. Default: sync and auto.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A policy to check. May be given several times. Default: sync and auto.",
+        ),
     ] = None,
     prompt: TextPrompt = None,
     num_texts: Texts = 600,
@@ -65,6 +74,8 @@ def verify_lossless(
 
     The pair runs in the number type in which `generate` would run it, unless --dtype names another.
     """
+    if find_spec("scipy") is None:
+        raise ConfigurationError(f"verify-lossless needs {missing('scipy', 'experiments')}")
     policies = _policies(policy)
     checks: list[Check] = []
     say: Callable[[str], None] = (lambda _: None) if as_json else typer.echo
@@ -156,14 +167,14 @@ def how_long(seconds: float) -> str:
 
 def explained(num_texts: int, power: float) -> str:
     """Return an explanation of the `sampled` lines, in at most 80 columns."""
-    return (
+    words = (
         f"sampled: a chi-square test of {num_texts} texts of {lossless.LENGTH} tokens against the "
-        "target's own\n"
-        f"  probabilities. A line fails if p is below {lossless.LEVEL:g}. A distribution that is "
-        "wrong\n"
-        f"  by w = {power:.2f} (Cohen's effect size: 0.1 is small, 0.5 large) is found in 95 % of\n"
-        "  runs.\n"
+        "target's own probabilities. p is the chance of differences that are this large if both "
+        f"distributions are equal. A line fails if p is below the level, {lossless.LEVEL:g}. A "
+        f"distribution that is wrong by w = {power:.2f} (Cohen's effect size: 0.1 is small, 0.5 "
+        "large) is found in 95 % of runs."
     )
+    return "\n".join(wrapped(words, WIDTH)) + "\n"
 
 
 def line_of(check: Check) -> str:
@@ -176,7 +187,8 @@ def line_of(check: Check) -> str:
         outcome = "FAILED"
     else:
         outcome = near_ties(check.num_near_ties) if check.num_near_ties else "ok"
-    before = f"{check.kind:8} {check.what:15} {outcome:11} "
+    what = check.what if check.expected else f"{check.what}:"
+    before = f"{check.kind:8} {what:16} {outcome:11} "
     return before + check.detail.replace("; ", "\n" + " " * len(before))
 
 

@@ -21,6 +21,7 @@ from engine.checkpoint.model import load_model
 from engine.executor import Executor
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import make_executor
+from lab.help import Paragraphs
 from lab.measure.passes import chain, read_up_to
 from lab.measure.timing import spread
 
@@ -95,12 +96,24 @@ def lanes(name: str, dtype: str, context: int, seconds: float) -> None:
 
 def main() -> None:
     """Compare both models of the embedded pair, or the models that are named."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="*", metavar="MODEL:DTYPE")
-    parser.add_argument("--seconds", type=float, default=4.0, help="per line")
-    parser.add_argument("--context", type=int, default=180, help="tokens before the rows")
-    parser.add_argument("--compiled", action="store_true", help="in place of fused")
-    parser.add_argument("--lanes", action="store_true", help="several texts in a pass")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.measure.forwards",
+        description=__doc__,
+        formatter_class=Paragraphs,
+    )
+    parser.add_argument(
+        "model", nargs="*", metavar="MODEL:DTYPE", help="a model and its number type"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, metavar="N", help="how long each line is timed"
+    )
+    parser.add_argument(
+        "--context", type=int, default=180, metavar="N", help="tokens before the rows"
+    )
+    parser.add_argument(
+        "--compiled", action="store_true", help="time the compiled forward, not the fused"
+    )
+    parser.add_argument("--lanes", action="store_true", help="time passes of several texts")
     options = parser.parse_args()
     torch.set_num_threads(1)
     named = [tuple(item.rsplit(":", 1)) for item in options.model]

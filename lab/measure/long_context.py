@@ -105,10 +105,19 @@ def compare(layer: Layer, num_rows: int, length: int) -> str:
 def main() -> None:
     """Measure all lengths and numbers of rows, and print a line for each."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--shape", default="32,8,128", help="heads, key heads, numbers a head")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.measure.long_context", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--device", default="cpu", metavar="DEVICE", help="cpu, the default, or cuda:0"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="number type")
+    parser.add_argument(
+        "--shape",
+        default="32,8,128",
+        metavar="N,N,N",
+        help="number of heads, number of key heads, width of a head (default 32,8,128)",
+    )
     options = parser.parse_args()
     pin(options.device)
     torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 `python -m lab.measure.ngram_index`
 """
 
+import argparse
 import gc
 import random
 import sys
@@ -98,6 +99,10 @@ def _size(work: Callable[[], object]) -> int:
 
 def main() -> None:
     """Print the times and the memory of the n-gram index and of the store of earlier texts."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.measure.ngram_index", description=__doc__.splitlines()[0]
+    )
+    parser.parse_args()
     print(f"Python {sys.version.split()[0]}; n-grams of 2 to 4 tokens, drafts of {NUM_DRAFTS}")
     print(f"{'text':8}{'tokens':>8}{'add, us':>10}{'find, us':>10}")
     gc.disable()

@@ -15,6 +15,7 @@ from coordinator.api.config import (
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.cli.flags import SIMULATION, Flags, with_settings
+from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import WIDTH, Progress, simulation
 from lab.experiments.surroundings import machine
 from lab.lossless.command import TextPrompt, prompts_of
@@ -52,12 +53,14 @@ def profile(
     ],
     request: Annotated[SamplingParams, Flags("temperature", "max_tokens", max_tokens=256)],
     prompt: TextPrompt = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON object, no table.")
+    ] = False,
 ) -> None:
     """Say where the time of each process goes while texts are written."""
     speculation.check(pair)
     request = request.model_copy(update={"seed": 1, "ignore_eos": True})
-    with Progress(Console(stderr=True)) as progress:
+    with Progress(Console(stderr=True), models_of(pair)) as progress:
         started = Pair(pair, with_drafter=speculation.drafts, say=progress.say)
     with started as running:
         found = shares.profile(running, prompts_of(running, prompt), speculation, request)
@@ -74,8 +77,8 @@ def profile(
     typer.echo(
         f"{speculation.policy}: {found.num_tokens} tokens in {found.num_passes} passes, "
         f"{found.tokens_per_second:.0f} tokens/s,\n{found.tokens_per_pass:.2f} tokens a pass; "
-        f"in no model: {found.no_model_ms:.3f} ms a pass (median),\n"
-        f"of it {found.host_ms:.3f} on the target's host"
+        f"outside of the models: {found.no_model_ms:.3f} ms a pass (median),\n"
+        f"{found.host_ms:.3f} ms of it on the target's host"
     )
     if found.simulated is not None:
         typer.echo(simulation(found.simulated))

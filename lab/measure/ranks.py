@@ -98,18 +98,40 @@ def record(options: argparse.Namespace) -> list[tuple[Position, ...]]:
 def main() -> int:
     """Record the ranks and write the file; return the exit status."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.measure.ranks", description=__doc__.splitlines()[0]
+    )
     defaults = PairConfig()
-    parser.add_argument("prompts", type=Path, help="one prompt per line, or JSON Lines")
-    parser.add_argument("--out", type=Path, required=True, help="the file to write")
-    parser.add_argument("--target", default=defaults.target)
-    parser.add_argument("--drafter", default=defaults.drafter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default=defaults.dtype)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--num-prompts", type=int, help="default: all")
-    parser.add_argument("--max-prompt-tokens", type=int, default=256)
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument(
+        "prompts", type=Path, metavar="FILE", help="prompts: one per line, or JSON Lines"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    parser.add_argument(
+        "--target", default=defaults.target, metavar="MODEL", help="folder, or name on the hub"
+    )
+    parser.add_argument(
+        "--drafter", default=defaults.drafter, metavar="MODEL", help="folder, or name on the hub"
+    )
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="where both run")
+    parser.add_argument(
+        "--dtype", default=defaults.dtype, metavar="NAME", help="number type of both"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="NUMBER", help="0, the default: greedy"
+    )
+    parser.add_argument(
+        "--num-prompts", type=int, metavar="N", help="how many prompts (default: all)"
+    )
+    parser.add_argument(
+        "--max-prompt-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="longer prompts are cut here (default 256)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, metavar="N", help="tokens of an answer (default 128)"
+    )
     options = parser.parse_args()
     try:
         check_writable(options.out, "--out")

@@ -122,9 +122,15 @@ def _noted(policy: str, num_tokens: int) -> list[str]:
 
 def main() -> int:
     """Print how many files a round runs through, and which; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", default="tree")
-    parser.add_argument("--tokens", type=int, default=96)
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.measure.round_files", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--policy", default="tree", metavar="NAME", help="the policy (default tree)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=96, metavar="N", help="tokens of the text (default 96)"
+    )
     asked = parser.parse_args()
     found = rounds(_noted(asked.policy, asked.tokens))
     steady = found[int(len(found) * WARM_UP) :]

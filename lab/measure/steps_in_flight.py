@@ -249,10 +249,22 @@ def changes(times: Times) -> dict[str, tuple[Times, Form]]:
 
 def main() -> int:
     """Print the comparison; return the exit status."""
-    parser = argparse.ArgumentParser(description="Tokens in the time of a pass, by times alone.")
-    parser.add_argument("--costs", action="append", metavar="TARGET/DRAFT", help="milliseconds")
-    parser.add_argument("--tokens", type=int, default=6000)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.measure.steps_in_flight",
+        description="Computes the tokens in the time of a pass, from times alone.",
+    )
+    parser.add_argument(
+        "--costs",
+        action="append",
+        metavar="TARGET/DRAFT",
+        help="milliseconds of a target pass and of a draft step; may be given several times",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=6000, metavar="N", help="tokens of a text (default 6000)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=5, metavar="N", help="how many texts (default 5)"
+    )
     options = parser.parse_args()
     for costs in options.costs or ("3/0.5", "5/1", "12/1"):
         target, _, draft = costs.partition("/")

@@ -20,6 +20,7 @@ from statistics import median
 
 from engine.executor import Executor
 from engine.loading import load_engine
+from lab.help import Paragraphs
 from lab.measure.passes import chain, read_up_to
 from lab.measure.timing import spread
 
@@ -75,14 +76,34 @@ def in_a_process(arguments: Sequence[str], device: str) -> dict[int, list[float]
 
 def main() -> None:
     """Compare the devices that are named."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--devices", nargs="+", default=["cpu:0", "cpu:0,cpu:1"])
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--backend", default="auto")
-    parser.add_argument("--context", type=int, default=200, help="tokens before the rows")
-    parser.add_argument("--seconds", type=float, default=4.0, help="per line and turn")
-    parser.add_argument("--turns", type=int, default=2)
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.measure.tensor_parallel",
+        description=__doc__,
+        formatter_class=Paragraphs,
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder, or name on the hub")
+    parser.add_argument(
+        "--devices",
+        nargs="+",
+        default=["cpu:0", "cpu:0,cpu:1"],
+        metavar="DEVICES",
+        help="what to compare, each as for --target-device",
+    )
+    parser.add_argument("--dtype", default="auto", metavar="NAME", help="number type")
+    parser.add_argument("--backend", default="auto", metavar="NAME", help="which forward pass")
+    parser.add_argument(
+        "--context", type=int, default=200, metavar="N", help="tokens before the rows"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=4.0,
+        metavar="N",
+        help="how long a line is timed in each turn",
+    )
+    parser.add_argument(
+        "--turns", type=int, default=2, metavar="N", help="how many turns (default 2)"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

@@ -11,15 +11,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.terminal_theme import DEFAULT_TERMINAL_THEME, DIMMED_MONOKAI
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
+from lab.palette import DRAFTER, TARGET, VERDICT, pale
 from proto.errors import ConfigurationError
 
 COLUMNS, LINES = 80, 40
-THEMES = {"dark": DIMMED_MONOKAI, "light": DEFAULT_TERMINAL_THEME}
 READ_SIZE = 1 << 16
-# Rich's own template, except for fonts that every reader's machine has: no font is downloaded.
+
+
+def _parts(colour: str) -> tuple[int, int, int]:
+    """Red, green and blue of `#rrggbb`."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+# Dark, as most terminals are. What the target writes, what is accepted of the drafter and what is
+# rejected have the colours that they have in every picture, lighter on this ground.
+COLOURS = [
+    _parts(colour)
+    for colour in (
+        *("#1a1a1a", pale(VERDICT, 0.25), pale(DRAFTER, 0.25), "#d8b94a"),
+        *(pale(TARGET, 0.3), "#b07cc6", "#5fb3c4", "#d0d0d0"),
+    )
+]
+THEME = TerminalTheme(_parts("#1a1a1a"), _parts("#d0d0d0"), COLOURS, COLOURS)
+# As rich's own, but for fonts that every reader's machine has: nothing is fetched.
 SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -97,12 +114,10 @@ def after(said: str, words: str) -> str:
     return "\n".join(lines[first:])
 
 
-def as_svg(said: str, title: str, columns: int = COLUMNS, theme: str = "dark") -> str:
-    """Return an SVG of what a terminal shows, in a theme of THEMES. It is deterministic."""
+def as_svg(said: str, title: str, columns: int = COLUMNS) -> str:
+    """A drawing of what a terminal shows, in the colours of THEME. Deterministic."""
     console = Console(
         record=True, width=columns, file=io.StringIO(), force_terminal=True, highlight=False
     )
     console.print(Text.from_ansi(said.strip("\n")))
-    return console.export_svg(
-        title=title, theme=THEMES[theme], code_format=SVG, unique_id="slipstream"
-    )
+    return console.export_svg(title=title, theme=THEME, code_format=SVG, unique_id="slipstream")

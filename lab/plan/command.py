@@ -19,13 +19,22 @@ def plan(
     *,
     costs: Costs,
     texts: Texts,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON object, no table.")
+    ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw speed-up over acceptance and over hop to this file as well."),
+        typer.Option(
+            metavar="FILE",
+            help="Draw a picture into this file as well. It shows the speed-up over the "
+            "acceptance and over the time of a hop.",
+        ),
     ] = None,
 ) -> None:
-    """Predict what each policy makes of given costs: its real machines in virtual time."""
+    """Predict how fast each policy would be on given hardware.
+
+    The processes of the policy run in virtual time; no model is loaded.
+    """
     from lab.plan import figure, report
 
     case = report.case_of(costs, texts)
@@ -39,6 +48,8 @@ def plan(
         if plot is not None:
             figure.draw(drawn, case, say)
             figure.save(drawn, plot)
+    if plot is not None:
+        typer.echo(f"picture: {plot}", err=True)
     if as_json:
         typer.echo(json.dumps(report.as_record(case, made)))
     else:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.palette import PLAIN, POLICIES
 from proto.errors import ConfigurationError, did_you_mean
+from proto.installation import missing
 from proto.system import cannot_write, check_writable
 from rehearsal.acceptance import chances, cut, drawn, shares
 from rehearsal.planning import Case, Plan, make_plan
@@ -24,9 +26,7 @@ def empty(path: Path) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError(
-            "--plot needs matplotlib; run `.venv/bin/python -m pip install matplotlib`"
-        ) from error
+        raise ConfigurationError(f"--plot needs {missing('matplotlib', 'experiments')}") from error
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     known = figure.canvas.get_supported_filetypes()
     ending = path.suffix.removeprefix(".").lower()
@@ -59,6 +59,14 @@ def draw(figure: Any, case: Case, say: Callable[[str], None]) -> None:
     right.set(xlabel="one-way hop, in target passes")
     right.set_title(f"acceptance of {shares(case.trace)[0]:.2f}", fontsize=10)
     left.legend(frameon=False)
+    texts = f"{len(case.trace)} text{'s' * (len(case.trace) != 1)}"
+    figure.suptitle(
+        f"Predicted in virtual time for {texts} of at most {TOKENS} tokens, with the given costs. "
+        "Nothing was measured.",
+        x=0.01,
+        ha="left",
+        fontsize=10,
+    )
 
 
 def save(figure: Any, path: Path) -> None:
@@ -83,7 +91,9 @@ def _lines(
         plans.append(make_plan(case, DRAFTS, wider=()))
     for index, cell in enumerate(plans[0].best):
         speedups = [made.speedup(made.best[index]) for made in plans]
-        axes.plot(values, speedups, marker="o", markersize=3, label=cell.policy)
-    axes.axhline(1.0, color="grey", linewidth=0.8, linestyle="--", label=plans[0].plain.policy)
+        look = POLICIES[cell.policy]
+        style = {"color": look.colour, "marker": look.mark, "markersize": 4}
+        axes.plot(values, speedups, label=cell.policy, **style)
+    axes.axhline(1.0, color=PLAIN, linewidth=0.8, linestyle="--", label=plans[0].plain.policy)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -139,7 +139,7 @@ def show(costs: Costs, case: Case, made: Plan) -> None:
     typer.echo(_given(case) + "\n")
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    for words in ("K", "window", "tokens/s", "x plain", "tokens/pass"):
+    for words in ("\nK", "\nwindow", "\ntokens/s", "\nx plain", "tokens\na pass"):
         table.add_column(words, justify="right")
     for words in ("target\nbusy", "drafter\nbusy"):
         table.add_column(words, justify="right")
@@ -162,14 +162,15 @@ def _given(case: Case) -> str:
     """Return the costs and the acceptance in words, in lines of at most 80 columns."""
     target, drafter = case.target, case.drafter
     ranks = ", ".join(f"{share:.2f}" for share in shares(case.trace)[:NUM_SHOWN])
-    passes = ", ".join(f"{target.forward.of(rows) * 1e3:.4g} of {rows}" for rows in (1, 5, 9))
+    first, *more = (f"{target.forward.of(rows) * 1e3:.4g}" for rows in (1, 5, 9))
     number = len(case.trace)
     texts = "a text" if number == 1 else f"{number} texts at once"
     return (
-        f"target pass: ms {passes} rows; draft step: {drafter.forward.of(1) * 1e3:.4g} ms\n"
+        f"target pass: {first} ms ({more[0]} with 5 rows, {more[1]} with 9); draft step: "
+        f"{drafter.forward.of(1) * 1e3:.4g} ms\n"
         f"hop: {drafter.hop_s * 1e3:.4g} ms; host: {target.host_s * 1e6:.0f} us a pass, "
         f"{drafter.host_s * 1e6:.0f} us a draft step\n"
-        f"the target says the drafter's choices, by rank: {ranks} ...\n"
+        f"acceptance, of the drafter's choices 1, 2, 3 ...: {ranks} ...\n"
         f"{texts} of {len(case.trace[0])} tokens"
     )
 

@@ -22,57 +22,103 @@ class Costs(Frozen):
     like: Annotated[
         Published | None,
         Field(
-            description="The target has the shape of this model, and a pass takes what reading "
-            "its bfloat16 weights or the arithmetic takes, on as many H100 SXM as hold them "
-            f"(other devices: --target-bandwidth, --target-flops). {', '.join(MODELS)}."
+            description="The target has the shape of this model.\n"
+            f"{', '.join(MODELS)}.\n"
+            "A pass takes as long as reading its bfloat16 weights or its arithmetic, "
+            "on as many H100 SXM as hold the weights. For other devices set "
+            "--target-bandwidth and --target-flops."
         ),
     ] = None
     drafter_like: Annotated[
         Published | None,
         Field(
             description="The drafter has the shape of this model. Default with --like: the "
-            "smallest of the same family, llama-3.2-1b or qwen3-0.6b."
+            "smallest model of the family, llama-3.2-1b or qwen3-0.6b."
         ),
     ] = None
     target_ms: Annotated[
-        Duration | None, Field(description="A target pass of one row takes so long.")
+        Duration | None, Field(description="How long a target pass of one row takes.")
     ] = None
     draft_ms: Annotated[
-        Duration | None, Field(description="A draft step of one row takes so long.")
+        Duration | None, Field(description="How long a draft step of one row takes.")
     ] = None
     verify_ms_per_token: Annotated[
-        Milliseconds, Field(description="Each further row of a target pass.")
+        Milliseconds, Field(description="How much each further row adds to a target pass.")
     ] = 0.0
     draft_ms_per_row: Annotated[
-        Milliseconds, Field(description="Each further row of a draft step.")
+        Milliseconds, Field(description="How much each further row adds to a draft step.")
     ] = 0.0
     hop_ms: Annotated[
-        Milliseconds, Field(description="A message from drafter to target, one way.")
+        Milliseconds,
+        Field(
+            description="How long a message between the nodes takes. It is the time from drafter "
+            "to target, one way."
+        ),
     ] = 0.1
     host_us: Annotated[
-        Milliseconds, Field(description="On the target's host for each pass, besides the model.")
+        Milliseconds,
+        Field(
+            description="Time of the target's host for each pass. The time of the model is not "
+            "part of it."
+        ),
     ] = 100.0
     draft_host_us: Annotated[
-        Milliseconds, Field(description="On the drafter's host for each step, likewise.")
+        Milliseconds,
+        Field(
+            description="Time of the drafter's host for each draft step. The time of the model "
+            "is not part of it."
+        ),
     ] = 50.0
     target_params: Annotated[
-        Amount | None, Field(description="Roofline, instead of --target-ms: parameters (8e9).")
+        Amount | None,
+        Field(
+            description="The target's number of parameters, such as 8e9. With --target-bandwidth "
+            "it replaces --target-ms (roofline)."
+        ),
     ] = None
     target_bytes: Annotated[
-        Amount | None, Field(description="Bytes of its weights. Default: 2 for each parameter.")
+        Amount | None,
+        Field(description="Bytes of the target's weights. Default: 2 for each parameter."),
     ] = None
     target_bandwidth: Annotated[
-        Amount | None, Field(description="Of its memory, bytes a second (3.35e12).")
+        Amount | None,
+        Field(
+            description="Memory bandwidth of the target's device, bytes a second. For example "
+            "3.35e12."
+        ),
     ] = None
     target_flops: Annotated[
-        Amount | None, Field(description="Its peak, FLOPs a second (9.9e14). Default: no limit.")
+        Amount | None,
+        Field(
+            description="Peak speed of the target's device, FLOPs a second. For example 9.9e14. "
+            "Default: no limit."
+        ),
     ] = None
     draft_params: Annotated[
-        Amount | None, Field(description="Roofline, instead of --draft-ms: as for the target.")
+        Amount | None,
+        Field(
+            description="The drafter's number of parameters, such as 5e8. With --draft-bandwidth "
+            "it replaces --draft-ms (roofline)."
+        ),
     ] = None
-    draft_bytes: Annotated[Amount | None, Field(description="As for the target.")] = None
-    draft_bandwidth: Annotated[Amount | None, Field(description="As for the target.")] = None
-    draft_flops: Annotated[Amount | None, Field(description="As for the target.")] = None
+    draft_bytes: Annotated[
+        Amount | None,
+        Field(description="Bytes of the drafter's weights. Default: 2 for each parameter."),
+    ] = None
+    draft_bandwidth: Annotated[
+        Amount | None,
+        Field(
+            description="Memory bandwidth of the drafter's device, bytes a second. For example "
+            "3.35e12."
+        ),
+    ] = None
+    draft_flops: Annotated[
+        Amount | None,
+        Field(
+            description="Peak speed of the drafter's device, FLOPs a second. For example 9.9e14. "
+            "Default: no limit."
+        ),
+    ] = None
 
 
 class Texts(Frozen):
@@ -81,21 +127,26 @@ class Texts(Frozen):
     acceptance: Annotated[
         str,
         Field(
-            description="How often the target says the drafter's first choice, its second, and so "
-            "on: 0.75,0.12,0.05. After a single number the second has 0.4 of what is left, each "
-            "further one 0.25 of that."
+            description="How often the target says the drafter's first choice. Then how often "
+            "its second, third and so on: 0.75,0.12,0.05. After a single number, the "
+            "second choice has 0.4 of the rest, and each further one 0.25 of what is "
+            'left. This is not the "% of drafts accepted" that `generate` shows; '
+            "`python -m lab.measure.ranks` measures it.",
+            json_schema_extra={"metavar": "SHARE,..."},
         ),
     ] = "0.75"
     trace: Annotated[
         str,
         Field(
-            description="A file, instead: what a real pair did, as recorded by "
-            "python -m lab.measure.ranks."
+            description="Rehearse what a real pair did, from this file. `python -m "
+            "lab.measure.ranks` records it. It replaces --acceptance.",
+            json_schema_extra={"metavar": "FILE"},
         ),
     ] = ""
     num_texts: Annotated[
-        int, Field(ge=1, le=MAX_SESSIONS, description="Texts that are written at once.")
+        int, Field(ge=1, le=MAX_SESSIONS, description="How many texts are written at once.")
     ] = 1
     num_tokens: Annotated[
-        int, Field(ge=MIN_TOKENS, le=1 << 16, description="Tokens of each that are rehearsed.")
+        int,
+        Field(ge=MIN_TOKENS, le=1 << 16, description="How many tokens of each text are rehearsed."),
     ] = 320

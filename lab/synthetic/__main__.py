@@ -1,14 +1,13 @@
 """Measures what the host costs beside a GPU, with models that cost nothing.
 
-    python -m lab.synthetic [--costs 5/1] [--policy tree:16] [--texts N] [--tokens N]
-                            [--temperature T] [--json]
+    python -m lab.synthetic --costs 5/1 --policy tree:16
 
 The real processes, sockets and machines run; the models are hashes (`model.py`), a launch keeps the
 host busy for 0.1 ms, and results come when the simulated device has ended (`--costs`: milliseconds
 of a target pass and of a draft step). The unit is tokens in the time of one pass: 1 is what plain
 decoding would do if the host took no time.
 
-Without --policy (which may be repeated) these are compared, turn by turn over the same texts: `ar`,
+Without --policy these are compared, turn by turn over the same texts: `ar`,
 `sync:best`, `sync, one process:best` (both models in one loop, as others run it), `tree`, `tree:16`
 and `auto`. A number after the colon is K; `best` is the K that is fastest in two texts that are not
 counted. Every text must be what the target alone would write. `host_time.py` says what critical
@@ -24,6 +23,7 @@ from typing import Protocol
 
 from coordinator.api.params import SamplingParams
 from lab.experiments import surroundings
+from lab.help import Paragraphs
 from lab.synthetic.one_process import started_in_one_process
 from lab.synthetic.running import (
     BEST,
@@ -123,13 +123,30 @@ def measured(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m lab.synthetic", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--costs", type=costs_of, default=costs_of("5/1"), metavar="TARGET/DRAFT")
-    parser.add_argument("--policy", action="append", metavar="NAME[:K]")
-    parser.add_argument("--texts", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--json", action="store_true", help="one object, for programs")
+    parser.formatter_class = Paragraphs
+    parser.add_argument(
+        "--costs",
+        type=costs_of,
+        default=costs_of("5/1"),
+        metavar="TARGET/DRAFT",
+        help="milliseconds of a target pass and of a draft step (default 5/1)",
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME[:K]",
+        help="a policy, and its K; may be given several times (default: all of the above)",
+    )
+    parser.add_argument(
+        "--texts", type=int, default=6, metavar="N", help="how many texts (default 6)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=256, metavar="N", help="tokens of each text (default 256)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="NUMBER", help="0, the default: greedy"
+    )
+    parser.add_argument("--json", action="store_true", help="write one JSON object, no table")
     given = parser.parse_args(arguments)
     policies = list(dict.fromkeys(given.policy or POLICIES))
     try:

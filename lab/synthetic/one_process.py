@@ -16,7 +16,6 @@ from typing import Any
 
 from coordinator.api.params import SamplingParams
 from coordinator.launching.groups import has_ended, kill
-from coordinator.launching.launcher import ROOT
 from lab.experiments.peers.one_process import Model, OneProcess, devices_of, serve
 from lab.synthetic import model
 from lab.synthetic.executor import SyntheticExecutor
@@ -24,6 +23,7 @@ from lab.synthetic.host_time import Launch
 from lab.synthetic.running import Costs, Text, cpu_s_of, speculation_of
 from lab.synthetic.summary import Made
 from proto.errors import NodeError
+from proto.installation import ROOT
 
 PROCESS = "one process"
 

@@ -5,18 +5,21 @@ model whose weights are not at hand. Its vocabulary stays small; if the shape is
 model, layers are added that cost as much as the head for the vocabulary of that model.
 """
 
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coordinator.api.config import MODELS
+from coordinator.cli.wrapping import continued
+from coordinator.cli.writers import WIDTH
 from lab.testbeds.shapes import LIKE, Like, Sizes
 from proto.errors import ConfigurationError, OutputError
+from proto.installation import MODELS
 
 if TYPE_CHECKING:  # torch is imported only when the command runs
     from lab.testbeds.inflate import Shape
@@ -27,7 +30,18 @@ BESIDES_BYTES = 10**9  # memory of torch itself
 LOADING_COPIES = 3  # copies of the weights on a CPU, measured: as read, packed, for the check
 MEMORY = Path("/proc/meminfo")
 
-Size = Annotated[int | None, typer.Option(min=1, max=1 << 17, help="In the place of --like's.")]
+
+def _size(what: str) -> Any:
+    """A flag that sets this size of the target."""
+    return typer.Option(min=1, max=1 << 17, help=f"{what} of the target. Default: --like's.")
+
+
+HiddenSize = Annotated[int | None, _size("Width")]
+NumLayers = Annotated[int | None, _size("Number of layers")]
+IntermediateSize = Annotated[int | None, _size("Width of the feed-forward blocks")]
+NumHeads = Annotated[int | None, _size("Number of attention heads")]
+NumKvHeads = Annotated[int | None, _size("Number of key and value heads")]
+HeadDim = Annotated[int | None, _size("Width of an attention head")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ class Plan:
             f"{self.folder}: {_short(self.num_parameters)} parameters in {self.dtype}\n"
             f"  {layers},\n"
             f"  {shape.hidden_size} wide, {shape.num_heads} heads of {shape.head_dim}, "
-            f"{shape.num_kv_heads} of them with keys\n"
+            f"{shape.num_kv_heads} key and value heads\n"
             f"  {_gb(self.num_bytes)} on disk; takes up to {_gb(self.making_bytes)} of memory "
             f"to make,\n  and about {_gb(self.loading_bytes)} to load in a node on a CPU"
         )
@@ -100,36 +114,47 @@ def layer_parameters(shape: "Shape") -> int:
 
 def testbed(
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the models: a new or an empty one.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the models. It is new, or empty.")
+    ],
     like: Annotated[
         Like | None,
         typer.Option(
             metavar="NAME",
-            help=f"The target's shape: {', '.join(LIKE)}. Sizes that are given replace its.",
+            help=f"The target gets the shape of this model.\n{', '.join(LIKE)}.\n"
+            "The flags for sizes change single numbers of it.",
         ),
     ] = None,
     drafter_like: Annotated[
         Like | None,
         typer.Option(
             metavar="NAME",
-            help="Make a drafter of this shape too. Default: none, the small one drafts.",
+            help="Make a drafter with the shape of this model, too. Default: no drafter is made.",
         ),
     ] = None,
-    target: Annotated[Path, typer.Option(help="What the target is made of.")] = MODELS / "target",
-    drafter: Annotated[Path, typer.Option(help="And the drafter.")] = MODELS / "drafter",
-    hidden_size: Size = None,
-    num_hidden_layers: Size = None,
-    intermediate_size: Size = None,
-    num_attention_heads: Size = None,
-    num_key_value_heads: Size = None,
-    head_dim: Size = None,
+    target: Annotated[
+        Path, typer.Option(metavar="DIR", help="The small model that becomes the target.")
+    ] = MODELS / "target",
+    drafter: Annotated[
+        Path, typer.Option(metavar="DIR", help="The small model that becomes the drafter.")
+    ] = MODELS / "drafter",
+    hidden_size: HiddenSize = None,
+    num_hidden_layers: NumLayers = None,
+    intermediate_size: IntermediateSize = None,
+    num_attention_heads: NumHeads = None,
+    num_key_value_heads: NumKvHeads = None,
+    head_dim: HeadDim = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Of the weights. Default: the source's; float32 changes no text."),
+        typer.Option(
+            metavar="NAME",
+            help="Number type of the weights: float32, bfloat16 or float16. In float32 the model "
+            "writes exactly the small model's texts. Default: that of the small model.",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights that do nothing.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights that have no effect.", min=0)] = 0,
 ) -> None:
-    """Make a model that costs what a large one costs, and says what a small one says."""
+    """Make a model that takes as long as a large one and writes what a small one writes."""
     given = Sizes(
         hidden_size,
         num_hidden_layers,
@@ -151,10 +176,9 @@ def testbed(
         started = monotonic()
         make(plan, seed)
         typer.echo(f"{plan.folder} made in {monotonic() - started:.0f} s")
-    folders = [f"--{plan.folder.name} {plan.folder}" for plan in plans]
-    typer.echo(
-        " \\\n  ".join(["python -m coordinator generate", *folders, '"class Codec(codecs.Codec):"'])
-    )
+    folders = " ".join(f"--{plan.folder.name} {shlex.quote(str(plan.folder))}" for plan in plans)
+    command = f'python -m coordinator generate {folders} "class Codec(codecs.Codec):"'
+    typer.echo("\n".join(continued(command, WIDTH)))
 
 
 def _check_folder(out: Path) -> None:

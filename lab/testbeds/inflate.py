@@ -388,13 +388,27 @@ def main(arguments: list[str] | None = None) -> int:
 
     Sizes that are not given stay the same.
     """
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("source", type=Path)
-    parser.add_argument("destination", type=Path)
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.testbeds.inflate", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder of the small model")
+    parser.add_argument(
+        "destination", type=Path, metavar="DESTINATION", help="folder for the large model"
+    )
     for field in fields(Shape):
-        parser.add_argument("--" + field.name.replace("_", "-"), type=int)
-    parser.add_argument("--device", default="cpu", help="where random numbers are drawn")
-    parser.add_argument("--seed", type=int, default=0)
+        words = field.name.replace("num_", "number of ").replace("_", " ")
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"),
+            type=int,
+            metavar="N",
+            help=f"{words} of the large model (default: as the small one)",
+        )
+    parser.add_argument(
+        "--device", default="cpu", metavar="DEVICE", help="where random numbers are drawn"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the weights that have no effect"
+    )
     options = parser.parse_args(arguments)
     sizes = {field.name: getattr(options, field.name) for field in fields(Shape)}
     given = {name: size for name, size in sizes.items() if size is not None}

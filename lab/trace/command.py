@@ -16,26 +16,31 @@ from proto.system import cannot_read
 
 
 def trace_summary(
-    file: Annotated[Path, typer.Argument(help="A trace, as --trace writes it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace that --trace has written.")],
     *,
     text: Annotated[
         int | None,
-        typer.Option(min=1, help="Only this text: 1 is the first. Default: all together."),
+        typer.Option(min=1, help="Summarise only this text; 1 is the first. Default: all."),
     ] = None,
     rounds: Annotated[
         str | None,
         typer.Option(
             metavar="FIRST-LAST",
-            help="List these rounds of one text, and draw them. Default: none are listed, and "
-            "some with a roll-back are drawn.",
+            help="List these rounds of one text, and draw them. Default: no round is listed, and "
+            "--plot draws some with a rejected draft.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON object, no table.")
+    ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the timeline of some rounds to this file as well.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the timeline of some rounds into this file as well."
+        ),
     ] = None,
 ) -> None:
-    """Say what the texts of a trace spent their time on: the critical path per token."""
+    """Show where the time of a trace went, on the critical path of each token."""
     if plot is not None:
         from lab.plan.figure import empty, save
         from lab.trace import figure
@@ -47,6 +52,7 @@ def trace_summary(
     if plot is not None:
         figure.draw(picture, trace, paths[0], shown or figure.interesting(paths[0]))
         save(picture, plot)
+        typer.echo(f"picture: {plot}", err=True)
     if as_json:
         typer.echo(json.dumps(report.as_record(trace, paths, overlap(trace))))
     else:

@@ -4,31 +4,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.tracing.chrome import COORDINATOR_PID
+from lab.palette import (
+    CODEC,
+    COORDINATOR,
+    DECIDE,
+    DRAFTER,
+    FAINT,
+    INK,
+    MOVE,
+    PREPARE,
+    ROLES,
+    VERDICT,
+    pale,
+)
 from lab.trace.critical_path import Path
 from lab.trace.reading import Arrow, Busy, Forward, Message, Process, Trace
 
-NUM_ROUNDS = 5  # rounds that are drawn by default
-COLOURS = {
-    "model": "#3b75af",
-    "sampling": "#8cb6de",
-    "prepare": "#bcbd8f",
-    "move": "#9a7fb8",
-    "decide": "#d9a441",
-    "codec": "#c96f4a",
-}
+NUM_ROUNDS = 5  # that are drawn if nobody says which
+# What a host does besides running a model, which has the colour of its process.
+COLOURS = {"prepare": PREPARE, "move": MOVE, "decide": DECIDE, "codec": CODEC}
 LABELS = {
-    "model": "model",
-    "sampling": "sampling",
+    "model": "{role}: model",
+    "sampling": "{role}: sampling",
     "prepare": "masks, tensors",
     "move": "cache rows",
     "decide": "decisions",
     "codec": "reading, sending",
 }
-WIRE = {"Draft": "#6aa56a", "Verdict": "#b04a5a", "Open": "#777777"}
+WIRE = {"Draft": pale(DRAFTER, 0.2), "Verdict": VERDICT, "Open": FAINT}
 ARROWS = {
-    "accepted draft": ("#2f7d32", 1.1),
-    "draft": ("#b5cfb5", 0.6),
-    "verdict": ("#b04a5a", 0.8),
+    "accepted draft": (DRAFTER, 1.3),
+    "draft": (pale(DRAFTER, 0.6), 0.6),
+    "verdict": (VERDICT, 0.8),
 }
 WHITHER = {
     "accepted draft": "its verdict",
@@ -37,11 +44,11 @@ WHITHER = {
 }
 # For each kind of moment: its marker, colour, height above the line, and words in the legend.
 MARKS = {
-    "re-root": ("v", "#b04a5a", 0.08, "re-root: nodes rolled back"),
-    "roll back": ("v", "#b04a5a", 0.08, "re-root: nodes rolled back"),
-    "rejection": ("x", "#000000", 0.30, "rejection"),
-    "stale drafts": ("d", "#999999", 0.20, "stale drafts"),
-    "fallback": ("^", "#d9a441", 0.40, "fallback"),
+    "re-root": ("v", VERDICT, 0.08, "re-root: nodes rolled back"),
+    "roll back": ("v", VERDICT, 0.08, "re-root: nodes rolled back"),
+    "rejection": ("x", INK, 0.30, "rejection"),
+    "stale drafts": ("d", FAINT, 0.20, "stale drafts"),
+    "fallback": ("^", DECIDE, 0.40, "fallback"),
 }
 HEIGHT = 0.62
 MAX_WORDS = 400  # most spans that have words in them; more could not be read
@@ -70,7 +77,7 @@ def draw(figure: Any, trace: Trace, path: Path, rounds: range) -> None:
         picture.verdict(path, index)
     picture.finish(
         f"text {path.text} under {path.policy}: rounds {rounds[0] + 1} to {rounds[-1] + 1} of "
-        f"{len(path.rounds)}"
+        f"{len(path.rounds)}{_simulated(trace)}"
     )
 
 
@@ -101,10 +108,10 @@ class _Picture:
         y = self._lines[process.pid]
         on_device = [one for one in process.forwards if one.on_device]
         height = HEIGHT / 2 if on_device else HEIGHT
-        self._bars(on_device, y, HEIGHT, "model")
-        for category in COLOURS:
+        self._bars(on_device, y, HEIGHT, "model", process.role)
+        for category in LABELS:
             of_category = [one for one in process.busy if one.category == category]
-            self._bars(of_category, y, height, category)
+            self._bars(of_category, y, height, category, process.role)
         for one in process.forwards:
             if self._is_seen(one.start_ns, one.end_ns):
                 self._forward(y, one.start_ns, one.end_ns, _words(one.name, one.args))
@@ -116,7 +123,12 @@ class _Picture:
                 self._legend.setdefault(label, mark)
 
     def _bars(
-        self, spans: Sequence[Busy | Forward], y: float, height: float, category: str
+        self,
+        spans: Sequence[Busy | Forward],
+        y: float,
+        height: float,
+        category: str,
+        role: str,
     ) -> None:
         """Draw spans of one category as bars."""
         bars = [
@@ -125,8 +137,10 @@ class _Picture:
             if self._is_seen(one.start_ns, one.end_ns)
         ]
         place = y - HEIGHT / 2, height
-        drawn = self._axes.broken_barh(bars, place, facecolors=COLOURS[category], linewidth=0)
-        self._legend.setdefault(LABELS[category], drawn)
+        if bars:
+            colour = _colour(category, role)
+            drawn = self._axes.broken_barh(bars, place, facecolors=colour, linewidth=0)
+            self._legend.setdefault(LABELS[category].format(role=role), drawn)
 
     def _forward(self, y: float, start_ns: int, end_ns: int, words: str) -> None:
         """Draw a forward as a frame, with words if there is room."""
@@ -135,7 +149,7 @@ class _Picture:
             [(start, length)],
             (y - HEIGHT / 2, HEIGHT),
             facecolors="none",
-            edgecolors="#222222",
+            edgecolors=INK,
             linewidth=0.7,
         )
         share = length / max(1e-9, self._ms(self._end_ns))
@@ -193,10 +207,10 @@ class _Picture:
     def verdict(self, path: Path, index: int) -> None:
         """Draw the beginning of a round, and its number of tokens."""
         one = path.rounds[index]
-        self._axes.axvline(self._ms(one.start_ns), color="#bbbbbb", linewidth=0.8, zorder=0)
+        self._axes.axvline(self._ms(one.start_ns), color=pale(FAINT, 0.5), linewidth=0.8, zorder=0)
         words = f"round {index + 1}: {one.tokens} token{'s' * (one.tokens != 1)}"
         middle = (self._ms(one.start_ns) + self._ms(one.end_ns)) / 2
-        self._axes.text(middle, 0.75, words, ha="center", va="bottom", fontsize=8, color="#444444")
+        self._axes.text(middle, 0.75, words, ha="center", va="bottom", fontsize=8, color=FAINT)
 
     def finish(self, title: str) -> None:
         """Set title, names of the lines, axis and legend."""
@@ -245,6 +259,22 @@ def _directions(
         if key in used:
             found[key] = " \N{RIGHTWARDS ARROW} ".join(ends)
     return found
+
+
+def _simulated(trace: Trace) -> str:
+    """What is not of this machine, in words; empty: nothing."""
+    settings = trace.about.get("settings", {})
+    names = {"simulate_target_ms": "target", "simulate_draft_ms": "drafter", "link": "link"}
+    found = [words for name, words in names.items() if settings.get(name)]
+    return f"; simulated: {', '.join(found)}" if found else ""
+
+
+def _colour(category: str, role: str) -> str:
+    """A model has its process's colour, and choosing tokens a paler one."""
+    if category in COLOURS:
+        return COLOURS[category]
+    own = ROLES.get(role, COORDINATOR)
+    return pale(own) if category == "sampling" else own
 
 
 def _words(name: str, args: Any) -> str:

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.cli.wrapping import wrapped
 from coordinator.cli.writers import WIDTH
 from lab.trace.critical_path import MODELS, SHARES, Path
 from lab.trace.reading import Process, Trace
@@ -113,11 +114,12 @@ def show(trace: Trace, paths: Sequence[Path], overlap: float | None, listed: ran
     typer.echo("")
     console = Console(width=WIDTH)
     console.print(_table(sums))
-    typer.echo(
-        f"{sums.num_rounds} rounds of {sums.num_tokens / sums.num_rounds:.2f} tokens; "
+    words = (
+        f"{sums.num_rounds} rounds, {sums.num_tokens / sums.num_rounds:.2f} tokens a pass; "
         f"{sums.num_accepted} of {sums.num_drafted} verified drafts accepted, "
         f"{sums.num_rolled_back} nodes rolled back"
     )
+    typer.echo("\n".join(wrapped(words, WIDTH)))
     if overlap is not None:
         typer.echo(f"a drafter's model worked during {overlap:.0%} of the target's model time")
     typer.echo(

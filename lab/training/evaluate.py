@@ -131,9 +131,15 @@ def show(label: str, *values: str) -> None:
 
 def main() -> None:
     """Parse the command line and print the figures."""
-    parser = argparse.ArgumentParser(description="Measures the embedded models.")
-    parser.add_argument("--folder", type=Path, default=HERE)
-    parser.add_argument("--prompts", type=Path, help="JSON lines with a field `prompt`")
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.training.evaluate", description="Measures the embedded models."
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=HERE, metavar="DIR", help="folder of the models"
+    )
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="JSON Lines with a field `prompt`"
+    )
     evaluate(**vars(parser.parse_args()))
 
 

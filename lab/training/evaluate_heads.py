@@ -122,8 +122,13 @@ def evaluate(folder: Path) -> None:
 
 def main() -> None:
     """Parse the command line and print the figures."""
-    parser = argparse.ArgumentParser(description="Measures the embedded target's draft heads.")
-    parser.add_argument("--folder", type=Path, default=HERE)
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.training.evaluate_heads",
+        description="Measures the embedded target's draft heads.",
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=HERE, metavar="DIR", help="folder of the heads"
+    )
     evaluate(**vars(parser.parse_args()))
 
 

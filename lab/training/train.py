@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lab.training.corpus import library_texts, package_texts
+from proto.installation import MODELS
 
-HERE = Path(__file__).resolve().parents[2] / "models"
-WORK = HERE / "work"
+WORK = MODELS / "work"
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 4096
 CONTEXT = 512  # tokens in a training window
@@ -400,18 +400,30 @@ def export(folder: Path) -> None:
 
 def main() -> None:
     """Run the command that the command line names."""
-    parser = argparse.ArgumentParser(description="Makes the embedded models.")
-    commands = parser.add_subparsers(required=True)
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.training.train", description="Makes the embedded models."
+    )
+    commands = parser.add_subparsers(
+        required=True, metavar="COMMAND", help="prepare, target, teach, drafter or export"
+    )
     commands.add_parser("prepare").set_defaults(run=prepare)
     for name, run in (("target", train_target), ("teach", teach), ("drafter", train_drafter)):
         command = commands.add_parser(name)
-        command.add_argument("--minutes", type=float, required=True)
-        command.add_argument("--init", type=Path, help="folder of written weights to begin with")
+        command.add_argument(
+            "--minutes", type=float, required=True, metavar="N", help="how long to train"
+        )
+        command.add_argument(
+            "--init", type=Path, metavar="DIR", help="folder of written weights to begin with"
+        )
         if run is train_drafter:
-            command.add_argument("--name", choices=DRAFTERS, default=DRAFTER.name)
+            command.add_argument(
+                "--name", choices=DRAFTERS, default=DRAFTER.name, help="which drafter to train"
+            )
         command.set_defaults(run=run)
     command = commands.add_parser("export")
-    command.add_argument("--folder", type=Path, default=HERE)
+    command.add_argument(
+        "--folder", type=Path, default=MODELS, metavar="DIR", help="folder to write to"
+    )
     command.set_defaults(run=export)
     arguments = vars(parser.parse_args())
     arguments.pop("run")(**arguments)

@@ -242,20 +242,33 @@ def export(folder: Path) -> None:
         print(f"{recipe.name}: {num_parameters:,} parameters, {size:,} bytes")
 
 
+def _add_minutes(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--minutes", type=float, required=True, metavar="N", help="how long to train"
+    )
+
+
 def main() -> None:
     """Run the command that the command line names."""
-    parser = argparse.ArgumentParser(description="Trains the embedded target's draft heads.")
-    commands = parser.add_subparsers(required=True)
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.training.train_heads",
+        description="Trains the embedded target's draft heads.",
+    )
+    commands = parser.add_subparsers(
+        required=True, metavar="COMMAND", help=f"prepare, teach, {', '.join(RECIPES)} or export"
+    )
     commands.add_parser("prepare").set_defaults(run=prepare)
     command = commands.add_parser("teach")
-    command.add_argument("--minutes", type=float, required=True)
+    _add_minutes(command)
     command.set_defaults(run=teach)
     for name in RECIPES:
         command = commands.add_parser(name)
-        command.add_argument("--minutes", type=float, required=True)
+        _add_minutes(command)
         command.set_defaults(run=train_head, name=name)
     command = commands.add_parser("export")
-    command.add_argument("--folder", type=Path, default=HERE)
+    command.add_argument(
+        "--folder", type=Path, default=HERE, metavar="DIR", help="folder to write to"
+    )
     command.set_defaults(run=export)
     arguments = vars(parser.parse_args())
     arguments.pop("run")(**arguments)

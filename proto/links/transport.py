@@ -75,8 +75,8 @@ def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
     elif endpoint.startswith(TCP):
         if not is_encrypted and not _is_loopback(endpoint[len(TCP) :]):
             raise ConfigurationError(
-                f"{endpoint} is not a loopback address; without keys nothing is encrypted, so "
-                f"only tcp://127.0.0.1:PORT is allowed; give --keys DIR ({HOW})"
+                f"{endpoint} needs encryption: give --keys DIR ({HOW}), or use "
+                "tcp://127.0.0.1:PORT on this host"
             )
     else:
         raise ConfigurationError(

@@ -16,7 +16,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator": {"proto"},
     # Pure, so of all these only what is pure.
     "rehearsal": {"proto", "engine", "node", "drafter_node", "target_node", "coordinator"},
-    "deploy": {"coordinator", "proto"},
+    # On another host it finds the rest as any program does.
+    "deploy": {"coordinator", "proto", "slipstream"},
     # The door: whoever is outside knows this one alone.
     "slipstream": {"coordinator", "proto"},
     # What measures, trains and explains may look at everything.
@@ -35,7 +36,7 @@ MAY_ALSO_IMPORT = {
 # The folders of `coordinator`: each may import those before it.
 ROOMS = ("text", "launching", "tracing", "cluster", "api", "http", "cli")
 COMPOSITION_ROOT = "coordinator/__main__.py"  # when it runs, it also knows these
-HANDED_IN = {"deploy", "lab"}
+HANDED_IN = {"deploy", "lab", "slipstream"}
 # Where a library is known; a name that ends with a slash is a folder.
 KNOWN_ONLY_IN = {
     "zmq": ("proto/links/",),

@@ -15,6 +15,8 @@ MIN_WORDS = 3
 LEFTOVERS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b|breakpoint\(|import pd" r"b")
 PRAGMA = re.compile(r"\s+# (type: ignore|noqa|fmt:).*$")
 BROAD = {"Exception", "BaseException"}
+# Who sees an error of an import sees a traceback, too.
+MESSAGES = re.compile(r"((?<!Import)(?<!Attribute)Error|\blogger\.\w+)$|^(warn|self\._warn)$")
 READERS = {
     "read",
     "check",
@@ -60,6 +62,30 @@ def long_lines(file: Source) -> list[str]:
         for number, line in enumerate(file.text.splitlines(), 1)
         if len(PRAGMA.sub("", line)) > MAX_COLUMNS
     ]
+
+
+def long_messages(file: Source) -> list[str]:
+    """Errors and warnings that are too long, even if all that is filled in were short."""
+    return [
+        f"{file.path}:{node.lineno} says {len(words)} columns: {words}"
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call) and MESSAGES.search(ast.unparse(node.func)) and node.args
+        if len(words := _words(node.args[0])) > MAX_COLUMNS
+    ]
+
+
+def _words(node: ast.expr) -> str:
+    """Of a text that is written there, each part that is filled in being two columns long."""
+    match node:
+        case ast.Constant(value=str(words)):
+            return words
+        case ast.JoinedStr(values=parts):
+            return "".join(_words(part) for part in parts)
+        case ast.FormattedValue():
+            return "xx"
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _words(left) + _words(right)
+    return ""
 
 
 def leftovers(file: Source) -> list[str]:

@@ -43,6 +43,11 @@ def test_only_a_process_and_who_runs_the_code_of_heads_catches_everything() -> N
     assert found == {"target_node/head_worker.py"}
 
 
+def test_no_message_is_longer_than_a_line() -> None:
+    found = [line for file in sources(*PACKAGES) for line in style.long_messages(file)]
+    assert found == []
+
+
 def test_nobody_asks_for_the_name_of_a_policy() -> None:
     found = [line for file in sources(*PACKAGES) for line in style.asks_for_a_policy(file)]
     assert found == []
@@ -64,6 +69,8 @@ def test_the_codec_never_asserts_what_a_peer_has_sent() -> None:
         (style.long_functions, "proto/tree.py", LONG_FUNCTION.replace("def", "async def")),
         (style.long_file, "proto/tree.py", "x = 1\n" * (style.MAX_FILE_LINES + 1)),
         (style.long_lines, "proto/tree.py", "x = '" + "x" * style.MAX_COLUMNS + "'"),
+        (style.long_messages, "proto/tree.py", f"raise NodeError('{'so ' * 34}')"),
+        (style.long_messages, "proto/tree.py", f"raise NodeError(f'{{x}} ' 'is {'so ' * 32}')"),
         (style.leftovers, "proto/tree.py", "x = 1  # TO" + "DO: two"),
         (style.leftovers, "proto/tree.py", "break" + "point()"),
         (style.broad_excepts, "proto/tree.py", "try:\n    x = 1\nexcept:\n    x = 2"),
@@ -99,6 +106,7 @@ def test_a_violation_is_found(check: Check, path: str, text: str) -> None:
     [
         (style.long_functions, "proto/tree.py", LONG_FUNCTION.replace("    pass\n", "", 1)),
         (style.long_file, "proto/tree.py", "x = 1\n" * style.MAX_FILE_LINES),
+        (style.long_messages, "proto/tree.py", f"raise NodeError(f'{{x:.100f}} {'so ' * 32}')"),
         (style.broad_excepts, "proto/tree.py", "try:\n    x = 1\nexcept ValueError:\n    x = 2"),
         (
             style.broad_excepts,

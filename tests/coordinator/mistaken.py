@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from coordinator.api.models.settings import MODELS
+from proto.installation import MODELS
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 
 SOUND = MODELS / "drafter"

@@ -165,7 +165,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (
         ["a", "--target", "~/typo"],
         '~/typo/config.json: model_type is "lama", of which transformers has no causal language '
-        "model; use one that it has; did you mean llama?",
+        "model; use another; did you mean llama?",
     ),
     (["a", "--target", "~/no-type"], "~/no-type/config.json: model_type is null, and it must name"),
     (
@@ -181,7 +181,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (
         ["a", "--target", "~/vision"],
         '~/vision/config.json: model_type is "clip", of which transformers has no causal language '
-        "model; use one that it has",
+        "model; use another",
     ),
     (
         ["a", "--target", "~/packed"],
@@ -192,7 +192,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (
         ["a", "--target", "~/no-weights", *DRAFTER],
         "~/no-weights: no *.safetensors in ~/no-weights; only safetensors weights are read, so "
-        "convert the model (save_pretrained writes them)",
+        "convert it (save_pretrained)",
     ),
     (["a", "--target", "~/pickled"], "~/pickled: no *.safetensors in ~/pickled; only safetensors"),
     (
@@ -212,8 +212,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (
         ["a", "--target", "~/bytewise"],
         "the drafter that comes with Slipstream is for its own target, not for ~/bytewise (the "
-        "drafter's vocabulary has 4096 tokens, the target's 257); give a small model with that "
-        "one's tokenizer (--drafter NAME), or draft without a model (--drafter ngram)",
+        f"drafter's vocabulary has 4096 tokens, the target's 257); {NAME}",
     ),
     (
         ["a", "--target", "~/sound", "--drafter", "~/bytewise"],
@@ -230,7 +229,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (
         ["a", "--target", "~/small", *ALONE],
         "~/small/tokenizer.json: it has 4096 tokens, but the model 100 (vocab_size in "
-        "config.json); one of the two is of another model",
+        "config.json); they are of two models",
     ),
     (
         ["a", "--target", "~/wordless", *ALONE],

@@ -13,11 +13,11 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from coordinator.__main__ import connect_ray, measurements
 from coordinator.api.llm import LLM
-from coordinator.api.models.settings import MODELS
 from coordinator.api.params import SamplingParams
 from coordinator.cli.app import command_line, run
 from coordinator.launching import devices
 from proto.errors import SlipstreamError
+from proto.installation import MODELS
 from tests.coordinator.mistaken import make_all
 from tests.coordinator.mistakes import GENERATE, OTHERS
 

@@ -47,7 +47,7 @@ def always(name: str) -> Callable[..., str]:
 def counted(made: list[int]) -> Callable[[torch.device], Record]:
     """In place of `graphs.recorder`: passes run as they are; `made` has their rows."""
 
-    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+    def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
         made.append(rows.shape[1])
         return compute
 

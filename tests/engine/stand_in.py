@@ -10,7 +10,9 @@ make the host wait for the device raises in a capture, and wherever torch is tol
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -90,6 +92,8 @@ class StandIn:
 
     noted     what it was asked for while somebody watched (`watch`), in order
     num_captures, streams  so far
+    locked    bytes that were newly pinned so far: torch keeps what is given back, of each power of
+              two by itself, until something is captured
     raises    whether the next captures fail, as torch says it at their end
     """
 
@@ -106,6 +110,8 @@ class StandIn:
         self.kept: list[torch.Tensor] = []  # so that no other tensor gets their memory
         self.there: set[int] = set()  # memory of the device, by address
         self.pinned: set[int] = set()
+        self.locked: list[int] = []
+        self.given_back: Counter[int] = Counter()  # pinned memory that nobody has, by its bytes
 
     def note(self, what: str) -> None:
         """Something was asked for."""
@@ -117,6 +123,18 @@ class StandIn:
             if _address(tensor) not in place:
                 place.add(_address(tensor))
                 self.kept.append(tensor)
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same as if its memory were pinned."""
+        size = 1 << max(tensor.nbytes - 1, 0).bit_length()
+        if self.given_back[size]:
+            self.given_back[size] -= 1
+        else:
+            self.locked.append(size)
+        self.keep(self.pinned, tensor)
+        given = tensor.view_as(tensor)
+        weakref.finalize(given, self.given_back.update, (size,))
+        return given
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[list[str]]:
@@ -207,6 +225,7 @@ class _Capturing:
     def __enter__(self) -> None:
         device = self.graph.device
         device.num_captures += 1
+        device.given_back.clear()
         device.note(CAPTURE)
         device.captured_on = device.current = self.stream
         device.is_busy = device.is_capturing = True
@@ -262,9 +281,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         made.current = stream
 
     def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
-        pinned = tensor.clone()
-        made.keep(made.pinned, pinned)
-        return pinned
+        return made.pin(tensor.clone())
+
+    def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return made.pin(torch.empty(*shape, dtype=dtype))
 
     def blocking(method: Callable[..., object]) -> Callable[..., object]:
         def call(tensor: torch.Tensor, *args: object, **options: object) -> object:
@@ -299,6 +319,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(engine.device, "pinned", pinned)
     for name in ("tolist", "numpy", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, blocking(getattr(torch.Tensor, name)))
     monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))

@@ -17,12 +17,14 @@ from engine.choice.coupling import (
     chain_choice,
     choose,
     rank_scored,
+    rare_choices,
     usual_chains,
     usual_choices,
 )
 from engine.choice.coupling_on_gpu import chosen_there
 from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling
+from engine.device import fetch
 from engine.executor import ModelExecutor
 from engine.layout.slots import Feed
 from engine.loading import make_executor
@@ -45,12 +47,19 @@ __all__ = ["device"]  # a fixture
 NUM_LANES, CAPACITY = 8, 600
 ROW_COUNTS = (1, 4)
 CHILDREN, CHAINS = (1, 3), (4, 2)
+MOST_KERNELS = 100  # of a choice
 SAMPLINGS = (
     Sampling(),
     Sampling(0.8),
     Sampling(1.1, top_p=0.95),
     Sampling(0.7, top_k=40),
     Sampling(0.7, top_k=12, top_p=0.8),
+)
+# Of a kind that is not recorded.
+RARE_SAMPLINGS = (
+    Sampling(0.8, min_p=0.05),
+    Sampling(0.8, top_k=100),
+    Sampling(1.0, top_k=100, top_p=0.9, min_p=0.02),
 )
 
 
@@ -75,7 +84,13 @@ def ready(
         backend="graphs",
         row_counts=ROW_COUNTS,
     )
-    made.warm_up((1,), choices=usual_choices(children), chains=CHAINS, chained=usual_chains())
+    made.warm_up(
+        (1,),
+        choices=usual_choices(children),
+        rare=rare_choices(children),
+        chains=CHAINS,
+        chained=usual_chains(),
+    )
     return made
 
 
@@ -163,7 +178,8 @@ def test_nothing_is_recorded_and_nothing_blocks_once_a_model_is_loaded(
             logits = graphs.forward(graphs.lay_out(feeds, asks)).logits
             start = 0
             for ask in asks:
-                rows, sampling = logits[start : start + len(ask)], draw.choice(SAMPLINGS)
+                rows = logits[start : start + len(ask)]
+                sampling = draw.choice(SAMPLINGS + RARE_SAMPLINGS)
                 start += len(ask)
                 if children:
                     count = draw.choice(children)
@@ -177,12 +193,47 @@ def test_nothing_is_recorded_and_nothing_blocks_once_a_model_is_loaded(
     assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
 
 
+def test_what_heads_beside_a_target_choose_is_recorded_at_load(
+    device: StandIn, tmp_path: Path
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    target = make_executor(loaded, CAPACITY, backend="graphs", row_counts=ROW_COUNTS)
+    target.warm_up((1,), choices=usual_choices(()), beside=usual_choices((3,)))
+    num_captures = device.num_captures
+    with device.watch() as noted:
+        logits = target.run(a_step(3, 4), range(4))  # a copy, as those of a head are elsewhere
+        rank_scored(logits, Sampling(0.8), 7, 0, range(4), 3, num_valid=150)
+    assert noted.count(LAUNCH) == 2, "of the pass, and of the choice"
+    assert noted.count(KERNEL) < 10
+    assert (device.num_captures, target.num_late) == (num_captures, 0)
+
+
 def test_log_probabilities_are_a_download_and_no_row(device: StandIn, tmp_path: Path) -> None:
     target = ready(make_model("llama", tmp_path), num_lanes=1, children=())
     logits = target.forward(target.lay_out([a_step(3, 4)], [range(4)])).logits
     with device.watch() as noted:
         report(logits, (5, 6, 7, 8), 3)
     assert [what for what in noted if what != KERNEL] == [DOWNLOAD, WAIT]
+
+
+def test_memory_for_features_is_pinned_before_a_text_comes(device: StandIn, tmp_path: Path) -> None:
+    target = make_executor(
+        load_model(str(make_model("llama", tmp_path)), dtype="float32"),
+        CAPACITY,
+        backend="graphs",
+        row_counts=(1,),
+        layers=(1, 0),
+    )
+    target.pads_prompts = True
+    target.warm_up(())
+    locked = list(device.locked)
+    for length in (CAPACITY, 1, 3, 70, 300):
+        where = tuple(range(length))
+        feed = Feed((5,) * length, where, where, 0, None)
+        features = target.forward(target.lay_out([feed], [()]), (1, 0)).features
+        assert features is not None
+        assert fetch(features).shape == (length, 2 * 64)
+    assert device.locked == locked
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
@@ -200,16 +251,20 @@ def test_nothing_is_recorded_of_prompts_and_of_rows_with_penalties(
     assert (target.num_late, target.num_uncaptured) == (0, 0)
 
 
-def test_a_recording_in_the_middle_of_a_text_is_counted(
-    device: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("sampling", RARE_SAMPLINGS, ids=str)
+def test_a_rare_choice_is_made_kernel_by_kernel_however_often_it_comes(
+    sampling: Sampling, device: StandIn, tmp_path: Path
 ) -> None:
-    graphs = ready(make_model("llama", tmp_path), num_lanes=1, children=())
-    logits = graphs.run(a_step(3, 1), (0,))
-    with caplog.at_level("INFO", logger="engine.forward.graphs"):
-        for _ in range(4):
-            choose(logits, Sampling(0.8, top_k=100), 7, 0, (4,))
-    assert graphs.num_late == 1
-    assert "recording 1 after load" in caplog.text
+    target = ready(make_model("llama", tmp_path), num_lanes=1, children=())
+    num_captures = device.num_captures
+    logits = target.forward(target.lay_out([a_step(3, 4)], [range(4)])).logits
+    for _ in range(4):
+        with device.watch() as noted:
+            choose(logits, sampling, 7, 0, (4, 5, 6, 7))
+        assert [what for what in noted if what != KERNEL] == [DOWNLOAD, WAIT]
+        # Of some microseconds each: the choice takes far less than a recording would.
+        assert 30 < noted.count(KERNEL) < MOST_KERNELS
+    assert (device.num_captures, target.num_late) == (num_captures, 0)
 
 
 @pytest.mark.parametrize("lanes", [(7,), (6, 0, 3), (1, 2, 4, 6, 7)])

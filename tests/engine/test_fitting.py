@@ -16,9 +16,10 @@ from engine.checkpoint.model import (
     load_model,
     without_accelerate,
 )
+from engine.choice.logprobs import MOST_BYTES
 from engine.errors import ModelError, OutOfMemory
 from engine.forward.flex_attention import BLOCK
-from engine.forward.forward import PROMPT_ROWS
+from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.forward.kv_cache import slot_bytes
 from engine.memory import longest_text, num_lanes_that_fit
 from node.economics import PREFILL_CHUNKS
@@ -89,16 +90,24 @@ def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
     each = slot_bytes(cpu.model, cpu.device)
     monkeypatch.setattr(engine.memory, "slot_bytes", lambda *_: each)
     masks = 2048 * 4 * 3  # float32, once, and once for each of two query heads
-    spare = 128 + BLOCK
+    spare = 192 + BLOCK
+    scored = 2048 * loaded.vocab_size * 8 + MOST_BYTES  # logits in two types, and what ranks them
     monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: (400 + spare) * (each + masks))
+    free = (400 + spare) * (each + masks) + scored
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
     assert longest_text(gpu, 400) == 400
     with pytest.raises(OutOfMemory, match="a maximum length of 400 fits"):
         longest_text(gpu, 401)
-    free = 2 * (100 + spare) * (3 * each + masks)
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
+    beside = 2 * ((100 + spare) * (3 * each + masks) + scored)
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: beside)
     assert num_lanes_that_fit(gpu, 100, 8) == 3
     assert num_lanes_that_fit(cpu, 100, 8) == 8
+
+
+def test_logits_of_a_prompt_that_is_scored_have_a_limit_whatever_the_vocabulary() -> None:
+    assert [scored_rows(size) for size in (200, 32_000, 151_936, 262_144)] == [2048, 2048, 256, 256]
+    assert 4 * 2048 * 32_000 <= 256 << 20
+    assert scored_rows(10_000_000) == 64, "fewer are filled up to as many"
 
 
 def test_a_text_that_was_asked_for_and_does_not_fit_is_refused_with_one_that_does(

@@ -332,8 +332,7 @@ def test_a_norm_or_matrix_of_a_type_that_nothing_expects_is_refused(
         load_model(str(model))
     assert str(caught.value).startswith(f"{path}: {name} holds numbers of type ")
     assert str(caught.value).endswith(
-        "and they must be float32, bfloat16 or float16; get the checkpoint again, or one with "
-        "plain weights"
+        "and they must be float32, bfloat16 or float16; get a checkpoint with plain weights"
     )
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.checkpoint.model import load_model
-from engine.choice.coupling import choose, rank_scored, usual_choices
+from engine.choice.coupling import choose, rank_scored, rare_choices, usual_choices
 from engine.choice.sampling import Sampling
-from engine.device import free_bytes
+from engine.device import fetch, free_bytes
 from engine.executor import ModelExecutor
 from engine.forward.fused import FAMILIES
 from engine.forward.graphs import GraphBackend
@@ -117,7 +117,11 @@ def test_recordings_hand_out_the_hidden_states_of_the_reference(tmp_path: Path) 
     assert graphs.num_uncaptured == 0
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.9)], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(0.8, top_p=0.9), Sampling(0.8, top_k=100, min_p=0.01)],
+    ids=str,
+)
 def test_a_loaded_model_records_nothing_and_nothing_blocks_in_any_lane(
     sampling: Sampling, tmp_path: Path
 ) -> None:
@@ -125,7 +129,7 @@ def test_a_loaded_model_records_nothing_and_nothing_blocks_in_any_lane(
     reference = executor(folder, "float32", "reference")
     loaded = load_model(str(folder), dtype="float32", device=GPU)
     graphs = make_executor(loaded, 400, num_lanes=8, backend="graphs", row_counts=ROW_COUNTS)
-    graphs.warm_up((1,), choices=usual_choices(()))
+    graphs.warm_up((1,), choices=usual_choices(()), rare=rare_choices(()))
     num_recorded = len(graphs._backend._recorded)  # type: ignore[union-attr]
     for lanes in ((0,), (5,), (7, 2), (1, 4, 6), range(8)):
         feeds, wants = [], []
@@ -152,6 +156,20 @@ def test_a_loaded_model_records_nothing_and_nothing_blocks_in_any_lane(
         assert difference(got, torch.cat(wants)) < TOLERANCES["float32"]
     assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
     assert len(graphs._backend._recorded) == num_recorded  # type: ignore[union-attr]
+
+
+def test_memory_for_features_is_pinned_at_load(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32", device=GPU)
+    graphs = make_executor(loaded, 400, backend="graphs", row_counts=ROW_COUNTS, layers=(1, 0))
+    graphs.warm_up((1,))
+    num_pinned = torch.cuda.host_memory_stats()["num_host_alloc"]
+    for length in (400, 1, 3, 70, 300):
+        where = tuple(range(length))
+        feed = Feed((5,) * length, where, where, 0, None)
+        features = graphs.forward(graphs.lay_out([feed], [()]), (1, 0)).features
+        assert features is not None
+        assert len(fetch(features)) == length
+    assert torch.cuda.host_memory_stats()["num_host_alloc"] == num_pinned
 
 
 def test_memory_that_torch_keeps_for_later_is_free() -> None:

@@ -3,6 +3,7 @@
 They are ended by their process ids. `ray stop` would end every Ray process of the machine.
 """
 
+import json
 import os
 import secrets
 import signal
@@ -30,8 +31,12 @@ class Cluster:
 
 
 @contextmanager
-def ray_cluster(resources: tuple[str, ...]) -> Iterator[Cluster]:
-    """A Ray node for each resource; the first is the head. Afterwards nothing of it is left."""
+def ray_cluster(resources: tuple[str, ...], python: str = sys.executable) -> Iterator[Cluster]:
+    """A Ray node for each resource; the first is the head. Afterwards nothing of it is left.
+
+    resources  several of one node are joined by +
+    python     that runs Ray
+    """
     with ExitStack() as stack:
         # Not pytest's folder: Ray's socket paths would be too long in it.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sr-")))
@@ -49,17 +54,20 @@ def ray_cluster(resources: tuple[str, ...]) -> Iterator[Cluster]:
             if not cluster.raylets:
                 place = ["--head", f"--port={port}", f"--temp-dir={folder}"]
                 place += ["--include-dashboard=false"]
-            node = stack.enter_context(_ray_node(place, resource, folder, env))
+            node = stack.enter_context(_ray_node(python, place, resource, folder, env))
             cluster.raylets[resource] = _raylet_of(node)
         yield cluster
 
 
 @contextmanager
-def _ray_node(place: list[str], resource: str, folder: Path, env: dict[str, str]) -> Iterator[int]:
+def _ray_node(
+    python: str, place: list[str], resource: str, folder: Path, env: dict[str, str]
+) -> Iterator[int]:
     """A node in the foreground of a process of its own: that process ends the node's others."""
     log = folder / f"{resource}.log"
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *place]
-    command += ["--node-ip-address=127.0.0.1", f'--resources={{"{resource}": 1}}']
+    command = [python, "-m", "ray.scripts.scripts", "start", "--block", *place]
+    offered = json.dumps(dict.fromkeys(resource.split("+"), 1))
+    command += ["--node-ip-address=127.0.0.1", f"--resources={offered}"]
     command += ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats"]
     command += ["--include-log-monitor=false", "--min-worker-port=0", "--max-worker-port=0"]
     with log.open("w") as output:

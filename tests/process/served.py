@@ -15,7 +15,7 @@ import uvicorn
 from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.pair import Pair
-from coordinator.http.serving import application, listen, place_of, settings_for
+from coordinator.http.serving import Named, application, listen, place_of, settings_for
 from coordinator.http.settings import ServeConfig
 
 LIMIT_S = 60.0
@@ -76,7 +76,7 @@ def serving(pair: Pair, *, key: str = "", max_queue: int = 64, **settings: Any) 
     config = ServeConfig(port=0, max_queue=max_queue, **settings)
     llm = AsyncLLM.of(pair, SpeculationConfig(), max_queue)
     with listen(config) as bound:
-        app = application(llm, "embedded", config, key)
+        app = application(llm, Named("embedded", "1.2.3"), config, key)
         server = uvicorn.Server(settings_for(app, config))
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True

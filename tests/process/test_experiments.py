@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.launching.launcher import ROOT
 from lab.experiments.rows import Row, read
+from proto.installation import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api.config import MODELS, NGRAM, PairConfig, SpeculationConfig
+from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import EARLIER, HEADS, MODEL, origins
 from coordinator.text.metrics import NGRAM as COPIED
+from proto.installation import MODELS
 from proto.messages import Role
 from tests.process.reference import EVERY_POLICY, generate
 

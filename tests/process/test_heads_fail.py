@@ -4,10 +4,11 @@ import logging
 
 import pytest
 
-from coordinator.api.config import MODELS, PairConfig, SpeculationConfig
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.launching import launcher
+from proto.installation import MODELS
 from proto.messages import Role
 from tests.process.test_faults import wait_for
 

@@ -11,8 +11,8 @@ import pytest
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.launching.launcher import ROOT
 from coordinator.text.metrics import Metrics
+from proto.installation import ROOT
 from tests.tiny_models import make_model, make_noised
 
 pytestmark = pytest.mark.process

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.api.config import MODELS
 from coordinator.api.models.heads import find_config
+from proto.installation import MODELS
 
 pytestmark = pytest.mark.process
 

@@ -1,10 +1,16 @@
 """The HTTP server on real nodes: what it writes, whom it refuses, and what it leaves behind."""
 
 import json
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +23,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch
 from tests.process.served import LIMIT_S, Served, serving
+from tests.programs import ROOT
 
 pytestmark = pytest.mark.process
 
@@ -272,3 +279,92 @@ def test_a_header_that_does_not_come_closes_the_connection(embedded: Pair) -> No
                 connection.sendall(words)
                 assert connection.recv(1 << 16) == b""
         served.complete("x", max_tokens=2)
+
+
+def started(*options: str) -> "subprocess.Popen[str]":
+    """The command, with the embedded pair."""
+    command = [sys.executable, "-m", "coordinator", "serve", "--port", "0", *options]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def url_of(process: "subprocess.Popen[str]") -> str:
+    """Where it listens, once it says so."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"http://\S+(?=/v1:)", line):
+            return found[0]
+    raise AssertionError("it never was ready")
+
+
+def ends(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Status and last line; within ten seconds."""
+    _, said = process.communicate(timeout=10)
+    return process.returncode, said.strip().splitlines()[-1]
+
+
+def test_sigterm_ends_the_server_and_its_nodes_while_a_text_runs() -> None:
+    process = started()
+    url = url_of(process)
+    nodes = descendants(process.pid)
+    assert len(nodes) >= 2
+    body = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with (
+        httpx.Client(base_url=url, timeout=LIMIT_S) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        next(response.iter_lines())
+        process.send_signal(signal.SIGTERM)
+        assert ends(process) == (128 + signal.SIGTERM, "ended by SIGTERM")
+    assert not any(Path(f"/proc/{node}").exists() for node in nodes)
+
+
+def test_a_target_that_dies_ends_the_server_with_its_line() -> None:
+    process = started()
+    url = url_of(process)
+    target = next(node for node in descendants(process.pid) if "target_node" in command_of(node))
+    os.kill(target, signal.SIGKILL)
+    status, line = ends(process)
+    assert status == 1
+    assert line.startswith("error: the target")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url}/health")
+
+
+def descendants(parent: int) -> list[int]:
+    """Process ids of all descendants."""
+    found: list[int] = []
+    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--host", "0.0.0.0"], "--api-key-file"),
+        (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
+        (["--api-key-file", os.devnull], "at least 16"),
+        (["--host", "no.such.host.invalid"], "cannot listen"),
+        (["--allow-origin", "*"], "--allow-origin"),
+        (["--max-queue", "-1"], "--max-queue"),
+    ],
+)
+def test_a_server_that_cannot_be_started_says_why_in_a_line(options: list[str], line: str) -> None:
+    status, said = ends(started(*options))
+    assert status == 2
+    assert said.startswith("error: ")
+    assert line in said
+
+
+def test_an_occupied_port_is_said_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        status, said = ends(started("--port", port))
+    assert status == 2
+    assert f"cannot listen at 127.0.0.1:{port}" in said

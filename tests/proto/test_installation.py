@@ -1,6 +1,7 @@
 """A Python that cannot run Slipstream says so in a line, whichever part of it is started."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -99,7 +100,26 @@ def test_a_program_of_somebody_else_is_told_it_as_the_reason_of_an_import_error(
 def test_this_python_can_run_it_and_an_older_one_is_told_which_is_needed() -> None:
     assert refusal("coordinator", COORDINATOR) == refusal("target_node", NODE) == ""
     line = refusal("coordinator", COORDINATOR, (3, 9))
-    assert "is version 3.9, and 3.11 or 3.12 is needed; " in line
+    assert "is version 3.9, and 3.11 or later is needed; " in line
+
+
+def test_another_system_than_linux_is_refused_in_a_line() -> None:
+    line = refusal("coordinator", COORDINATOR, platform="darwin")
+    assert line == "Slipstream runs on Linux only, and this system is darwin"
+
+
+def test_what_lacks_packages_and_is_no_checkout_is_told_to_install_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installation, "IS_CHECKOUT", False)
+    line = refusal("slipstream", ("no_such_package",))
+    assert line == (
+        f"this Python ({sys.executable}) lacks no_such_package; install Slipstream again, "
+        "together with what it depends on (`pip install`)"
+    )
+    assert installation.missing("ray", "ray") == (
+        "the package `ray`, which comes with the extra `ray`; install Slipstream with that extra"
+    )
 
 
 def test_the_setup_is_asked_for_where_there_has_been_none(
@@ -137,7 +157,7 @@ def test_an_old_python_can_read_what_it_reads_before_it_is_asked(name: str) -> N
 
 def test_all_that_is_looked_for_is_among_the_dependencies() -> None:
     stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = {one.partition("==")[0].lower() for one in stated}
+    names = {re.split("[^a-z0-9-]", one.lower())[0] for one in stated}
     owners = packages_distributions()
     for package in (*COORDINATOR, *NODE):
         assert {owner.lower().replace("_", "-") for owner in owners[package]} & names, package

@@ -1,82 +1,22 @@
 """The API and the command from a folder elsewhere, also beside another package named `proto`.
 
-An environment is made like that of `make setup`: a link and a script. What it lacks it finds in the
-environment of the tests, whose packages stand behind its own.
+Slipstream is installed with `pip install -e`, as by `make setup`; `test_wheel.py` has the wheel.
 """
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
-import venv
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from slipstream import __version__
 from slipstream.finding import ROOT
-
-LIMIT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """A virtual environment, and a folder that is neither in it nor in the repository."""
-
-    folder: Path
-    elsewhere: Path
-
-    @property
-    def python(self) -> str:
-        return str(self.folder / "bin" / "python")
-
-    @property
-    def packages(self) -> Path:
-        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        return self.folder / "lib" / version / "site-packages"
-
-    def run(
-        self, *command: str, cwd: Path | None = None, limit_s: float = LIMIT_S
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, elsewhere if nothing else is said."""
-        variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-        return subprocess.run(
-            [str(self.folder / "bin" / command[0]), *command[1:]],
-            cwd=cwd or self.elsewhere,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-
-    def says(self, program: str) -> str:
-        """What a Python program prints, as a script in the folder elsewhere."""
-        script = self.elsewhere / "script.py"
-        script.write_text(program)
-        done = self.run("python", str(script))
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-
-def make_environment(folder: Path, elsewhere: Path) -> Environment:
-    """One with what the tests' own has, and with slipstream linked as `make setup` does."""
-    venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
-    made = Environment(folder, elsewhere)
-    own = sysconfig.get_path("purelib")
-    (made.packages / "behind.pth").write_text(f"import site; site.addsitedir({own!r})\n")
-    elsewhere.mkdir()
-    linked = made.run("python", "-m", "slipstream.linking", cwd=ROOT)
-    assert linked.returncode == 0, linked.stderr
-    return made
+from tests.slipstream.environments import Environment, make_environment
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Its path has a space, which a line `#!` would not take. Beside ours is another `proto`."""
-    root = tmp_path_factory.mktemp("machine")
-    made = make_environment(root / "an environment", root / "elsewhere")
+    made = make_environment(tmp_path_factory.mktemp("machine"), "an environment")
+    made.install("--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT))
     plus = made.packages / "proto"
     plus.mkdir()
     (plus / "__init__.py").write_text("class Message:\n    pass\n")
@@ -133,6 +73,38 @@ def test_another_proto_that_is_loaded_already_is_refused_in_a_line(
     )
 
 
+def test_a_program_that_has_loaded_an_engine_of_its_own_is_told_when_it_starts_models(
+    environment: Environment,
+) -> None:
+    (environment.elsewhere / "engine.py").write_text("mine = True\n")
+    said = environment.says(
+        "from slipstream import LLM, ConfigurationError\n"
+        "import engine\n"
+        "assert engine.mine\n"
+        "try:\n    LLM()\n"
+        "except ConfigurationError as error:\n    print(error)\n"
+    )
+    (environment.elsewhere / "engine.py").unlink()
+    assert said == (
+        f"another package `engine` is loaded, from {environment.elsewhere / 'engine.py'}; "
+        "use the two in processes of their own"
+    )
+
+
+@pytest.mark.process
+def test_a_script_in_another_folder_starts_models_and_writes_a_text(
+    environment: Environment,
+) -> None:
+    said = environment.says(
+        "from slipstream import LLM, SamplingParams\n"
+        "with LLM() as llm:\n"
+        "    params = SamplingParams(temperature=0, max_tokens=8)\n"
+        "    print(len(llm.generate('def f(', params)[0].outputs[0].token_ids))\n",
+        limit_s=300,
+    )
+    assert said == "8"
+
+
 def test_who_wants_the_other_proto_afterwards_is_told_whose_this_one_is(
     environment: Environment,
 ) -> None:
@@ -152,7 +124,7 @@ def test_the_command_runs_in_another_folder_and_is_called_by_its_name(
     environment: Environment,
 ) -> None:
     version = environment.run("slipstream", "--version")
-    assert (version.returncode, version.stdout) == (0, "slipstream 0.1.0\n")
+    assert (version.returncode, version.stdout) == (0, f"slipstream {__version__}\n")
     usage = environment.run("slipstream", "generate", "--help")
     assert usage.returncode == 0, usage.stderr
     assert "Usage: slipstream generate" in usage.stdout
@@ -161,25 +133,6 @@ def test_the_command_runs_in_another_folder_and_is_called_by_its_name(
     assert wrong.returncode == 2
     assert "target-ms" in wrong.stderr
     assert "Traceback" not in wrong.stderr
-
-
-def test_linking_again_renews_it_and_does_not_touch_a_package_of_that_name(
-    environment: Environment,
-) -> None:
-    again = environment.run("python", "-m", "slipstream.linking", cwd=ROOT)
-    assert again.returncode == 0, again.stderr
-    link = environment.packages / "slipstream"
-    assert link.resolve() == ROOT / "slipstream"
-    link.unlink()
-    link.mkdir()
-    (link / "__init__.py").write_text("")
-    refused = environment.run("python", "-m", "slipstream.linking", cwd=ROOT)
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("cannot link slipstream into ")
-    assert len(refused.stderr.splitlines()) == 1
-    (link / "__init__.py").unlink()
-    link.rmdir()
-    assert environment.run("python", "-m", "slipstream.linking", cwd=ROOT).returncode == 0
 
 
 def test_a_name_that_slipstream_does_not_have_is_an_attribute_error() -> None:

@@ -31,8 +31,10 @@ class Target:
         *,
         num_lanes: int = 1,
         num_per_pass: int | None = None,
+        scored_chunk: int | None = None,
     ) -> None:
-        self.known = Known(fixed_rows=fixed_rows, costs=Costs(pass_s))
+        chunks = {} if scored_chunk is None else {"scored_chunk": scored_chunk}
+        self.known = Known(fixed_rows=fixed_rows, costs=Costs(pass_s), **chunks)
         self.lanes = Lanes(num_lanes, 1000)
         schedule = Schedule(self.lanes, self.known, num_per_pass=num_per_pass or num_lanes)
         self.follower: Follower[Verifying, Computed, Action] = Follower(self.lanes, schedule)

@@ -59,6 +59,13 @@ def test_every_chunk_of_a_long_prompt_is_told_with_its_place() -> None:
     assert reports(target, 2, (), 29) == [Send(told)]
 
 
+def test_chunks_are_shorter_where_all_their_logits_are_wanted() -> None:
+    for sampling, num_rows in ((SCORED, 10), (REPORTED, 40)):
+        target = Target(scored_chunk=10)
+        target.hears(asked(opening(*range(40), limits=Limits(900, ())), sampling))
+        assert len(part_of(target.ticks()).feed.tokens) == num_rows
+
+
 def test_a_cached_prompt_is_read_again_if_its_logprobs_are_wanted() -> None:
     target = Target()
     target.hears(opening(1, 2, 3))

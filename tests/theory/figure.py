@@ -1,5 +1,6 @@
 """The figure of docs/speculative-decoding.md, drawn from the numbers: an SVG file."""
 
+from lab.palette import DRAFTER, TARGET, VERDICT
 from tests.theory.numbers import FIGURE_P, FIGURE_Q, ROOT
 
 PATH = ROOT / "docs" / "figures" / "correction.svg"
@@ -7,7 +8,8 @@ PATH = ROOT / "docs" / "figures" / "correction.svg"
 WIDTH, HEIGHT = 640, 330
 LEFT, BASE, SCALE = 50, 270, 480  # pixels; SCALE is the height of probability one
 GROUP, BAR = 115, 34
-ALIKE, MISSING, SURPLUS = "#b8c4d0", "#2166ac", "#d6604d"
+# Green is what the drafter and the target have both, as accepted drafts are in every picture.
+ALIKE, MISSING, SURPLUS = DRAFTER, TARGET, VERDICT
 
 
 def figure() -> str:

@@ -58,7 +58,7 @@ class Download:
         if (free := shutil.disk_usage(place).free) < num_bytes:
             raise ModelError(
                 f"{self.name}: {_shown(num_bytes)} are to be fetched, and {place} has room for "
-                f"{_shown(free)}; free some, or set HF_HOME to a folder of another disk"
+                f"{_shown(free)}; make room, or set HF_HOME to a folder elsewhere"
             )
 
     def _num_bytes(self) -> int:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.api.models.fetching import Download, Say
-from proto.errors import ModelError, did_you_mean
+from proto.errors import ConfigurationError, ModelError, did_you_mean
 from proto.head_kinds import HeadKind
+from proto.installation import another_package
 from proto.system import is_folder, path_of
 
 TOKENIZER, SAFETENSORS = "tokenizer.json", ".safetensors"
@@ -121,8 +122,12 @@ class Checkpoint:
 def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoint:
     """Find a model's folder and check its config.json; on the hub the weights are not downloaded.
 
-    Raises ModelError.
+    Raises ModelError; ConfigurationError where the program has an `engine` of its own.
     """
+    if other := another_package("engine"):
+        raise ConfigurationError(
+            f"another package `engine` is loaded, {other}; use the two in processes of their own"
+        )
     from engine.checkpoint import families
     from engine.checkpoint.checkpoint import SMALL, find_folder
     from engine.checkpoint.files import read_config, stated_eos_ids

@@ -159,8 +159,8 @@ def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> N
         _check_medusa(head, shapes, target)
     elif shapes and not any(map(_FIRST.fullmatch, shapes)):
         raise ModelError(
-            f"{head.folder}: it lacks the tensor fc.weight, the first matrix of an EAGLE head; it "
-            "is incomplete, or no head: get it again"
+            f"{head.folder}: it lacks the tensor fc.weight, the first matrix of an EAGLE head; get "
+            "it again"
         )
 
 

@@ -16,10 +16,10 @@ from coordinator.api.models.folders import TOKENIZER, Checkpoint
 from coordinator.api.models.heads import check_head, find_config, kind_of, read
 from coordinator.api.models.lengths import LENGTHS
 from coordinator.api.models.nodes import node_configs
-from coordinator.api.models.settings import MODELS
 from coordinator.api.prompts import read_tokenizer
 from coordinator.launching.devices import check_device
 from proto.errors import IncompatibleError, ModelError, shown
+from proto.installation import MODELS
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -45,7 +45,7 @@ def check_size(model: Checkpoint, like: Checkpoint | None = None) -> None:
     if num_trained > size:
         raise ModelError(
             f"{model.folder / TOKENIZER}: it has {num_trained} tokens, but the model {size} "
-            "(vocab_size in config.json); one of the two is of another model"
+            "(vocab_size in config.json); they are of two models"
         )
 
 
@@ -69,8 +69,7 @@ def check_fit(target: Checkpoint, drafter: Checkpoint) -> None:
     if drafter.folder.resolve() == OUR_DRAFTER and target.folder.resolve() != OUR_TARGET:
         raise IncompatibleError(
             f"the drafter that comes with Slipstream is for its own target, not for {target.name} "
-            f"({difference}); give a small model with that one's tokenizer (--drafter NAME), or "
-            "draft without a model (--drafter ngram)"
+            f"({difference}); {FIX}"
         )
     raise IncompatibleError(f"{difference}; {FIX}")
 

@@ -1,6 +1,5 @@
 """The settings of which models draft and verify, and where heads run; a part of `PairConfig`."""
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
@@ -9,9 +8,9 @@ from coordinator.api.config_base import Frozen, named
 from coordinator.api.models.heads import find_config, kind_of, layers_of
 from proto.errors import ConfigurationError
 from proto.head_kinds import HeadKind
+from proto.installation import MODELS
 from proto.system import is_folder, path_of
 
-MODELS = Path(__file__).resolve().parents[3] / "models"
 NGRAM = "ngram"  # in place of a draft model: the target drafts by copying earlier tokens
 KINDS = "Medusa, EAGLE, EAGLE-3"
 
@@ -33,36 +32,45 @@ class ModelsConfig(Frozen):
     target: Annotated[
         Model,
         Field(
-            description="The target: a folder, or a name on the hub. Weights plain or quantised "
-            "(FP8, GPTQ, AWQ, NF4)."
+            description="The model whose text is written. A folder, or a name on the Hugging "
+            "Face hub. The weights may be quantised (FP8, GPTQ, AWQ, NF4)."
         ),
     ] = str(MODELS / "target")
     drafter: Annotated[
         Model,
         Field(
-            description=f"The drafter: as --target. Or a head of the target ({KINDS}), or ngram: "
-            "no model; the target drafts what followed its last tokens before (prompt lookup)."
+            description="The model that proposes tokens. A folder or a name on the hub, of a "
+            f"small model or of a head of the target ({KINDS}). `ngram` needs no "
+            "model: the target copies what followed its last tokens earlier in the "
+            "text (prompt lookup)."
         ),
     ] = str(MODELS / "drafter")
-    target_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
-    drafter_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
+    target_revision: Annotated[
+        Name | None, Field(description="Branch, tag or commit of --target on the hub.")
+    ] = None
+    drafter_revision: Annotated[
+        Name | None, Field(description="Branch, tag or commit of --drafter on the hub.")
+    ] = None
     drafter_home: Annotated[
         Home,
         Field(
-            description="Where a head as --drafter runs. own: a process, on --drafter-device; what "
-            "it reads comes over the wire. target: in the target's process. Default: own for "
-            "EAGLE, target for Medusa."
+            description="Where the drafter runs if it is a head.\n"
+            "own: in a process of its own, on --drafter-device.\n"
+            "target: in the target's process.\n"
+            "Default: own for EAGLE and EAGLE-3, target for Medusa."
         ),
     ] = ""
     heads: Annotated[
         str,
         AfterValidator(_located),
         Field(
-            description="Heads that draft too, in the target's process. A folder or a name; "
-            f"{KINDS}."
+            description="A head that drafts beside the drafter. A folder or a name on the hub "
+            f"({KINDS}). It runs in the target's process."
         ),
     ] = ""
-    heads_revision: Annotated[Name | None, Field(description="Branch, tag or commit.")] = None
+    heads_revision: Annotated[
+        Name | None, Field(description="Branch, tag or commit of --heads on the hub.")
+    ] = None
 
     @model_validator(mode="after")
     def _revisions_have_a_meaning(self, info: ValidationInfo) -> Self:

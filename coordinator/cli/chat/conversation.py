@@ -236,7 +236,7 @@ class Conversation:
         if len(rendered.ids) >= max_len:
             self._turns = turns
             raise TooLongError(
-                f"this message has {len(rendered.ids)} tokens without anything that was said "
-                f"before, but the target takes {max_len} with the answer"
+                f"the message has {len(rendered.ids)} tokens without anything that was said "
+                f"before; the target takes {max_len} with the answer"
             )
         return rendered, len(turns) - len(self._turns)

@@ -35,6 +35,7 @@ from coordinator.cli.chat.conversation import (
 from coordinator.cli.chat.screen import TWICE, Pipe, Screen, Terminal, typed
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.generate import launcher_for
+from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import Progress, engines
 from coordinator.text.detokenization import REPLACEMENT
 from coordinator.text.metrics import Metrics
@@ -284,13 +285,13 @@ MAX_TOKENS = 4096
 NEXT_QUESTION = "\nUser:"
 OF_THE_CONVERSATION = ("messages", "add_generation_prompt")
 
-System = Annotated[str, typer.Option("--system", help="The system message.")]
+System = Annotated[str, typer.Option("--system", metavar="TEXT", help="The system message.")]
 TemplateArguments = Annotated[
     str | None,
     typer.Option(
         "--chat-template-kwargs",
         metavar="JSON",
-        help="Arguments of the chat template: '{\"enable_thinking\": false}'.",
+        help="Arguments of the chat template. For example '{\"enable_thinking\": false}'.",
     ),
 ]
 DropOldest = Annotated[
@@ -326,7 +327,7 @@ def chat(
         request = request.model_copy(update={"stop": (*request.stop, NEXT_QUESTION)})
     settings = Settings(speculation, request, drop_oldest, arguments)
     console = Console(stderr=True)
-    with Progress(console) as progress:
+    with Progress(console, models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
         launcher = launcher_for(
             launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite

@@ -3,9 +3,9 @@
     python -m lab.experiments.peers.huggingface TARGET DRAFTER DTYPE DEVICE
 
 DEVICE is a GPU, or cpu for all CPU cores that the process may use. Each request line {"mode":
-"plain" | "assisted" | "lookup", "prompt": [ids], "max_tokens": n, "temperature": t, "setting": k or
-null} is answered by {"tokens": [...], "times": [seconds since the request, per call of the
-streamer], "counts": [...]}.
+"plain" | "assisted" | "lookup", "prompt": [ids], "max_tokens": n, "temperature": t, "top_k": n,
+"top_p": p, "min_p": p, "setting": k or null, "seed": n} is answered by {"tokens": [...], "times":
+[seconds since the request, per call of the streamer], "counts": [...]}.
 """
 
 import json
@@ -16,6 +16,15 @@ from typing import Any
 import torch
 import transformers as hf
 from transformers.generation.streamers import BaseStreamer
+
+WARM_UP: dict[str, Any] = {
+    "mode": "assisted",
+    "prompt": [1, 2],
+    "max_tokens": 8,
+    "temperature": 0,
+    "setting": None,
+    "seed": 0,
+}
 
 
 class Clock(BaseStreamer):
@@ -65,9 +74,12 @@ class Peer:
         elif request["mode"] == "lookup":
             more["prompt_lookup_num_tokens"] = request["setting"] or 10
         if request["temperature"] > 0:
-            more |= {"do_sample": True, "temperature": request["temperature"], "top_k": 0}
+            # All are given, because `generate` takes others from the model's own configuration.
+            more |= {name: request[name] for name in ("temperature", "top_k", "top_p")}
+            more |= {"do_sample": True, "min_p": request["min_p"] or None}  # None: no work for it
         else:
             more["do_sample"] = False
+        torch.manual_seed(request["seed"])
         clock = Clock()
         with torch.inference_mode():
             text = self.target.generate(
@@ -86,9 +98,7 @@ def main() -> None:
     """Load the models, say that they are ready, and answer requests until standard input ends."""
     hf.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     peer = Peer(*sys.argv[1:5])
-    peer.answer(
-        {"mode": "assisted", "prompt": [1, 2], "max_tokens": 8, "temperature": 0, "setting": None}
-    )
+    peer.answer(WARM_UP)
     print(json.dumps({"ready": hf.__version__}), flush=True)
     for line in sys.stdin:
         print(json.dumps(peer.answer(json.loads(line))), flush=True)

@@ -112,6 +112,16 @@ def _add(writer: Any, name: str, tensor: torch.Tensor) -> None:
 # -- llamacpp --------------------------------------------------------------------------------------
 
 MAX_LEN = 1024
+WARM_UP: dict[str, Any] = {
+    "mode": "plain",
+    "prompt": [1, 2],
+    "max_tokens": 8,
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "seed": 0,
+}
 
 
 class Peer:
@@ -146,12 +156,20 @@ class Peer:
         """Generate exactly `max_tokens` tokens for a request; return tokens, times and counts."""
         model = self.models[request["mode"]]
         model.reset()
-        model.set_seed(request.get("seed", 0) & 0x7FFFFFFF)
+        model.set_seed(request["seed"] & 0x7FFFFFFF)
         started = time.perf_counter()
         tokens: list[int] = []
         times: list[float] = []
+        temperature = request["temperature"]
         made = model.generate(
-            request["prompt"], temp=request["temperature"], top_k=0, top_p=1.0, min_p=0.0
+            request["prompt"],
+            temp=temperature,
+            top_k=request["top_k"],
+            top_p=request["top_p"],
+            # A pair applies min_p after the temperature T, and llama.cpp before it. There min_p**T
+            # keeps the same tokens: the ratio of two chances before T is that after it to the power
+            # of T.
+            min_p=request["min_p"] ** temperature if request["min_p"] else 0.0,
         )
         for token in made:
             tokens.append(int(token))
@@ -165,7 +183,7 @@ def main() -> None:
     """Load the target, say that it is ready, and answer requests until standard input ends."""
     target, _, dtype, device = sys.argv[1:5]
     peer = Peer(target, dtype, device)
-    peer.answer({"mode": "plain", "prompt": [1, 2], "max_tokens": 8, "temperature": 0})
+    peer.answer(WARM_UP)
     print(json.dumps({"ready": llama_cpp.__version__}), flush=True)
     for line in sys.stdin:
         print(json.dumps(peer.answer(json.loads(line))), flush=True)

@@ -50,6 +50,9 @@ class Peer:
 
         params = SamplingParams(
             temperature=request["temperature"],
+            top_k=request["top_k"] or -1,  # 0 is off as well, but not in older versions
+            top_p=request["top_p"],
+            min_p=request["min_p"],
             max_tokens=request["max_tokens"],
             seed=request["seed"],
             ignore_eos=True,

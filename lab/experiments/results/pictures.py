@@ -3,212 +3,49 @@
 Everything that is drawn comes from the summaries, except for the histograms (from the rows).
 """
 
-import io
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import exp, log
 from statistics import fmean
-from typing import Literal
 
-import matplotlib as mpl
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
-from lab.experiments.folder import ArmRecord, Header
+from lab.experiments.folder import Header
+from lab.experiments.results.canvas import (
+    MAX_NAME,
+    Dot,
+    as_png,
+    canvas,
+    counted,
+    draw_dot,
+    draw_rows,
+    heading,
+    height_of,
+    legend_below,
+    looks,
+    style,
+    without_y,
+    write,
+)
+from lab.experiments.results.curves import STROKES, WHISKERS, curves_of
+from lab.experiments.results.curves import draw as draw_curves
 from lab.experiments.results.ratios import Ratio
 from lab.experiments.results.summary import Summary, overall, sound
-from lab.experiments.results.words import AXES, baseline_words, clipped, family, series, shortened
+from lab.experiments.results.words import (
+    baseline_words,
+    clipped,
+    facts,
+    family,
+    shortened,
+)
 from lab.experiments.rows import Row
-from proto.policies import POLICIES
+from lab.palette import PLAIN, POLICIES, Look
 
-# -- canvas ----------------------------------------------------------------------------------------
-
-# The style of the pictures: readable on a phone held upright, with the same colours in all.
-#
-# A picture is 4.2 inches wide and is shown 350 to 600 pixels wide, so 9 points are about 10 pixels
-# at the least. Names of arms are long, so they are written above their row, over the whole width.
-
-WIDTH = 4.2  # inches
-DPI = 240
-ROW = 0.42  # inches: height of a row with its name above
-LINE = 0.2  # inches: height of a line of a legend
-FEW, HALF = 4, 20  # most lines of a one-column legend; longest name that allows two columns
-MAX_NAME = 38  # most characters of a name above a row
-MAX_ROWS = 40  # most rows of a picture; with more it could not be read
-BASE = "#555555"  # colour of the baseline
-# Safe for colour-blind readers (after Okabe and Ito), and each with its own mark: auto, plain
-# decoding in grey, and the other policies in the order of their table.
-COLOURS = ("#7b3fa0", BASE, "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#cc79a7", "#d55e00")
-PEER_COLOURS = ("#8c6d31", "#637939", "#843c39", "#31a3a3", "#393b79", "#b5a300")
-MARKS = ("o", "P", "s", "v", "D", "^", "X", "d")
-PEER_MARKS = ("<", ">", "p", "h", "8", "*")
-STYLE = {
-    "font.size": 9.5,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "legend.handlelength": 3,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Colour and marker of an arm, which are those of its family (policy or peer)."""
-
-    colour: str
-    mark: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """A row of a picture: a value with its interval.
-
-    words  text at the right end of the row
-    """
-
-    name: str
-    look: Look
-    value: float
-    low: float | None
-    high: float | None
-    words: str
-
-
-def looks(arms: Iterable[ArmRecord]) -> dict[str, Look]:
-    """Return the look of each family; a policy has the same look in every experiment."""
-    found: dict[str, Look] = {
-        name: Look(colour, mark)
-        for name, colour, mark in zip(POLICIES, COLOURS, MARKS, strict=True)
-    }
-    others = [name for name in dict.fromkeys(map(family, arms)) if name not in found]
-    for number, name in enumerate(others):
-        place = number % len(PEER_COLOURS)
-        found[name] = Look(PEER_COLOURS[place], PEER_MARKS[place])
-    return found
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Set the fonts and line styles for everything that is drawn inside the `with` block."""
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        yield
-
-
-def canvas(height: float) -> Figure:
-    """Return an empty figure of this height (inches) and the usual width."""
-    return Figure(figsize=(WIDTH, height), layout="constrained")
-
-
-def as_png(figure: Figure) -> bytes:
-    """Return the figure as the bytes of a PNG file, which depend on neither time nor machine."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
-    return file.getvalue()
-
-
-def height_of(num_rows: int) -> float:
-    """Return the height in inches of `num_rows` rows of `draw_rows`."""
-    return ROW * num_rows
-
-
-def draw_rows(axes: Axes, dots: Sequence[Dot], *, base: float = 1.0) -> None:
-    """Draw one row for each dot, top to bottom, and a dashed vertical line at `base`."""
-    axes.axvline(base, color=BASE, linewidth=1.2, linestyle="--", zorder=1)
-    for row, dot in enumerate(dots):
-        draw_dot(axes, dot, row)
-        write(axes, 0, row - 0.38, clipped(shortened(dot.name), MAX_NAME))
-        write(axes, 1, row - 0.38, dot.words)
-    without_y(axes, top=-0.75, bottom=len(dots) - 0.6)
-
-
-def draw_dot(
-    axes: Axes, dot: Dot, height: float, *, size: float = 6.5, is_named: bool = False
-) -> None:
-    """Draw a value and its interval at this height; `is_named` adds it to the legend."""
-    if dot.low is not None and dot.high is not None:
-        ends = (dot.low, dot.high)
-        axes.plot(ends, (height, height), color=dot.look.colour, linewidth=2.2, alpha=0.5)
-    axes.plot(
-        dot.value,
-        height,
-        marker=dot.look.mark,
-        markersize=size,
-        color=dot.look.colour,
-        markeredgecolor="white",
-        markeredgewidth=0.6,
-        linestyle="none",
-        zorder=3,
-        label=clipped(shortened(dot.name), MAX_NAME + 4) if is_named else None,
-    )
-
-
-def write(axes: Axes, side: Literal[0, 1], height: float, words: str) -> None:
-    """Write text at the left (0) or right (1) end of a row, on top of the lines there."""
-    axes.text(
-        side,
-        height,
-        words,
-        transform=axes.get_yaxis_transform(),
-        ha="right" if side else "left",
-        va="center",
-        fontsize=8.5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-        zorder=2,
-    )
-
-
-def without_y(axes: Axes, *, top: float, bottom: float) -> None:
-    """Remove the y axis, since each row has its name, and set its limits."""
-    axes.set_ylim(bottom, top)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.05)
-
-
-def counted(axes: Axes, most: int) -> None:
-    """Set the axes for shares (y, in %) over counts from 1 to `most` (x)."""
-    axes.set_xticks(range(1, most + 1, 1 + (most - 1) // 6))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-
-
-def legend_below(figure: Figure) -> None:
-    """Add a legend below the picture, and make the picture taller by the height of the legend."""
-    handles: dict[str, Artist] = {}
-    for axes in figure.axes:
-        found, labels = axes.get_legend_handles_labels()
-        handles |= dict(zip(labels, found, strict=True))
-    num_lines = sum(1 + label.count("\n") for label in handles)
-    num_columns = 2 if num_lines > FEW and max(map(len, handles)) <= HALF else 1
-    height = figure.get_figheight() + LINE * -(-num_lines // num_columns) + 0.1
-    figure.set_size_inches(WIDTH, height)
-    figure.legend(
-        handles=list(handles.values()),
-        labels=list(handles),
-        loc="outside lower left",
-        ncols=num_columns,
-    )
-
-
-# -- pictures --------------------------------------------------------------------------------------
-
-ONE_PANEL = 6  # most arms whose lines can be distinguished in one panel
-WIDE = 20.0  # ratio of largest to smallest x from which on the x axis is logarithmic
-CROWDED = 0.05  # share of the x axis: if values are closer together, they get no own ticks
-TOLERANCE = 0.1  # relative error of a prediction that is still good
-STROKES = ("-", "--", ":", "-.")
-UNITS = {"link": " ms"}
+MAX_ROWS = 40  # beyond these a picture is no picture
+ONE_PANEL = 6  # arms whose lines can be told apart in one panel
+TOLERANCE = 0.1  # of a prediction
+MARKS = tuple(look.mark for look in POLICIES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +97,14 @@ def draw_all(
         summaries,
         whole={one.arm: one for one in overall(summaries)},
         families={arm.name: family(arm) for arm in header.arms},
-        looks=looks(header.arms),
+        looks=looks(map(family, header.arms)),
         base=clipped(baseline_words(header), 32),
     )
+    curves = curves_of(header, material.speedups)
     with style():
         found = {
             "speedup.png": speedup(material),
-            "along_x.png": along_x(material),
+            "along_x.png": None if curves is None else draw_curves(curves, material.looks),
             "categories.png": categories(material),
             "acceptance.png": acceptance(material),
             "tokens_per_pass.png": tokens_per_pass(material),
@@ -287,101 +125,11 @@ def speedup(material: Material) -> bytes | None:
     axes = figure.subplots()
     draw_rows(axes, dots)
     axes.set_xlabel(_told(f"times {material.base} (dashed)", len(dots), len(material.speedups)))
-    return as_png(figure)
-
-
-def along_x(material: Material) -> bytes | None:
-    """Draw speed-up over the setting on the x axis, one line per policy; None for < 2 values.
-
-    Arms that differ in other settings too have a line each.
-    """
-    header, speedups = material.header, material.speedups
-    lines = series(header, list(speedups))[:MAX_ROWS]
-    values = list(dict.fromkeys(x for line in lines for x, _ in line.points))
-    if len(values) < 2:
-        return None
-    figure = canvas(3.2)
-    axes = figure.subplots()
-    axes.axhline(1, color=BASE, linewidth=1.2, linestyle="--", label=material.base)
-    places = _scaled(axes, values)
-    num_drawn: Counter[str] = Counter()
-    for line in lines:
-        stroke = STROKES[num_drawn[line.family] % len(STROKES)]
-        num_drawn[line.family] += 1
-        points = {places[x]: speedups[arm] for x, arm in line.points}
-        label = clipped(line.label, MAX_NAME)
-        if all(isinstance(x, int | float) for x in values):
-            look, unit = material.looks[line.family], UNITS.get(header.x, "")
-            label = "\n".join((label, *_crossed(axes, points, look, unit)))
-        _draw_line(axes, points, material.looks[line.family], stroke, label)
-    axes.set_xlabel(AXES.get(header.x, header.x.replace("_", " ")))
-    axes.set_ylabel(f"times {material.base}")
-    legend_below(figure)
-    return as_png(figure)
-
-
-def _scaled(axes: Axes, values: Sequence[float | str]) -> dict[float | str, float]:
-    """Prepare the x axis; return the position of each value on it."""
-    numbers = [value for value in values if isinstance(value, int | float)]
-    if len(numbers) < len(values):
-        names = [clipped(shortened(str(value).rsplit("/", 1)[-1]), 15) for value in values]
-        axes.set_xticks(range(len(names)), names, rotation=0 if len(names) < 4 else 20)
-        axes.margins(x=0.15)
-        return {value: float(number) for number, value in enumerate(values)}
-    if min(numbers) > 0 and max(numbers) / min(numbers) >= WIDE:
-        axes.set_xscale("log")
-        gaps = [log(b / a) for a, b in pairwise(sorted(numbers))]
-    else:
-        gaps = [b - a for a, b in pairwise(sorted(numbers))]
-    if min(gaps) >= CROWDED * sum(gaps):
-        axes.set_xticks(numbers, [f"{number:.4g}" for number in numbers])
-        axes.set_xticks([], minor=True)
-    return {value: float(value) for value in numbers}
-
-
-def _draw_line(
-    axes: Axes, points: Mapping[float, Ratio], look: Look, stroke: str, label: str
-) -> None:
-    """Draw the line of one series with its band of intervals."""
-    xs, means = list(points), [ratio.mean for ratio in points.values()]
-    axes.plot(
-        xs,
-        means,
-        stroke,
-        color=look.colour,
-        marker=look.mark,
-        markersize=6,
-        markeredgecolor="white",
-        label=label,
-    )
-    low = [ratio.mean if ratio.low is None else ratio.low for ratio in points.values()]
-    high = [ratio.mean if ratio.high is None else ratio.high for ratio in points.values()]
-    axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0)
-
-
-def _crossed(axes: Axes, points: Mapping[float, Ratio], look: Look, unit: str) -> list[str]:
-    """Mark where a line crosses 1; return words for the legend, such as "pays from 3 ms"."""
-    words = []
-    is_log = axes.get_xscale() == "log"
-    xs = [log(x) if is_log else x for x in points]
-    for place, is_falling in crossings(xs, [ratio.mean for ratio in points.values()]):
-        x = exp(place) if is_log else place
-        axes.plot(x, 1, marker="o", markersize=12, fillstyle="none", color=look.colour, zorder=4)
-        words.append(f"{'stops paying at' if is_falling else 'pays from'} {x:.2g}{unit}")
-    return words
-
-
-def crossings(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, bool]]:
-    """Return for each crossing of y = 1 its x (linear interpolation) and True if the line falls."""
-    return [
-        (x + (next_x - x) * (1 - y) / (next_y - y), y >= 1)
-        for (x, y), (next_x, next_y) in pairwise(zip(xs, ys, strict=True))
-        if (y >= 1) != (next_y >= 1)
-    ]
+    return _finished(material, figure, "Speed-up of each arm", WHISKERS)
 
 
 def categories(material: Material) -> bytes | None:
-    """Draw speed-up by category, for the fastest arm of each family; None for < 2 categories."""
+    """Speed-up by category, of the arm of each family whose mean is the highest."""
     best: dict[str, str] = {}
     for arm, ratio in material.speedups.items():
         name = material.families[arm]
@@ -397,7 +145,7 @@ def categories(material: Material) -> bytes | None:
     step, block = 0.16, 0.3 + 0.16 * len(arms)  # inches
     figure = canvas(block * len(found) + 0.6)
     axes = figure.subplots()
-    axes.axvline(1, color=BASE, linewidth=1.2, linestyle="--", label=material.base)
+    axes.axvline(1, color=PLAIN, linewidth=1.2, linestyle="--", label=material.base)
     for number, (category, ratios) in enumerate(found.items()):
         write(axes, 0, number * block, category)
         for place, arm in enumerate(arms):
@@ -409,7 +157,7 @@ def categories(material: Material) -> bytes | None:
     without_y(axes, top=-0.15, bottom=len(found) * block - 0.1)
     axes.set_xlabel(f"times {material.base} (dashed)")
     legend_below(figure)
-    return as_png(figure)
+    return _finished(material, figure, "Speed-up by kind of prompt", WHISKERS)
 
 
 def acceptance(material: Material) -> bytes | None:
@@ -448,7 +196,7 @@ def acceptance(material: Material) -> bytes | None:
     for axes in places[len(panels) - num_columns : len(panels)]:
         axes.set_xlabel(_told("draft of a pass", len(shown), len(every)))
     legend_below(figure)
-    return as_png(figure)
+    return _finished(material, figure, "How often each draft of a pass is accepted")
 
 
 def _draw_positions(
@@ -497,9 +245,11 @@ def tokens_per_pass(material: Material) -> bytes | None:
     for axes in places[len(shown) :]:
         axes.set_visible(False)
     counted(places[0], most)
-    figure.supxlabel(_told("tokens of a target pass", len(shown), len(every)), fontsize=9.5)
+    figure.supxlabel(
+        _told("tokens of a target pass (dotted: mean)", len(shown), len(every)), fontsize=9.5
+    )
     figure.supylabel("share of the passes", fontsize=9.5)
-    return as_png(figure)
+    return _finished(material, figure, "Tokens that a pass of the target brings")
 
 
 def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None:
@@ -519,9 +269,9 @@ def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None
     figure = canvas(3.7 + rows)
     above, below = figure.subplots(2, 1, height_ratios=[3.7, rows])
     ends = (0.0, 1.08 * max(max(pair) for pair in pairs.values()))
-    above.plot(ends, ends, color=BASE, linewidth=1, linestyle="--")
+    above.plot(ends, ends, color=PLAIN, linewidth=1, linestyle="--")
     near = [tuple(end * share for end in ends) for share in (1 - TOLERANCE, 1 + TOLERANCE)]
-    above.fill_between(ends, *near, color=BASE, alpha=0.12, linewidth=0)
+    above.fill_between(ends, *near, color=PLAIN, alpha=0.12, linewidth=0)
     dots = []
     for arm, (measured, expected) in pairs.items():
         look, off = material.look(arm), expected / measured
@@ -530,11 +280,17 @@ def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None
     above.set(xlim=ends, ylim=ends, aspect="equal")
     above.set(xlabel="measured, tokens/s", ylabel="predicted, tokens/s")
     for edge in (1 - TOLERANCE, 1 + TOLERANCE):
-        below.axvline(edge, color=BASE, linewidth=1, linestyle=":", zorder=1)
+        below.axvline(edge, color=PLAIN, linewidth=1, linestyle=":", zorder=1)
     draw_rows(below, dots)
     values = [dot.value for dot in dots]
     below.set_xlim(min(0.78, *values), max(1.22, *values))
     below.set_xlabel(f"predicted / measured; dotted: {TOLERANCE:.0%} off")
+    return _finished(material, figure, "Predicted and measured speed")
+
+
+def _finished(material: Material, figure: Figure, title: str, *more: str) -> bytes:
+    """The picture with its heading: what was measured, what simulated, and what neither."""
+    heading(figure, title, [*facts(material.header, material.whole), *more])
     return as_png(figure)
 
 

@@ -20,10 +20,10 @@ from typing import Any
 from scipy.optimize import least_squares
 
 from coordinator.api.config import PairConfig, SpeculationConfig
-from coordinator.launching.launcher import ROOT
 from lab.experiments.description import Arm
 from lab.experiments.rows import Row
 from proto.errors import NodeError
+from proto.installation import ROOT
 from proto.messages import Policy, Role
 from rehearsal.acceptance import Trace, read
 from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS, rehearse
@@ -120,23 +120,32 @@ def simulated_costs(
         """Return the drafter's costs for this host time per step and extra time of a message."""
         return NodeCosts(step, host_s, _delay_s(config) + way_s, DRAFTER_ROWS)
 
-    def too_fast(unknown: Sequence[float]) -> list[float]:
-        """Return for each `sync` arm: simulated / measured time of a pass - 1.
-
-        Passes are compared, because tokens per pass depend on the trace alone.
-        """
-        shares = []
-        for setting, decoding in syncs:
-            costs = target, drafter(*unknown)
-            figures = rehearse(setting.make(config), *costs, trace, is_whole=True)
-            pass_s = decoding.tokens_per_pass / decoding.tokens_per_second
-            shares.append(figures.tokens_per_pass / figures.tokens_per_second / pass_s - 1)
-        return shares
+    def misses(unknown: Sequence[float]) -> list[float]:
+        return too_slow(config, (target, drafter(*unknown)), syncs, trace)
 
     found = least_squares(
-        too_fast, [5e-4, 2e-4], bounds=(0.0, 0.1), x_scale=1e-4, diff_step=0.2, max_nfev=12
+        misses, [5e-4, 2e-4], bounds=(0.0, 0.1), x_scale=1e-4, diff_step=0.2, max_nfev=12
     )
     return target, drafter(*found.x)
+
+
+def too_slow(
+    config: PairConfig,
+    costs: Costs,
+    syncs: Sequence[tuple[SpeculationConfig, Decoding]],
+    trace: Trace,
+) -> list[float]:
+    """Return for each `sync` arm: simulated / measured time of a pass - 1.
+
+    It is above 0 where the simulation with these costs is slower than what was measured. Passes are
+    compared, because tokens per pass depend on the trace alone.
+    """
+    shares = []
+    for setting, decoding in syncs:
+        figures = rehearse(setting.make(config), *costs, trace, is_whole=True)
+        pass_s = decoding.tokens_per_pass / decoding.tokens_per_second
+        shares.append(figures.tokens_per_pass / figures.tokens_per_second / pass_s - 1)
+    return shares
 
 
 def _device(forward_ms: float, row_ms: float) -> Forwards:

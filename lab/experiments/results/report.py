@@ -15,6 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from coordinator.cli.wrapping import wrapped
 from coordinator.text.metrics import MISSES
 from lab.experiments.folder import ArmRecord, Header
 from lab.experiments.results.summary import Summary, overall
@@ -32,7 +33,8 @@ from lab.experiments.rows import Row
 
 # Summaries as a CSV file, and as tables for a terminal.
 
-NAME_COLUMNS = 34
+TERMINAL = 80  # columns
+VOID = f"{'void':>9}  "  # in the place of figures
 
 # For each column of the CSV file: the attribute of a summary that it shows.
 COLUMNS = {
@@ -117,22 +119,40 @@ def to_csv(summaries: Iterable[Summary]) -> str:
 
 def table(summaries: Iterable[Summary]) -> str:
     """Return a table for a terminal, a line of at most 100 columns per arm."""
-    lines = [
-        f"{'':<{NAME_COLUMNS}}{'tokens/s':>9}  {'x base (95 %)':<18}{'TTFT':>7}{'p50':>6}"
-        f"{'p99':>7}{'length':>7}{'equal':>9}"
-    ]
-    for one in overall(summaries):
-        name = f"{clipped(shortened(one.arm), NAME_COLUMNS - 1):<{NAME_COLUMNS}}"
+    whole = list(overall(summaries))
+    ratios = {one.arm: "-" if one.speedup is None else one.speedup.words for one in whole}
+    base = "x base (95 %)"
+    width = max(len(words) for words in (base, *ratios.values()))
+    heads = (
+        f"{'':>9}  {'':<{width}}{'TTFT':>6}{'p50':>6}{'p99':>6}{'tokens':>7}{'texts':>8}",
+        f"{'tokens/s':>9}  {base:<{width}}{'ms':>6}{'ms':>6}{'ms':>6}{'a pass':>7}{'equal':>8}",
+    )
+    rows = [("", [head]) for head in heads]
+    for one in whole:
         if one.tokens_per_second is None:
-            lines.append(f"{name}{'void':>9}  {one.void}"[:100])
+            first, *others = wrapped(one.void, len(heads[0]) - len(VOID), "")
+            rows.append((one.arm, [VOID + first, *(" " * len(VOID) + line for line in others)]))
             continue
         length = "-" if one.tokens_per_pass is None else f"{one.tokens_per_pass:.2f}"
         equal = f"{one.num_equal}/{one.num_compared}" if one.num_compared else "-"
-        ratio = "-" if one.speedup is None else one.speedup.words
-        lines.append(
-            f"{name}{one.tokens_per_second.median:>9.1f}  {ratio:<18}"
-            f"{one.ttft_ms:>7.0f}{one.itl_p50_ms:>6.1f}{one.itl_p99_ms:>7.1f}{length:>7}{equal:>9}"
+        figures = (
+            f"{one.tokens_per_second.median:>9.1f}  {ratios[one.arm]:<{width}}"
+            f"{one.ttft_ms:>6.0f}{one.itl_p50_ms:>6.1f}{one.itl_p99_ms:>6.1f}{length:>7}{equal:>8}"
         )
+        rows.append((one.arm, [figures]))
+    return _beside(rows, len(heads[0]))
+
+
+def _beside(rows: Iterable[tuple[str, list[str]]], width: int) -> str:
+    """Arms and their figures, which are `width` long; a long name has a line of its own."""
+    names = max(0, TERMINAL - width)
+    lines: list[str] = []
+    for arm, (first, *others) in rows:
+        name = shortened(arm)
+        if len(name) >= names:
+            lines.append(clipped(name, TERMINAL))
+            name = ""
+        lines += [f"{name:<{names}}{first}", *(" " * names + line for line in others)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -141,16 +161,17 @@ def device_table(summaries: Iterable[Summary]) -> str:
     whole = [one for one in overall(summaries) if one.tokens_per_second is not None]
     if not any(one.over_all_devices for one in whole):
         return ""
-    lines = [
-        f"{'':<{NAME_COLUMNS}}{'devices':>9}{'tokens/s each':>15}{'x replicas':>12}"
-        f"  {'x all for the target (95 %)'}"
-    ]
+    heads = (
+        f"{'':>9}{'tokens/s':>10}{'':>12}  {'x all for the':<18}",
+        f"{'devices':>9}{'each':>10}{'x replicas':>12}  {'target (95 %)':<18}",
+    )
+    rows = [("", [head]) for head in heads]
     for one in whole:
-        name = f"{clipped(shortened(one.arm), NAME_COLUMNS - 1):<{NAME_COLUMNS}}"
         replicas = "-" if one.over_replicas is None else f"{one.over_replicas:.2f}"
         over_all = "-" if one.over_all_devices is None else one.over_all_devices.words
-        lines.append(f"{name}{one.num_devices:>9}{one.per_device:>15.1f}{replicas:>12}  {over_all}")
-    return "\n".join(lines)
+        figures = f"{one.num_devices:>9}{one.per_device:>10.1f}{replicas:>12}  {over_all}"
+        rows.append((one.arm, [figures]))
+    return _beside(rows, len(heads[0]))
 
 
 # -- report ----------------------------------------------------------------------------------------
@@ -160,9 +181,10 @@ NOTHING = "\N{EN DASH}"
 CAPTIONS = {
     "speedup.png": "Speed-up of each arm, in its 95 % interval: tokens per second over those of "
     "its baseline, within the same prompt and repetition.",
-    "along_x.png": "Speed-up over {x}. The bands are the 95 % intervals. A ring is where "
-    "speculation stops paying, or begins to.",
-    "categories.png": "Speed-up by category of prompts, of the fastest arm of each policy.",
+    "along_x.png": "Speed-up over {x}. The whiskers are the 95 % intervals; lines stand a little "
+    "beside each other. A ring is where speculation stops paying, or begins to.",
+    "categories.png": "Speed-up by category of prompts, of the arm of each policy with the "
+    "highest mean.",
     "acceptance.png": "In how many of the passes with drafts the first draft, the second and so on "
     "was accepted.",
     "tokens_per_pass.png": "How many tokens a target pass brought, its own included. Dotted: the "
@@ -250,12 +272,12 @@ def _main(whole: Sequence[Summary], base: str) -> Table:
     waits = ("TTFT ms", "p50 ms", "p99 ms")
     drafts = ("tokens a pass", "accepted", "texts equal")
     return Table(
-        ("arm", "tokens/s", f"times {base} (95 %)", *waits, *drafts),
+        ("arm", f"times {base} (95\N{NO-BREAK SPACE}%)", "tokens/s", *waits, *drafts),
         tuple(
             (
                 shortened(one.arm),
-                "void" if one.tokens_per_second is None else f"{one.tokens_per_second.median:.1f}",
                 NOTHING if one.speedup is None else one.speedup.words,
+                "void" if one.tokens_per_second is None else f"{one.tokens_per_second.median:.1f}",
                 _number(one.ttft_ms, "{:.0f}"),
                 _number(one.itl_p50_ms, "{:.1f}"),
                 _number(one.itl_p99_ms, "{:.1f}"),
@@ -401,7 +423,7 @@ def _settings(arms: Sequence[ArmRecord]) -> Table:
         own = (f"{name} = {value}" for name, value in arm.settings.items() if name not in shared)
         baseline = shortened(arm.baseline) if arm.baseline else NOTHING
         rows.append((arm.name, "; ".join(own) or NOTHING, baseline, arm.swept_from or NOTHING))
-    return Table(("arm", "settings", "compared with", "the fastest of"), tuple(rows))
+    return Table(("arm", "settings", "compared with", "chosen from"), tuple(rows))
 
 
 def _places(whole: Sequence[Summary]) -> Table:

@@ -1,6 +1,6 @@
 """The results of an experiment in sentences: the answers, and warnings about the figures."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +29,11 @@ SHORT = {
 }
 COST_RATIO = "cost_ratio"
 COSTS = ("simulate_target_ms", "simulate_draft_ms")
-AXES = {"link": "one-way hop, ms", COST_RATIO: "target pass, in draft steps"}
+AXES = {
+    "link": "one-way hop, ms",
+    COST_RATIO: "target pass, in draft steps",
+    "num_speculative_tokens": "drafts in a pass, at most (K)",
+}
 
 
 def shortened(name: str) -> str:
@@ -170,14 +174,53 @@ def _in_order(points: Iterable[tuple[float | str, str]]) -> tuple[tuple[float | 
 
 BUSY_CORES = 0.25  # load by other processes (cores) above which a warning is given
 MAX_ANSWERS = 12
+MAX_WARNED = 8  # names of arms in a warning
+MAX_NAMES = 4  # of arms in a sentence; more are counted
 SIMULATED = (
     *("simulate_target_ms", "simulate_draft_ms"),
     *("simulate_target_ms_per_row", "simulate_draft_ms_per_row", "link"),
 )
 
 
+def facts(header: Header, measured: Collection[str]) -> list[str]:
+    """What a picture has to say besides its figures, a sentence or two each.
+
+    measured  the arms that were
+    """
+    times = f", {header.repetitions} times each" if header.repetitions > 1 else ""
+    prompts = f"{header.num_prompts} prompt{'s' * (header.num_prompts != 1)}"
+    found = [f"{prompts}{times}, at most {header.max_tokens} tokens a text."]
+    arms = [arm for arm in header.arms if arm.name in measured]
+    if any(arm.settings.get(name) for arm in arms for name in SIMULATED):
+        found.append(
+            f"Simulated: {_simulation(arms)}. Not measured: real devices and links like these."
+        )
+    elif header.runs:
+        machine = header.runs[-1].machine
+        others = "other machines" if "NVIDIA" in machine else "GPUs, and other machines"
+        found.append(f"Measured on {machine.split(', Linux')[0]}. Not measured: {others}.")
+    return found
+
+
+def _simulation(arms: Sequence[ArmRecord]) -> str:
+    """Which other hardware these arms have, in words."""
+    words = []
+    for name, what in (
+        ("simulate_target_ms", "a target pass"),
+        ("simulate_draft_ms", "a draft step"),
+    ):
+        times = [float(arm.settings[name]) for arm in arms if arm.settings.get(name)]
+        if times:
+            least, most = min(times), max(times)
+            span = f"{most:g}" if least == most else f"{least:g} to {most:g}"
+            words.append(f"{what} of {span}\N{NO-BREAK SPACE}ms")
+    if any(arm.settings.get("link") for arm in arms):
+        words.append("the link")
+    return _listed(words or ["time for each row of a pass"])
+
+
 def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
-    """Return sentences: the fastest arm for each baseline, and whether the texts are equal."""
+    """For each baseline the fastest arm, if there is one; then whether the texts are the same."""
     whole = overall(summaries)
     rivals: dict[str, list[Summary]] = defaultdict(list)
     baselines = {arm.name: arm.baseline for arm in header.arms}
@@ -186,7 +229,7 @@ def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
             rivals[baselines[one.arm]].append(one)
     words = baseline_words(header)
     found = [
-        _fastest(arms, words if len(rivals) == 1 else shortened(base))
+        _compared(arms, words if len(rivals) == 1 else shortened(base))
         for base, arms in list(rivals.items())[:MAX_ANSWERS]
     ]
     if len(rivals) > MAX_ANSWERS:
@@ -196,33 +239,48 @@ def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
     return [*found, _equality(whole)]
 
 
-def _fastest(arms: Sequence[Summary], base: str) -> str:
-    """Return a sentence about the fastest of the arms with one baseline.
-
-    Arms whose intervals overlap that of the fastest are named.
-    """
+def _compared(arms: Sequence[Summary], base: str) -> str:
+    """Arms with the same baseline: which is the fastest, or that no difference is shown."""
     ranked = sorted(arms, key=_mean, reverse=True)
     first = ranked[0]
     ratio = first.speedup
     assert ratio is not None
-    assert first.tokens_per_second is not None
-    speed = f"{first.tokens_per_second.median:.3g} tokens/s"
-    if len(arms) > 1:
-        sentence = f"Of {len(arms)} arms {shortened(first.arm)} is the fastest: "
-    else:
-        sentence = f"{shortened(first.arm)}: "
-    sentence += f"{ratio.mean:.2f} times {base}"
+    name = shortened(first.arm)
+    alike = [shortened(one.arm) for one in ranked if _overlap(one, first)]
+    figures = _figures(first, base)
+    if ratio.low is None:
+        which = f" has the highest mean of {len(arms)} arms" if len(arms) > 1 else ""
+        return f"{name}{which}: {figures}. It is a single cell: nothing is known of the spread."
+    if ratio.low <= 1 <= (ratio.high or 0):
+        one = f"{name} and {base}" if len(arms) == 1 else f"{base} and the best of {len(arms)} arms"
+        return f"No difference is shown between {one}. {name} has the highest mean: {figures}."
+    if len(alike) > 1:
+        slower = len(arms) - len(alike)
+        rest = f" The other {slower} {'is' if slower == 1 else 'are'} slower." if slower else ""
+        return (
+            f"No difference is shown between {_counted(alike, len(arms))}: their intervals "
+            f"overlap. {name} has the highest mean: {figures}.{rest}"
+        )
+    if len(arms) == 1:
+        return f"{name}: {figures}."
+    return f"{name} is the fastest of {len(arms)} arms: {figures}."
+
+
+def _figures(one: Summary, base: str) -> str:
+    ratio, speed = one.speedup, one.tokens_per_second
+    assert ratio is not None
+    assert speed is not None
+    limits = ""
     if ratio.low is not None:
-        sentence += f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})"
-    else:
-        sentence += " (a single cell: nothing is known of the spread)"
-    sentence += f", {speed}."
-    if ratio.low is not None and ratio.low <= 1 <= (ratio.high or 0):
-        sentence += f" That is not told apart from {base}."
-    near = [shortened(one.arm) for one in ranked[1:] if _overlap(one, first)]
-    if near:
-        sentence += f" Its interval overlaps that of {_listed(near)}."
-    return sentence
+        limits = f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.mean:.2f} times {base}{limits}, {speed.median:.3g} tokens/s"
+
+
+def _counted(names: Sequence[str], num_all: int) -> str:
+    """By name if they are few, else by number."""
+    if len(names) <= MAX_NAMES:
+        return _listed(names)
+    return f"all {num_all} arms" if len(names) == num_all else f"{len(names)} of {num_all} arms"
 
 
 def _mean(summary: Summary) -> float:
@@ -231,17 +289,16 @@ def _mean(summary: Summary) -> float:
 
 
 def _overlap(one: Summary, other: Summary) -> bool:
-    """True if the intervals of the two speed-ups overlap."""
+    """Whether no difference is shown between them. An arm without an interval shows none."""
     a, b = one.speedup, other.speedup
     if a is None or b is None:
         return False
     if a.low is None or a.high is None or b.low is None or b.high is None:
-        return False
+        return True
     return a.low <= b.high and b.low <= a.high
 
 
-def _listed(names: Sequence[str], most: int = 4) -> str:
-    """Return the first `most` names as a list in words."""
+def _listed(names: Sequence[str], most: int = MAX_NAMES) -> str:
     shown = list(names[:most]) + ([f"{len(names) - most} others"] if len(names) > most else [])
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
@@ -272,10 +329,11 @@ def _equality(whole: Sequence[Summary]) -> str:
 def warnings(header: Header, rows: Sequence[Row], summaries: Sequence[Summary]) -> list[str]:
     """Return sentences that limit what the figures mean, one per kind of problem."""
     whole = overall(summaries)
+    num_compared = sum(one.speedup is not None for one in whole)
     return [
         *_simulated(header, {one.arm for one in whole}),
         *_missing(header, whole),
-        *(line for line in map(_kind, _kinds(whole)) if line),
+        *(line for kind in _kinds(whole) if (line := _kind(kind, num_compared))),
         *_load(header, [row for row in rows if row.stage == "main"]),
     ]
 
@@ -309,23 +367,30 @@ def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
     )
     yield (
         f"Speed-ups of fewer than {MIN_PROMPTS} cells, with too narrow an interval or none",
-        {arm: f"of {ratio.num_units}" for arm, ratio in ratios.items() if ratio.is_rough},
+        {arm: f"{ratio.num_units} {ratio.unit}" for arm, ratio in ratios.items() if ratio.is_rough},
     )
     yield (
         f"Intervals about these prompts and no others, since they are fewer than {MIN_PROMPTS}",
         {
-            arm: f"of {ratio.num_units}"
+            arm: f"{ratio.num_units} {ratio.unit}"
             for arm, ratio in ratios.items()
             if ratio.unit == "cells" and not ratio.is_rough
         },
     )
 
 
-def _kind(kind: tuple[str, dict[str, str]]) -> str:
-    """Return the sentence about one kind of problem; "" if no arm has it."""
+def _kind(kind: tuple[str, dict[str, str]], num_all: int) -> str:
+    """A sentence. Arms that are too many for their names are counted, by what is wrong."""
     words, arms = kind
-    named = [f"{shortened(arm)} ({number})" for arm, number in arms.items()]
-    return f"{words}: {_listed(named, most=8)}." if named else ""
+    if len(arms) <= MAX_WARNED:
+        named = [f"{shortened(arm)} ({number})" for arm, number in arms.items()]
+        return f"{words}: {_listed(named, MAX_WARNED)}." if named else ""
+    counts = Counter(arms.values())
+    if len(counts) == 1:
+        every = "all " if len(arms) == num_all else ""
+        return f"{words}: {every}{len(arms)} arms ({next(iter(counts))})."
+    counted = [f"{number} arm{'s' * (number != 1)} ({what})" for what, number in counts.items()]
+    return f"{words}: {_listed(counted, MAX_WARNED)}."
 
 
 def _simulated(header: Header, measured: Collection[str]) -> Iterable[str]:

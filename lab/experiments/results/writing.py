@@ -3,16 +3,17 @@
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from coordinator.cli.wrapping import wrapped
 from lab.experiments.folder import ANSWERS, REPORT, SUMMARY, Header, write_whole
 from lab.experiments.results.lateness import with_void_arms
 from lab.experiments.results.pictures import draw_all
-from lab.experiments.results.report import device_table, page, table, to_csv
+from lab.experiments.results.report import TERMINAL, device_table, page, table, to_csv
 from lab.experiments.results.summary import sound, summarize
 from lab.experiments.results.words import answers, warnings
 from lab.experiments.rows import Row, file_name
@@ -123,12 +124,16 @@ def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wan
         [
             table(summaries),
             *([f"\n{devices}\n"] if (devices := device_table(summaries)) else []),
-            *answers(header, summaries),
-            *warnings(header, rows, summaries),
-            f"{folder}: {', '.join(made)}",
-            *([wanted.traces] if wanted.traces else []),
+            *_wrapped(answers(header, summaries)),
+            *_wrapped(warnings(header, rows, summaries)),
+            *_wrapped([f"{folder}: {', '.join(made)}"]),
+            *_wrapped([wanted.traces] if wanted.traces else []),
         ]
     )
+
+
+def _wrapped(sentences: Iterable[str]) -> list[str]:
+    return [line for one in sentences for line in wrapped(one, TERMINAL)]
 
 
 def _write_answers(

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 from engine.choice.coupling import choose, rank_scored
-from engine.choice.coupling_on_gpu import capture_on
-from engine.choice.logit_graphs import USES_BEFORE, Captures
+from engine.choice.coupling_on_gpu import capture_on, choice_of, record_choices
+from engine.choice.logit_graphs import Captures
 from engine.choice.sampling import Sampling, candidates, scaled, to_host
 from engine.device import torch_device
 from engine.forward.graphs import recorder
@@ -59,7 +59,8 @@ def _measure(context: Context, cell: str, logits: torch.Tensor, sampling: Sampli
         wanted = run()
         capture_on(device, Captures(recorder(device)))
         try:
-            found = [run() for _ in range(USES_BEFORE + 2)]
+            record_choices((choice_of(sampling, 1.0, None),), logits, (len(logits),))
+            found = [run() for _ in range(2)]
             figures["captured_ms"] = typical(run, device, count=COUNT) * 1e3
         finally:
             capture_on(device, None)

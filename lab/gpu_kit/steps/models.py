@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from coordinator.api.config import MODELS
 from engine.device import torch_device
 from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.measure.timing import free_memory, typical
 from lab.testbeds.inflate import Shape, inflate
+from proto.installation import MODELS
 
 COPIES = 20
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from coordinator.launching.launcher import ROOT
 from lab.gpu_kit.steps.context import Context, run_step
+from proto.installation import ROOT
 
 FILES = {
     "engine": ("engine", "sharing"),

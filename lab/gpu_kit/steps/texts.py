@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
 
-from coordinator.launching.launcher import ROOT
 from coordinator.launching.mps import PIPE, VISIBLE
 from lab.experiments.command import NO_TABLES
 from lab.experiments.description import Experiment
@@ -26,6 +25,7 @@ from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.gpu_kit.steps.models import models_in
 from lab.gpu_kit.steps.versions import MPS_DAEMON
 from proto.errors import ConfigurationError
+from proto.installation import ROOT
 
 # -- mps -------------------------------------------------------------------------------------------
 
@@ -34,7 +34,7 @@ from proto.errors import ConfigurationError
 # Its pipe is in a folder of ours, so it affects only processes that are given this folder, and the
 # compute mode of the GPU is not changed.
 
-START_S, END_S, ASK_S = 20.0, 10.0, 5.0
+START_S, DAEMON_END_S, ASK_S = 20.0, 10.0, 5.0
 
 
 @contextmanager
@@ -104,12 +104,12 @@ def _ask(command: str, environment: dict[str, str]) -> bool:
 
 
 def _end(daemon: "subprocess.Popen[bytes]") -> None:
-    """Wait for the daemon to end; after END_S seconds terminate it, then kill it."""
+    """Wait for the daemon to end; after DAEMON_END_S seconds terminate it, then kill it."""
     ways: list[Callable[[], object]] = [daemon.poll, daemon.terminate, daemon.kill]
     for insist in ways:
         insist()
         try:
-            daemon.wait(END_S)
+            daemon.wait(DAEMON_END_S)
         except subprocess.TimeoutExpired:
             continue
         return
@@ -123,7 +123,7 @@ DRAFTER_CORES = range(4, 12)  # CPU cores of the drafter in the arms of `gpu` th
 PAIR_S = 60.0
 TOKEN_S = {"cuda": 0.007, "cpu": 0.03}
 SUMMARY_S = 10.0  # seconds of the step that are reserved for its work after the experiment
-END_S = 20.0  # seconds that the experiment's processes have to end
+EXPERIMENT_END_S = 20.0  # seconds that the experiment's processes have to end
 REHEARSAL = """\
 title = "A rehearsal of the GPU experiment on a CPU"
 repetitions = 1
@@ -155,7 +155,7 @@ def measure(context: Context) -> None:
     command += [*("--models", str(context.work), "--prompts", str(context.prompts))]
     command += [*("--set", f"target={models.target}", "--set", f"drafter={models.drafter}")]
     with _environment(context) as environment:
-        problem = _run(command, environment, context.limit_s - SUMMARY_S - END_S)
+        problem = _run(command, environment, context.limit_s - SUMMARY_S - EXPERIMENT_END_S)
     _summarise(context, folder)
     if folder.exists():
         with tarfile.open(packed, "w:gz") as archive:
@@ -204,7 +204,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], limit_s: float)
     except subprocess.TimeoutExpired:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=END_S)
+            process.communicate(timeout=EXPERIMENT_END_S)
             return "the time was up; the same command goes on with the texts that are left"
         process.kill()
         process.communicate()

@@ -18,10 +18,10 @@ import pytest
 from coordinator.api.config import PairConfig
 from coordinator.api.models import fetching
 from coordinator.api.models.fetching import Count, Download, Stopped
-from coordinator.api.models.settings import MODELS
 from coordinator.api.pair import Pair
 from coordinator.launching.launcher import Launcher
 from proto.errors import ModelError, NodeError
+from proto.installation import MODELS
 from proto.messages import Role
 from proto.node_config import FETCHING
 

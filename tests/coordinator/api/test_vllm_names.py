@@ -12,7 +12,7 @@ from tqdm import tqdm
 import coordinator.api.llm
 from coordinator import LLM, SamplingParams
 from coordinator.api import vllm as speculation
-from coordinator.api.config import MODELS, NGRAM, PairConfig
+from coordinator.api.config import NGRAM, PairConfig
 from coordinator.api.models import heads
 from coordinator.api.models.lengths import longest_of, shortened
 from coordinator.api.models.nodes import node_configs
@@ -20,6 +20,7 @@ from coordinator.api.params import MAX_TOKENS
 from coordinator.api.requests import Batch
 from coordinator.api.vllm import NOT_OURS, Bar, in_our_names
 from proto.errors import ConfigurationError
+from proto.installation import MODELS
 from proto.messages import Hello
 from tests.coordinator.api.scripted import Script, ScriptedPair
 

@@ -111,7 +111,7 @@ def test_the_help_says_what_the_field_says() -> None:
     app = typer.Typer()
     app.command()(generate)
     shown = " ".join(CliRunner().invoke(app, ["--help"]).output.replace("│", " ").split())
-    assert "ar (target alone), sync (draft K, wait for the verdict), pearl" in shown
+    assert "sync: draft K tokens, then wait until the target has verified them." in shown
     assert "ID:BIAS,..." in shown
     assert "--adaptive" in shown
     assert "--no-adaptive" in shown

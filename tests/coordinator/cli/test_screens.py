@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
-from typer.testing import CliRunner
 
 from coordinator.api.config import PairConfig
-from coordinator.cli.app import PROGRAM, command_line
-from coordinator.cli.help import EXAMPLES, examples
+from coordinator.cli import loading_screen
 from coordinator.cli.loading_screen import (
     READY,
     REPORT_S,
@@ -26,6 +23,7 @@ from coordinator.cli.loading_screen import (
     shown_bytes,
     size_of,
 )
+from coordinator.cli.wrapping import continued
 from coordinator.cli.writers import WIDTH, figures_in_short, figures_of_all, rounded, summary
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
@@ -210,13 +208,14 @@ def test_nodes_that_do_not_join_are_told_of_with_what_to_type_and_again_on_ctrl_
     at = f"tcp://{socket.gethostname()}:7"
     drafter = (
         f"  .venv/bin/python -m drafter_node --join {at} --keys keys --model a/head --revision v1 "
+        "--target a/large --max-num-seqs 9"
     )
-    drafter += "--target a/large --max-num-seqs 9"
+    target = f"  .venv/bin/python -m target_node --join {at} --keys keys --model ~/'my target'"
     note = "(--keys: a folder there with coordinator.key, ROLE.key, ROLE.key_secret)"
     assert out.getvalue().splitlines() == [
         "waiting for the target and the drafter; type on their hosts:",
-        f"  .venv/bin/python -m target_node --join {at} --keys keys --model ~/'my target'",
-        drafter,
+        *continued(target, WIDTH),
+        *continued(drafter, WIDTH),
         note,
     ]
     progress.say({Role.TARGET: READY, Role.DRAFTER: NOT_JOINED})
@@ -225,7 +224,7 @@ def test_nodes_that_do_not_join_are_told_of_with_what_to_type_and_again_on_ctrl_
     progress.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert out.getvalue().splitlines() == [
         "waiting for the drafter; type on its host:",
-        drafter,
+        *continued(drafter, WIDTH),
         note,
     ]
 
@@ -239,8 +238,8 @@ def test_what_to_type_on_this_host_has_no_keys_where_there_are_none() -> None:
     progress.say({Role.TARGET: READY, Role.DRAFTER: NOT_JOINED})
     assert out.getvalue().splitlines()[1:] == [
         "waiting for the drafter; type on its host:",
-        "  .venv/bin/python -m drafter_node --join tcp://127.0.0.1:7 --model a/head --revision v1 "
-        "--target a/large",
+        "  .venv/bin/python -m drafter_node --join tcp://127.0.0.1:7 --model a/head \\",
+        "      --revision v1 --target a/large",
     ]
     out.truncate(0)
     out.seek(0)
@@ -263,6 +262,21 @@ def test_a_node_that_loads_its_own_model_is_not_told_where_it_lies_here() -> Non
     assert all(len(line) < 80 for line in out.getvalue().splitlines())
 
 
+def test_an_installed_slipstream_names_its_own_command_for_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading_screen, "IS_CHECKOUT", False)
+    clock = Clock()
+    progress, out = elsewhere(clock)
+    progress.invite(None, replace(HEAD, model=PairConfig().drafter, revision=None, target=""))
+    for _ in range(2):
+        progress.say({Role.DRAFTER: NOT_JOINED})
+        clock.now += SAID_AFTER_S
+    assert out.getvalue().splitlines()[1:] == [
+        "  slipstream-drafter --join tcp://127.0.0.1:7",
+    ]
+
+
 def test_a_line_of_a_node_fits_80_columns() -> None:
     board = Board({Role.TARGET: Model("a/" + "long" * 30)})
     board.say({Role.TARGET: "loading weights on 16 devices"}, 0.0)
@@ -281,64 +295,3 @@ def test_the_size_of_a_model_is_what_its_files_say(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(content)
         assert size_of(Model(str(tmp_path))) == "2 kB"
     assert size_of(Model("nobody/has-this")) == ""
-
-
-def commands() -> list[str]:
-    app = command_line(())
-    return [str(info.name) for info in app.registered_commands]
-
-
-def shown_help(command: str, width: int) -> str:
-    runner = CliRunner()
-    done = runner.invoke(
-        command_line(()), [command, "--help"], env={"COLUMNS": str(width)}, prog_name="program"
-    )
-    assert done.exit_code == 0
-    return done.output
-
-
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("command", commands())
-def test_the_help_cuts_nothing_off_and_fits(command: str, width: int) -> None:
-    shown = shown_help(command, width)
-    assert max(map(len, shown.splitlines())) <= width
-    assert "…" not in shown
-    assert str(Path.cwd()) not in shown
-    assert "<" not in shown
-    flags = {
-        flag
-        for one in typer.main.get_command(command_line(())).commands[command].params  # type: ignore[attr-defined]
-        for flag in (*one.opts, *one.secondary_opts)
-        if flag.startswith("--")
-    }
-    assert flags <= set(re.findall(r"--[a-z-]+", shown))
-
-
-def test_the_help_of_generate_has_its_panels_in_order_and_ends_with_examples() -> None:
-    shown = shown_help("generate", 80)
-    titles = re.findall(r"╭─ ([A-Z][a-z ]+) ─", shown)
-    assert titles[1:6] == ["Models", "Sampling", "Speculation", "Devices", "Output"]
-    assert len(titles) == len(set(titles))
-    ending = shown[shown.rindex("╯") :]
-    assert "Examples:" in ending
-    assert "python -m coordinator generate" in ending
-    assert "default: models/target" in shown
-
-
-@pytest.mark.parametrize("command", ["generate", "demo"])
-def test_examples_stand_whole_below_the_help(command: str) -> None:
-    shown = shown_help(command, 80)
-    assert shown.endswith(f"\n{examples(command, PROGRAM)}\n\n")
-
-
-def test_the_lines_of_examples_fit() -> None:
-    for command in EXAMPLES:
-        lines = str(examples(command, PROGRAM)).splitlines()
-        assert all(len(line) <= 80 for line in lines), lines
-
-
-def test_every_setting_begins_with_a_short_sentence() -> None:
-    for command in typer.main.get_command(command_line(())).commands.values():  # type: ignore[attr-defined]
-        for one in getattr(command, "params", ()):
-            first = re.split(r"(?<=[.:;])\s", getattr(one, "help", None) or "")[0]
-            assert len(first) <= 60, f"{command.name} {one.name}: {first}"

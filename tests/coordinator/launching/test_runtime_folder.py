@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.launching.launcher import ROOT
 from coordinator.launching.runtime_folder import OWNER, PREFIX, RuntimeFolder
+from proto.installation import ROOT
 
 KILLED = """
 import os, signal

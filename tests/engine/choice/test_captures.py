@@ -10,8 +10,17 @@ import torch
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import chain_choice, rank_scored, row_keys
-from engine.choice.coupling_on_gpu import capture_on, choose_there, chosen_there, rank_there
-from engine.choice.logit_graphs import USES_BEFORE, Captures, Compute
+from engine.choice.coupling_on_gpu import (
+    Choice,
+    _captures,
+    capture_on,
+    choice_of,
+    choose_there,
+    chosen_there,
+    rank_there,
+    record_choices,
+)
+from engine.choice.logit_graphs import Captures, Compute
 from engine.choice.sampling import Sampling
 from engine.executor import ModelExecutor
 from engine.forward.forward import FEWEST_PROMPT_ROWS, Layers
@@ -33,7 +42,9 @@ class Recorder:
         self.num_recorded = self.num_replayed = 0
         self.is_broken = False
 
-    def __call__(self, compute: Compute, integers: torch.Tensor) -> Compute:
+    def __call__(
+        self, compute: Compute, integers: torch.Tensor, *, is_warm: bool = False
+    ) -> Compute:
         if self.is_broken:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.num_recorded += 1
@@ -56,6 +67,12 @@ def recorder() -> Iterator[Recorder]:
     capture_on(CPU, None)
 
 
+def record(sampling: Sampling) -> None:
+    """As at load: what `choices` makes of one setting."""
+    kinds = (choice_of(sampling, 1.0, None), choice_of(sampling, 1.0, None, 3))
+    record_choices(kinds, some_logits(4, 500), (4,))
+
+
 def choices(sampling: Sampling, seeds: Sequence[int]) -> list[object]:
     found: list[object] = []
     for seed in seeds:
@@ -69,30 +86,26 @@ def choices(sampling: Sampling, seeds: Sequence[int]) -> list[object]:
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_recorded_choices_are_those_that_are_not(sampling: Sampling) -> None:
-    seeds = range(USES_BEFORE + 3)
+def test_recorded_choices_are_those_that_are_not(sampling: Sampling, recorder: Recorder) -> None:
+    seeds = range(5)
     wanted = choices(sampling, seeds)
-    made = Recorder()
-    capture_on(CPU, Captures(made))
-    try:
-        assert choices(sampling, seeds) == wanted
-    finally:
-        capture_on(CPU, None)
+    assert (recorder.num_recorded, recorder.num_replayed) == (0, 0), "nothing is unless it is asked"
+    record(sampling)
+    record(sampling)
+    assert choices(sampling, seeds) == wanted
     # One for each of the two, whatever the keys and the temperature.
-    assert (made.num_recorded, made.num_replayed) == (2, 2 * 3)
+    assert (recorder.num_recorded, recorder.num_replayed) == (2, 2 * len(seeds))
 
 
 def test_choices_that_cannot_be_recorded_are_made_all_the_same(recorder: Recorder) -> None:
     recorder.is_broken = True
-    found = choices(Sampling(0.8), range(6))
+    record(Sampling(0.8))
+    found = choices(Sampling(0.8), range(3))
     recorder.is_broken = False
-    assert choices(Sampling(0.8), range(6)) == found  # and not tried again
-    assert recorder.num_recorded == 0
-    others = choices(Sampling(1.0, top_k=20), range(6))
-    assert recorder.num_recorded == 2
+    assert choices(Sampling(0.8), range(3)) == found
+    assert (recorder.num_recorded, recorder.num_replayed) == (0, 0)
     capture_on(CPU, None)
-    assert found == choices(Sampling(0.8), range(6))
-    assert others == choices(Sampling(1.0, top_k=20), range(6))
+    assert found == choices(Sampling(0.8), range(3))
 
 
 def executor(folder: Path) -> ModelExecutor:
@@ -146,7 +159,7 @@ def test_a_chain_that_cannot_be_recorded_is_not_offered(
     assert isinstance(backend, engine.forward.graphs.GraphBackend)
     backend._chains.clear()
 
-    def fails(*_: object) -> Compute:
+    def fails(*_: object, **__: object) -> Compute:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(backend, "_record", fails)
@@ -237,8 +250,94 @@ def test_recordings_share_a_stream_which_is_left_whatever_happens(device: StandI
     assert device.current is device.usual
 
 
+@pytest.mark.parametrize(
+    ("options", "num_failing", "num_runs"),
+    [({}, 0, 3), ({"is_warm": True}, 0, 1), ({"is_warm": True}, 1, 1 + 3)],
+)
+def test_what_is_warm_is_recorded_at_once_and_if_that_fails_once_more(
+    options: dict[str, bool], num_failing: int, num_runs: int, device: StandIn
+) -> None:
+    ran: list[int] = []
+
+    def compute(there: torch.Tensor) -> torch.Tensor:
+        ran.append(len(ran))
+        if len(ran) <= num_failing:
+            raise RuntimeError("a library prepares a kernel")
+        return there + 1
+
+    rows = torch.zeros(5, 1, dtype=torch.int64)
+    replay = engine.forward.graphs.recorder(CPU)(compute, rows, **options)
+    assert torch.equal(replay(rows + 4), rows + 5)
+    assert len(ran) == num_runs
+    assert device.current is device.usual
+
+
 def test_what_waits_for_the_host_cannot_be_recorded(device: StandIn) -> None:
     record = engine.forward.graphs.recorder(CPU)
     with pytest.raises(RuntimeError, match="when stream is capturing"):
         record(lambda there: there + int(there.sum()), torch.ones(4, dtype=torch.int64))
     assert device.current is device.usual
+
+
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "kernel by kernel"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_choice_has_as_many_rows_whether_it_is_recorded_or_not(
+    *, is_recorded: bool, in_place: bool
+) -> None:
+    # A GPU's kernels, and so the last bits of a sum, are chosen by the number of rows.
+    num_rows: list[int] = []
+
+    def work(logits: torch.Tensor, integers: torch.Tensor) -> torch.Tensor:
+        num_rows.append(len(logits))
+        return logits + integers[: len(logits), None]
+
+    place = torch.zeros(4, 5)
+    recorder = Recorder()
+    captures = Captures(recorder if is_recorded else None, (1, 4), place)
+    logits = place[1:3] if in_place else torch.empty(2, 5)
+    captures.record("work", work, logits, torch.tensor([7, 8, 9]))
+    assert recorder.num_recorded == is_recorded
+    for _ in range(4):
+        logits.copy_(torch.randn(2, 5))
+        found = captures.run("work", work, logits, torch.tensor([7, 8, 9]))
+        assert torch.equal(found, logits + torch.tensor([[7], [8]]))
+    assert set(num_rows) == {4}
+
+
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+@pytest.mark.parametrize("fixed_rows", [None, 4])
+def test_a_backend_without_recordings_records_no_choice_also_behind_one_with_them(
+    backend: str, fixed_rows: int | None, device: StandIn, tmp_path: Path
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    ModelExecutor(loaded, NUM_SLOTS, backend="graphs", row_counts=(1,))
+    other = ModelExecutor(loaded, NUM_SLOTS, backend=backend, fixed_rows=fixed_rows)
+    num_captures = device.num_captures
+    found = []
+    for num_rows in (4, 1, 2) * 4:
+        logits = some_logits(4, 199, 0)[:num_rows]
+        found.append(choose_there(logits, Sampling(0.8), row_keys(3, 0, range(num_rows))))
+    assert device.num_captures == num_captures
+    assert found[3:] == found[:-3]
+    assert other.backend == backend
+    captures = _captures.get(CPU)
+    assert (captures is None) is (fixed_rows is None), "left by the backend that was there before"
+
+
+def test_reproducible_choices_have_the_rows_of_a_pass(
+    device: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    ModelExecutor(loaded, NUM_SLOTS, backend="fused", fixed_rows=4)
+    seen: list[int] = []
+    of = Choice.of
+
+    def spied(choice: Choice, logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        seen.append(len(logits))
+        return of(choice, logits, inputs)
+
+    monkeypatch.setattr(Choice, "of", spied)
+    for num_rows in (1, 2, 4):
+        logits = some_logits(4, 199, 0)[:num_rows]
+        choose_there(logits, Sampling(0.8), row_keys(3, 0, range(num_rows)))
+    assert seen == [4, 4, 4]

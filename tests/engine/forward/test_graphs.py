@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError, OutOfMemory
-from engine.executor import CAPTURED_AT_LOAD, ModelExecutor
+from engine.executor import ModelExecutor
 from engine.forward.graphs import Compute, GraphBackend, captured_len
 from engine.forward.masks import Masks, as_words, from_words
 from engine.layout.slots import Feed
@@ -35,7 +35,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     outputs: list[torch.Tensor] = []
 
-    def record(compute: Compute, rows: torch.Tensor) -> Compute:
+    def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
         made.append(rows.shape[1])
         there = rows.clone()
         # A recording knows no inference mode, in which its constants would have to be made.
@@ -105,32 +105,93 @@ def test_all_common_shapes_are_recorded_at_load(tmp_path: Path, recordings: list
             graphs.run(Feed((5,) * num_rows, where, where, start, masks), range(num_rows))
     assert len(recordings) == recorded
     assert graphs.num_uncaptured == 0
-    assert captured_len(CAPTURED_AT_LOAD) == CAPTURED_AT_LOAD
 
 
-def test_what_is_not_recorded_at_load_is_counted_and_may_fail(
-    tmp_path: Path, recordings: list[int], monkeypatch: pytest.MonkeyPatch
+def test_the_longest_is_recorded_first_and_people_are_told_how_far_it_is(
+    tmp_path: Path, recordings: list[int]
+) -> None:
+    _, graphs = pair(make_model("llama", tmp_path))
+    backend = graphs._backend
+    assert isinstance(backend, GraphBackend)
+    backend._recorded.clear()
+    said: list[str] = []
+    graphs.warm_up((), say=said.append)
+    made = list(backend._recorded)
+    shapes = [(1, num_rows) for num_rows in reversed(ROW_COUNTS)]
+    assert made == [(shape, length) for length in (448, 384, 256) for shape in shapes]
+    assert said[:9] == [f"recording passes: {number} of 9" for number in range(9)]
+
+
+def test_lengths_of_many_thousands_of_slots_are_recorded_at_load_too(
+    tmp_path: Path, recordings: list[int]
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    graphs = make_executor(loaded, 5000, backend="graphs", row_counts=(1,))
+    graphs.warm_up(())
+    before = len(recordings), graphs.num_uncaptured
+    for slot in (3, 700, 1500, 4095, 4097, 4999):
+        graphs.run(Feed((5,), (3,), (slot,), slot, (1,)), (0,))
+    assert (len(recordings), graphs.num_uncaptured) == before
+    assert graphs.num_late == 0
+
+
+def test_what_is_not_recorded_at_load_is_never_recorded_and_counted(
+    tmp_path: Path, recordings: list[int]
 ) -> None:
     reference, graphs = pair(make_model("llama", tmp_path))
-    monkeypatch.setattr("engine.executor.CAPTURED_AT_LOAD", 256)
     graphs.warm_up(())
     backend = graphs._backend
     assert isinstance(backend, GraphBackend)
-
-    def fails(*_: object) -> Compute:
-        raise RuntimeError("out of memory")
-
+    del backend._recorded[(1, 1), 384]
+    num_recorded = len(recordings)
     where = tuple(range(300))
     for executor in (reference, graphs):
         executor.run(Feed((7,) * 300, where, where, 0, None), ())
-    for _ in range(2):
-        graphs.run(Feed((5,), (300,), (300,), 300, (1,)), (0,))
-        assert graphs.num_uncaptured == 1
-    backend._record = fails
-    two = Feed((5, 6), (300, 301), (300, 301), 300, (1, 3))
-    for number in (3, 4):
-        assert difference(graphs.run(two, (0, 1)), reference.run(two, (0, 1))) < 1e-5
-        assert graphs.num_uncaptured == number
+    one = Feed((5,), (300,), (300,), 300, (1,))
+    for number in (1, 2):
+        assert difference(graphs.run(one, (0,)), reference.run(one, (0,))) < 1e-5
+        assert (graphs.num_uncaptured, graphs.num_late) == (number, 0)
+    assert len(recordings) == num_recorded
+
+
+def test_a_recording_after_load_is_counted_and_logged(
+    tmp_path: Path, recordings: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, graphs = pair(make_model("llama", tmp_path))
+    graphs.warm_up(())
+    backend = graphs._backend
+    assert isinstance(backend, GraphBackend)
+    with caplog.at_level("INFO", logger="engine.forward.graphs"):
+        backend._record(lambda there: there + 1, torch.zeros(1, 1, dtype=torch.int64))
+    assert graphs.num_late == 1
+    assert "recording 1 after load" in caplog.text
+
+
+@pytest.mark.parametrize("capacity", [64, 100, 300, 361, 424])
+def test_the_mask_of_a_gpu_has_a_width_that_its_kernels_take(
+    capacity: int, tmp_path: Path, recordings: list[int]
+) -> None:
+    folder = make_model("llama", tmp_path)
+    reference = make_executor(load_model(str(folder)), capacity, num_lanes=2, backend="reference")
+    graphs = make_executor(
+        *(load_model(str(folder)), capacity),
+        num_lanes=2,
+        backend="graphs",
+        row_counts=(1, 4),
+    )
+    graphs.warm_up(())
+    last = tuple(range(capacity - 3, capacity))
+    for executor in (reference, graphs):
+        where = tuple(range(last[0]))
+        executor.run(Feed((7,) * len(where), where, where, 0, None, 1), ())
+    feed = Feed((5, 6, 7), last, last, last[0], (1, 3, 7), 1)  # and a row that fills it up
+    laid_out = graphs.lay_out([feed], [range(3)])
+    assert laid_out.num_visible % 8 == 0
+    assert difference(graphs.forward(laid_out).logits, reference.run(feed, range(3))) < 1e-5
+    assert (graphs.num_uncaptured, graphs.num_late) == (0, 0)
+    unseen = graphs.lanes.first_slot(1) + capacity
+    cache = graphs._backend.cache  # type: ignore[union-attr]
+    assert not cache[:, :, unseen : graphs.lanes.first_slot(1) + laid_out.num_visible].any()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +208,7 @@ def test_a_recording_that_fails_at_load_is_one_line(
     tmp_path: Path,
     recordings: list[int],
 ) -> None:
-    def fails(*_: object) -> Compute:
+    def fails(*_: object, **__: object) -> Compute:
         raise RuntimeError(words)
 
     _, graphs = pair(make_model("llama", tmp_path))

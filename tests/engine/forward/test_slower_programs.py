@@ -22,7 +22,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     found: list[int] = []
 
-    def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    def uncompiled(module: torch.nn.Module, _: object) -> torch.nn.Module:
         module.register_forward_pre_hook(lambda _, inputs: found.append(len(inputs[0])))
         return module
 

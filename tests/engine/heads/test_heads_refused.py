@@ -74,7 +74,7 @@ def test_a_medusa_head_of_another_width_is_refused(tmp_path: Path, target: Path)
     saved = medusa()
     files = {name: t[:32, :32] if t.dim() == 2 else t[:32] for name, t in saved.files.items()}
     line = refusal(replace(saved, files=files).save(tmp_path), target)
-    assert line.startswith("medusa_lm_head.safetensors: 0.0.linear.weight is [32, 32], but by ")
+    assert line.startswith("medusa_lm_head.safetensors: 0.0.linear.weight is [32, 32], but for ")
     assert "must be [64, 64]" in line
 
 

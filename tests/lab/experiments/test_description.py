@@ -105,6 +105,19 @@ def test_a_peer_on_our_engine_may_run_on_simulated_devices_in_a_process_for_each
     assert len({host_of(arm) for arm in found.values()}) == 4
 
 
+def test_a_peer_may_sample_as_a_pair_does_and_greedy_choice_needs_no_filter() -> None:
+    filters = {"top_k": 20, "top_p": 0.9, "min_p": 0.1}
+    found = arms(
+        {"peer": ["one_process", "vllm"], **filters, "temperature": 0.8},
+        {"peer": "huggingface", "top_k": 20, "top_p": 0.9, "temperature": 0.8},
+        {"peer": "llamacpp", "top_k": 20, "min_p": 0.1, "temperature": 0.8},
+        {"peer": "llamacpp", "top_k": 20, "top_p": 0.9, "temperature": 1.0},
+        {"name": "greedy", "peer": ["huggingface", "llamacpp"], **filters, "temperature": 0.0},
+        {"name": "drafts", "peer": "vllm", "mode": "assisted", **filters, "temperature": 0.0},
+    )
+    assert len(found) == 8
+
+
 def test_a_pair_has_room_for_the_texts_at_once_and_its_drafter_is_not_started_again() -> None:
     one, four = arms({"texts_at_once": [1, 4]}).values()
     assert [one.pair.num_seqs, four.pair.num_seqs] == [1, 4]
@@ -157,6 +170,42 @@ def test_a_pair_has_room_for_the_texts_at_once_and_its_drafter_is_not_started_ag
 )
 def test_a_file_that_cannot_work_is_refused_in_one_line(table: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigurationError, match="^" + line.replace("'", ".")) as caught:
+        arms(table)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (
+            {"peer": "huggingface", "repetition_penalty": 1.1},
+            "arm 'huggingface': huggingface has no repetition",
+        ),
+        ({"peer": "llamacpp", "logit_bias": "5:1"}, "arm 'llamacpp': llamacpp has no logit_bias"),
+        ({"peer": "vllm", "stop": "x"}, "arm 'vllm': vllm has no stop; a peer always writes max_"),
+        ({"peer": "vllm", "ignore_eos": False}, "arm 'vllm': vllm has no ignore_eos; a peer"),
+        (
+            {"peer": "huggingface", "temperature": 1, "top_p": 0.9, "min_p": 0.1},
+            "arm 'huggingface': huggingface applies top_p before min_p, a pair after it",
+        ),
+        (
+            {"peer": "llamacpp", "temperature": 1, "top_p": 0.9, "min_p": 0.1},
+            "arm 'llamacpp': llamacpp applies top_p before min_p, a pair after it",
+        ),
+        (
+            {"peer": "llamacpp", "temperature": 0.8, "top_p": 0.9},
+            "arm 'llamacpp': llamacpp applies top_p before the temperature",
+        ),
+        (
+            {"peer": "vllm", "mode": "lookup", "temperature": 1, "min_p": 0.1},
+            "arm 'vllm': vllm has no min_p when it drafts",
+        ),
+    ],
+)
+def test_a_peer_is_not_asked_for_what_it_would_leave_out_or_apply_differently(
+    table: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigurationError, match="^" + line) as caught:
         arms(table)
     assert "\n" not in str(caught.value)
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api.config import MODELS
 from engine.choice.sampling import Sampling
 from lab.experiments.description import experiment
 from lab.experiments.engines import PeerEngine, Written, host_of, written_by_a_peer
 from lab.experiments.peers.one_process import Model, OneProcess, answer, devices_of, loaded
 from lab.synthetic import model
 from lab.synthetic.executor import SyntheticExecutor
+from proto.installation import MODELS
 
 GREEDY, SAMPLED = Sampling(), Sampling(0.8)
 

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from lab.experiments.description import Arm, experiment
-from lab.experiments.results.predictions import Decoding, costs_of, predict, simulated_costs
+from lab.experiments.results.predictions import (
+    Decoding,
+    costs_of,
+    predict,
+    simulated_costs,
+    too_slow,
+)
 from lab.experiments.rows import Row
 from rehearsal.acceptance import chances, drawn
 from rehearsal.planning import Figures, rehearse
@@ -82,6 +88,19 @@ def test_what_was_not_measured_enough_or_is_void_is_not_predicted() -> None:
     assert set(predict(arms, rows, TRACE)) == {arm.name for arm in arms[:4]}
     void = [row(one.arm, 0, figures=one.figures, void="late") for one in rows[1:3]]
     assert predict(arms, [rows[0], *void, *rows[3:]], TRACE) == {}
+
+
+@pytest.mark.parametrize("drafter_s", [0.004, 0.012, 0.001])
+def test_a_simulation_that_is_slower_than_what_was_measured_is_too_slow(drafter_s: float) -> None:
+    arms = made()[1:]
+    syncs = [(arm.speculation, Decoding.of([as_measured(arm)])) for arm in arms]
+    drafter = NodeCosts(Forwards(((1, drafter_s),)), hop_s=0.003)
+    for miss in too_slow(arms[0].pair, (TARGET, drafter), syncs, TRACE):
+        if drafter_s == 0.004:
+            assert miss == pytest.approx(0.0, abs=0.01)
+        else:
+            assert (miss > 0.02) == (drafter_s > 0.004)
+            assert (miss < -0.02) == (drafter_s < 0.004)
 
 
 @pytest.mark.long

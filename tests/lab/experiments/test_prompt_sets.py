@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.api.chat import ChatTemplate
-from coordinator.api.config import MODELS
 from coordinator.api.prompts import Tokenization
 from lab.experiments.command import SHIPPED
 from lab.experiments.prompt_sets import Conversation, Prompt, read
 from proto.errors import ConfigurationError
+from proto.installation import MODELS
 
 
 def lines(path: Path, *records: object) -> Path:

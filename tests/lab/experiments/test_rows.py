@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from coordinator.text.metrics import Metrics, SessionCounts
@@ -15,6 +15,7 @@ from lab.experiments.rows import (
     RowFile,
     as_line,
     complete,
+    file_name,
     from_line,
     read,
 )
@@ -133,3 +134,17 @@ def test_a_row_with_a_field_of_a_wrong_type_is_no_row(
 
 def test_there_is_a_wrong_type_for_every_field_of_a_row() -> None:
     assert set(WRONG) == {one.name for one in dataclasses.fields(Row)}
+
+
+def test_every_arm_has_a_file_name_of_its_own() -> None:
+    names = ("a/b", "a b", "a_b", "a+b", "a:b", "a%2Fb", "a%b", "a\\b", "A b", "å b")
+    files = [file_name(name) for name in names]
+    assert len(set(files)) == len(names)
+    assert not any(character in file for file in files for character in '/\\: "')
+    assert file_name("sync K=2 T=0.8, één") == "sync+K=2+T=0.8,+één"
+
+
+@given(st.text(), st.text())
+def test_only_equal_names_share_a_file_name(one: str, other: str) -> None:
+    assume(not any("\ud800" <= letter <= "\udfff" for letter in one + other))
+    assert (file_name(one) == file_name(other)) == (one == other)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.api.config import MODELS
 from coordinator.api.prompts import Tokenization
 from lab.experiments.description import Arm, Experiment, experiment
 from lab.experiments.engines import Engine, Warm, Written, host_of
@@ -15,6 +14,7 @@ from lab.experiments.prompt_sets import Conversation, Prompt
 from lab.experiments.rows import Key, Row, RowFile, was_disturbed
 from lab.experiments.runner import Job, Runner, Step
 from proto.errors import NodeError, OutputError
+from proto.installation import MODELS
 
 PROMPTS = [Prompt((f"x = {number}",), str(number), "c") for number in range(3)]
 

@@ -1,5 +1,6 @@
 """What steps of the kit run: the engine's own attention, tests that are there, what texts say."""
 
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,3 +56,29 @@ def test_texts_say_what_the_host_of_the_target_takes() -> None:
         for host_ms in (0.2, 0.3, 0.9)
     ]
     assert texts.figures(rows, ())["host_ms"] == 0.3
+
+
+class _Stubborn:
+    """A daemon that does not end; it notes how it is told to, and how long is waited."""
+
+    def __init__(self) -> None:
+        self.noted: list[str | float] = []
+
+    def poll(self) -> None:
+        self.noted.append("poll")
+
+    def terminate(self) -> None:
+        self.noted.append("terminate")
+
+    def kill(self) -> None:
+        self.noted.append("kill")
+
+    def wait(self, limit_s: float) -> None:
+        self.noted.append(limit_s)
+        raise subprocess.TimeoutExpired("daemon", limit_s)
+
+
+def test_a_daemon_that_does_not_end_has_its_own_time_limit_and_not_that_of_the_texts() -> None:
+    daemon: Any = _Stubborn()
+    texts._end(daemon)
+    assert daemon.noted == ["poll", 10.0, "terminate", 10.0, "kill", 10.0]

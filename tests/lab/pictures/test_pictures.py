@@ -1,17 +1,25 @@
 """The pictures of the README: what a terminal shows, and two policies side by side."""
 
+import dataclasses
+import json
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
+from lab.experiments.folder import FILE, ROWS
+from lab.experiments.results import curves
+from lab.experiments.rows import RowFile
+from lab.pictures import __main__ as program
 from lab.pictures import rounds, screen
 from lab.plan.figure import empty
+from lab.records import from_json
 from lab.trace.critical_path import Path as PathOfText
 from lab.trace.critical_path import Round
 from lab.trace.reading import Forward, Process, Trace
 from proto.errors import ConfigurationError
+from tests.lab.experiments.results.made_up import Truth, arm, header, measured
 
 GREEN = "\x1b[32mgreen\x1b[0m"
 
@@ -70,9 +78,52 @@ def test_as_much_time_is_drawn_of_each_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "paths_of", lambda trace: [trace.about["path"]])
+    traces = {"sync": trace(10.0), "tree": trace(5.0)}
+    found = rounds.rounds_of(traces, "a title", ("nothing is simulated",))
+    kept = from_json(rounds.Rounds, json.dumps(dataclasses.asdict(found)))
+    assert kept == found
     figure = empty(tmp_path / "x.png")
-    rounds.draw(figure, {"sync": trace(10.0), "tree": trace(5.0)})
+    rounds.draw(figure, kept)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["sync: 10 tokens in 50 ms", "tree: 20 tokens in 50 ms"]
     assert [len(axes.texts) for axes in figure.axes] == [5, 10]
     assert figure.axes[-1].get_xlim() == (0.0, 50.0)
+    assert figure.get_suptitle() == "a title\nnothing is simulated"
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == [*rounds.LABELS.values(), rounds.VERDICT_LABEL]
+
+
+def test_what_is_kept_draws_the_pictures_again(tmp_path: Path) -> None:
+    for name in ("rounds", *program.EXPERIMENTS):
+        kept = program.ROOT / "docs" / "pictures" / f"{name}.json"
+        (tmp_path / kept.name).write_bytes(kept.read_bytes())
+    program.pictures(out=tmp_path, redraw=True)
+    assert len(list(tmp_path.glob("*.png"))) == len(program.EXPERIMENTS) + 1
+    with pytest.raises(ConfigurationError, match="NAMES"):
+        program.pictures(["demo"], out=tmp_path, redraw=True)
+
+
+def test_the_picture_of_an_experiment_is_drawn_of_data_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms, truths = [arm("ar", "")], {"ar": Truth(1)}
+    for k in (2, 4):
+        arms.append(arm(f"sync {k}", num_speculative_tokens=k))
+        truths[f"sync {k}"] = Truth(1.2, 0.7, k)
+
+    def run(command: list[str], *_: object) -> str:
+        folder = Path(command[-1])
+        made = header(arms, x="num_speculative_tokens")
+        (folder / FILE).write_text(json.dumps(dataclasses.asdict(made)), encoding="utf-8")
+        RowFile(folder / ROWS).append(measured(truths))
+        return ""
+
+    monkeypatch.setattr(screen, "record", run)
+    program.experiment("hop", tmp_path)
+    kept = from_json(curves.Curves, (tmp_path / "hop.json").read_text(encoding="utf-8"))
+    assert [point.x for point in kept.lines[0].points] == [2, 4]
+    assert (tmp_path / "hop.png").read_bytes().startswith(b"\x89PNG")
+    arms[2:] = []
+    with pytest.raises(ConfigurationError, match="drew nothing"):
+        program.experiment("hop", tmp_path)

@@ -43,8 +43,8 @@ def test_the_table_has_every_policy_and_says_what_to_use(
 def test_the_help_says_how_often_further_choices_are_right() -> None:
     words = Texts.model_fields["acceptance"].description
     assert words is not None
-    assert f"the second has {SECOND_RANK} of what is left" in words
-    assert f"further one {NEXT_RANK} of that" in words
+    assert f"the second choice has {SECOND_RANK} of the rest" in words
+    assert f"further one {NEXT_RANK} of what is left" in words
 
 
 def test_where_speculation_does_not_pay_that_is_said_plainly(
@@ -171,4 +171,4 @@ def test_a_figure_needs_matplotlib_and_says_so_before_anything_is_rehearsed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run_plan(monkeypatch, *COSTS, "--plot", "x.png") == EXIT_USAGE
-    assert "needs matplotlib" in capsys.readouterr().err
+    assert "--plot needs the package `matplotlib`" in capsys.readouterr().err

@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from coordinator.cli.app import command_line, run
-from coordinator.launching.launcher import ROOT
 from lab.plan.command import plan
+from proto.installation import ROOT
 
 pytestmark = pytest.mark.long
 

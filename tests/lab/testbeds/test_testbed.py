@@ -11,10 +11,10 @@ import transformers as hf
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from coordinator.api.config import MODELS
 from coordinator.cli.app import EXIT_FAILED, EXIT_USAGE, command_line, run
 from lab.testbeds import command as module
 from lab.testbeds.shapes import LIKE, Like, Published, num_held, num_read
+from proto.installation import MODELS
 from tests.tiny_models import make_model
 
 NUM_TOKENS = 128
@@ -67,7 +67,7 @@ def test_four_times_the_layers_and_twice_the_width_say_the_same(
     weights = [load_file(path) for path in (out / "target").glob("*.safetensors")]
     num_parameters = sum(tensor.numel() for file in weights for tensor in file.values())
     assert f"bed/target: {num_parameters / 1e6:.1f} M parameters in float32" in said
-    assert "12 layers,\n  128 wide, 4 heads of 16, 2 of them with keys" in said
+    assert "12 layers,\n  128 wide, 4 heads of 16, 2 key and value heads" in said
     assert {path.name for path in out.iterdir()} == {"target"}
 
 

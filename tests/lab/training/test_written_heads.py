@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from lab.training.evaluate_heads import NUM_DRAFTS, head_hits, own_text
 from lab.training.heads import DRAFT_VOCAB_SIZE, FILES, NUM_MEDUSA_HEADS, load_head
-from lab.training.train import HERE, load_written
+from lab.training.train import load_written
+from proto.installation import MODELS
 
 H, KEYS, MLP, VOCAB = 384, 192, 1024, 4096
 MAX_BYTES = 24_000_000  # together
@@ -90,7 +91,7 @@ PROMPT = "import os\n\n\nclass Reader:\n    def __init__(self, path):\n        s
 
 def tensors_of(name: str) -> dict[str, torch.Tensor]:
     """All of a head's, by name."""
-    with safe_open(HERE / name / FILES[name], framework="pt") as file:
+    with safe_open(MODELS / name / FILES[name], framework="pt") as file:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
 
@@ -105,12 +106,12 @@ def test_a_head_has_the_tensors_of_its_layout_and_no_others(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_configuration_has_the_fields_of_published_ones(name: str) -> None:
-    config = json.loads((HERE / name / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((MODELS / name / "config.json").read_text(encoding="utf-8"))
     assert {key: config.get(key) for key in FIELDS[name]} == FIELDS[name]
 
 
 def test_the_heads_are_small_enough_to_be_kept() -> None:
-    sizes = [file.stat().st_size for name in FILES for file in (HERE / name).iterdir()]
+    sizes = [file.stat().st_size for name in FILES for file in (MODELS / name).iterdir()]
     assert sum(sizes) <= MAX_BYTES
 
 
@@ -121,8 +122,8 @@ def test_the_two_maps_of_the_vocabulary_agree() -> None:
 
 
 def test_the_heads_are_right_about_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = load_written(HERE / "target")
-    tokenizer = Tokenizer.from_file(str(HERE / "target" / "tokenizer.json"))
+    target = load_written(MODELS / "target")
+    tokenizer = Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
     prompt = torch.tensor([tokenizer.encode(PROMPT).ids])
     monkeypatch.setattr("lab.training.evaluate_heads.PROMPT_LEN", prompt.shape[1])
     monkeypatch.setattr("lab.training.evaluate_heads.TEXT_LEN", 64)
@@ -131,7 +132,7 @@ def test_the_heads_are_right_about_their_target(monkeypatch: pytest.MonkeyPatch)
         noise = torch.zeros(()).expand(1, 64, VOCAB)
         text = own_text(target, prompt, noise)
         for name in FILES:
-            hits = head_hits(load_head(name, target, HERE / name), target, text, noise)
+            hits = head_hits(load_head(name, target, MODELS / name), target, text, noise)
             assert hits.shape == (1, 64 - NUM_DRAFTS + 1, NUM_DRAFTS)
             rates[name] = float(hits[..., 0].float().mean())
     assert {name for name, rate in rates.items() if rate < MIN_HITS[name]} == set(), rates

@@ -1,15 +1,17 @@
 """Pictures: those for which there is something to see, and what they say."""
 
+import dataclasses
+import json
 import struct
 
 import pytest
 
-from lab.experiments.folder import ArmRecord
-from lab.experiments.results import pictures
-from lab.experiments.results import pictures as canvas
-from lab.experiments.results.summary import summarize
+from lab.experiments.results import canvas, curves, pictures
+from lab.experiments.results.summary import overall, summarize
+from lab.experiments.results.words import facts
+from lab.records import from_json
 from proto.policies import POLICIES
-from tests.lab.experiments.results.made_up import Truth, arm, header, measured
+from tests.lab.experiments.results.made_up import RUN, Truth, arm, header, measured
 
 TRUTHS = {"ar": Truth(1), "sync": Truth(1.4, 0.7, 4), "tree": Truth(1.8, 0.8, 8)}
 
@@ -52,7 +54,7 @@ def test_the_same_rows_make_the_same_bytes() -> None:
 
 
 def test_many_arms_make_a_longer_picture_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canvas, "MAX_ROWS", 6)
+    monkeypatch.setattr(pictures, "MAX_ROWS", 6)
     heights = []
     for number in (2, 6, 9):
         names = [f"sync {k}" for k in range(number)]
@@ -64,15 +66,54 @@ def test_many_arms_make_a_longer_picture_up_to_a_limit(monkeypatch: pytest.Monke
 
 
 def test_a_line_that_goes_through_one_is_marked_where_it_does() -> None:
-    assert pictures.crossings([0, 10, 20], [1.5, 1.25, 0.75]) == [(15.0, True)]
-    assert pictures.crossings([1, 3], [0.5, 1.5]) == [(2.0, False)]
-    assert pictures.crossings([0, 10], [1.5, 1.2]) == []
+    assert curves.crossings([0, 10, 20], [1.5, 1.25, 0.75]) == [(15.0, True)]
+    assert curves.crossings([1, 3], [0.5, 1.5]) == [(2.0, False)]
+    assert curves.crossings([0, 10], [1.5, 1.2]) == []
 
 
 def test_a_policy_looks_the_same_in_every_experiment() -> None:
-    peer = ArmRecord("hf", {"peer": "huggingface"})
-    alone, beside = canvas.looks([arm("tree")]), canvas.looks([peer, arm("sync"), arm("tree")])
+    alone, beside = canvas.looks(["tree"]), canvas.looks(["huggingface plain", "sync", "tree"])
     assert alone["tree"] == beside["tree"]
     assert set(beside) == {*POLICIES, "huggingface plain"}
     assert len({look.colour for look in beside.values()}) == len(beside)
     assert len({look.mark for look in beside.values()}) == len(beside)
+
+
+def test_what_a_line_picture_shows_can_be_kept_and_drawn_again() -> None:
+    arms = [arm("ar", "")]
+    truths = {"ar": Truth(1)}
+    for ms in (0, 5, 10):
+        arms.append(arm(f"sync {ms}", link=f"drafter:delay={ms}ms"))
+        truths[f"sync {ms}"] = Truth(1.4 - 0.1 * ms, 0.7, 4)
+    head = header(arms, x="link")
+    rows = measured(truths)
+    whole = overall(summarize(head, rows))
+    found = curves.curves_of(head, {one.arm: one.speedup for one in whole if one.speedup})
+    assert found is not None
+    assert [point.x for point in found.lines[0].points] == [0.0, 5.0, 10.0]
+    kept = from_json(curves.Curves, json.dumps(dataclasses.asdict(found)))
+    assert kept == found
+    assert curves.draw(kept) == pictures.draw_all(head, rows, summarize(head, rows))["along_x.png"]
+    assert curves.curves_of(header(arms), {}) is None
+
+
+def test_a_picture_says_what_was_measured_and_what_was_not() -> None:
+    plain = header([arm("ar", ""), arm("tree")])
+    assert facts(plain, ["ar", "tree"]) == [
+        "8 prompts, 2 times each, at most 24 tokens a text.",
+        "Measured on 2 cores of a machine. Not measured: GPUs, and other machines.",
+    ]
+    slow = [
+        arm(f"tree {ms}", simulate_target_ms=ms, simulate_draft_ms=5, link="drafter:delay=1ms")
+        for ms in (20, 160)
+    ]
+    said = facts(header(slow, repetitions=1), [one.name for one in slow])
+    assert said[0] == "8 prompts, at most 24 tokens a text."
+    assert said[1].replace("\N{NO-BREAK SPACE}", " ") == (
+        "Simulated: a target pass of 20 to 160 ms, a draft step of 5 ms and the link. "
+        "Not measured: real devices and links like these."
+    )
+    gpu = header([arm("tree")], runs=(dataclasses.replace(RUN, machine="8 cores, NVIDIA H100"),))
+    assert facts(gpu, ["tree"])[1].endswith("Not measured: other machines.")
+    rows = header([arm("tree", simulate_target_ms_per_row=1)], runs=())
+    assert "Simulated: time for each row of a pass." in facts(rows, ["tree"])[1]

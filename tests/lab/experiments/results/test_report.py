@@ -86,21 +86,70 @@ def test_an_experiment_without_rows_has_a_page_too() -> None:
     assert "no text that counts was measured" in parsed(HEADER, []).text
 
 
-def test_the_answer_is_the_fastest_arm_and_what_comes_close() -> None:
+def test_the_answer_is_the_fastest_arm_where_no_interval_overlaps_its_own() -> None:
     rows = measured(TRUTHS, prompts=20)
     first, second = answers(HEADER, summarize(HEADER, rows))
     assert re.fullmatch(
-        r"Of 2 arms tree is the fastest: 1\.\d\d times plain decoding \(95 % interval 1\.\d\d to "
+        r"tree is the fastest of 2 arms: 1\.\d\d times plain decoding \(95 % interval 1\.\d\d to "
         r"\d\.\d\d\), [\d.]+ tokens/s\.",
         first,
     )
     assert second == "All 80 texts that must be those of the baseline are, token by token."
-    close = TRUTHS | {"sync": Truth(1.79, 0.7, 4)}
-    first, _ = answers(HEADER, summarize(HEADER, measured(close, prompts=20)))
-    assert first.endswith((" overlaps that of sync.", " overlaps that of tree."))
-    slow = TRUTHS | {"sync": Truth(1.001), "tree": Truth(0.5, 0.1, 8)}
-    first, _ = answers(HEADER, summarize(HEADER, measured(slow, prompts=20)))
-    assert "That is not told apart from plain decoding." in first
+
+
+def first_answer(truths: dict[str, Truth], prompts: int = 20, repetitions: int = 2) -> str:
+    """About arms that are all compared with `ar`."""
+    head = header([arm("ar", ""), *(arm(name) for name in truths if name != "ar")])
+    rows = measured(truths, prompts=prompts, repetitions=repetitions)
+    return answers(head, summarize(head, rows))[0]
+
+
+def test_where_intervals_overlap_the_answer_begins_with_no_difference_shown() -> None:
+    two = TRUTHS | {"sync": Truth(1.79, 0.7, 4)}
+    said = first_answer(two)
+    assert re.match(
+        r"No difference is shown between (sync and tree|tree and sync): their intervals overlap\. "
+        r"(sync|tree) has the highest mean: 1\.\d\d times plain decoding \(95 % interval ",
+        said,
+    )
+    assert first_answer(two | {"pearl": Truth(1.1, 0.5, 4)}).endswith(" The other 1 is slower.")
+    many = {"ar": Truth(1), **{f"sync {k}": Truth(1.5, 0.7, 4) for k in range(14)}}
+    assert first_answer(many, 8).startswith("No difference is shown between all 14 arms: ")
+    slow = many | {"tree": Truth(1.02, 0.1, 4), "pearl": Truth(1.03, 0.1, 4)}
+    said = first_answer(slow, 8)
+    assert said.startswith("No difference is shown between 14 of 16 arms: ")
+    assert said.endswith(" The other 2 are slower.")
+    assert "fastest" not in said
+
+
+def test_an_interval_around_one_is_no_difference_from_the_baseline() -> None:
+    alone = {"ar": Truth(1), "sync": Truth(1.001)}
+    said = first_answer(alone)
+    assert said.startswith("No difference is shown between sync and plain decoding. sync has ")
+    said = first_answer(alone | {"tree": Truth(0.5, 0.1, 8)})
+    assert said.startswith(
+        "No difference is shown between plain decoding and the best of 2 arms. sync has the "
+        "highest mean: 1."
+    )
+
+
+def test_a_single_cell_makes_no_arm_the_fastest() -> None:
+    said = first_answer(TRUTHS, prompts=1, repetitions=1)
+    assert re.fullmatch(
+        r"tree has the highest mean of 2 arms: 1\.\d\d times plain decoding, [\d.]+ tokens/s\. "
+        r"It is a single cell: nothing is known of the spread\.",
+        said,
+    )
+
+
+def test_the_speed_up_is_the_first_figure_of_an_arm() -> None:
+    made = page(HEADER, rows := measured(TRUTHS), summarize(HEADER, rows), {})
+    head = made.split("<thead>")[1].split("</thead>")[0]
+    assert re.findall(r'<th scope="col">([^<]*)</th>', head)[:3] == [
+        "arm",
+        "times plain decoding (95\N{NO-BREAK SPACE}%)",
+        "tokens/s",
+    ]
 
 
 def test_each_baseline_has_an_answer_of_its_own() -> None:
@@ -144,7 +193,19 @@ def test_what_takes_weight_from_the_figures_is_said() -> None:
 def test_few_prompts_are_told_of() -> None:
     rows = measured(TRUTHS, prompts=1)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
-    assert "with too narrow an interval or none: sync (of 2) and tree (of 2)." in found
+    assert "with too narrow an interval or none: sync (2 cells) and tree (2 cells)." in found
     rows = measured(TRUTHS, prompts=3)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
     assert "Intervals about these prompts and no others" in found
+
+
+def test_many_arms_with_the_same_flaw_are_counted_in_a_warning() -> None:
+    truths = {"ar": Truth(1), **{f"sync {k}": Truth(1.5, 0.7, 4) for k in range(14)}}
+    head = header([arm("ar", ""), *(arm(name) for name in truths if name != "ar")])
+    rows = measured(truths, prompts=3)
+    found = warnings(head, rows, summarize(head, rows))
+    assert any(line.endswith("fewer than 5: all 14 arms (6 cells).") for line in found)
+    rows = [one for one in rows if (one.arm, one.prompt) != ("sync 3", 2)]
+    found = warnings(head, rows, summarize(head, rows))
+    assert any(line.endswith(": 13 arms (6 cells).") for line in found)
+    assert any("none: sync 3 (4 cells)." in line for line in found)

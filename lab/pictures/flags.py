@@ -1,0 +1,93 @@
+"""`python -m lab.pictures.flags`: write docs/flags.md, all flags of all commands, from the help."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from coordinator.__main__ import measurements
+from coordinator.cli.app import command_line
+from coordinator.cli.help import rows_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
+BEFORE = """\
+# All flags
+
+<!-- Made by `.venv/bin/python -m lab.pictures.flags` from the help: change it there. -->
+
+`COMMAND --help` shows the same at the terminal. [The command line](command-line.md) explains the
+flags that matter most. A flag that several commands have is in the first table only.
+"""
+NOT_HERE = ("--help",)
+
+
+def commands(app: typer.Typer) -> Iterator[tuple[str, Any]]:
+    """Every command by its whole name, in the order of the help: `generate`, `keys new`."""
+    yield from _below(typer.main.get_command(app), "")
+
+
+def _below(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    found = getattr(command, "commands", None)
+    if found is None:
+        yield name, command
+        return
+    for word, one in found.items():
+        yield from _below(one, f"{name} {word}".strip())
+
+
+def page() -> str:
+    """The whole page."""
+    seen: dict[tuple[str, str], str] = {}  # a flag and its help, and the command that has it first
+    parts = [BEFORE]
+    for name, command in sorted(commands(command_line(measurements())), key=_generate_first):
+        parts.append(_section(name, command, seen))
+    return "\n".join(parts)
+
+
+def _generate_first(named: tuple[str, Any]) -> bool:
+    return named[0] != "generate"
+
+
+def _section(name: str, command: Any, seen: dict[tuple[str, str], str]) -> str:
+    context = command.make_context(name, [], resilient_parsing=True)
+    lines, others = [], dict[str, list[str]]()
+    for flag, told, default in rows_of(command, context):
+        if flag.strip() in NOT_HERE:
+            continue
+        first = seen.setdefault((flag, told), name)
+        if first != name:
+            others.setdefault(first, []).append(f"`{_flag(flag.partition(' ')[0].rstrip(','))}`")
+        else:
+            lines.append(f"| `{_flag(flag)}` | {_cell(told)} | {_shown(default)} |")
+    if lines:
+        lines = ["| flag | meaning | default |", "|---|---|---|", *lines]
+    for first, flags in others.items():
+        lines += ["", f"Those of `{first}`: {', '.join(flags)}."]
+    about = " ".join((command.help or "").split())
+    return "\n".join((f"## {name}", "", about, "", *lines, "")).replace("\n\n\n", "\n\n")
+
+
+def _flag(flag: str) -> str:
+    return flag.strip().replace("|", "\\|")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", "<br>")
+
+
+def _shown(default: str) -> str:
+    return f"`{default}`" if default else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.pictures.flags", description="Writes docs/flags.md from the help."
+    )
+    parser.parse_args()
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
