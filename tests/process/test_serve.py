@@ -350,7 +350,7 @@ def command_of(pid: int) -> str:
         (["--host", "0.0.0.0"], "--api-key-file"),
         (["--api-key-file", "/nowhere/key"], "/nowhere/key"),
         (["--api-key-file", os.devnull], "at least 16"),
-        (["--host", "no.such.host.invalid"], "cannot listen"),
+        (["--insecure", "--host", "no.such.host.invalid"], "cannot listen"),
         (["--allow-origin", "*"], "--allow-origin"),
         (["--max-queue", "-1"], "--max-queue"),
     ],
