@@ -18,7 +18,6 @@ from lab.training.train import (
     CONTEXT,
     DEVICE,
     DRAFTERS,
-    HERE,
     SEED,
     corpus_tokens,
     generate,
@@ -26,6 +25,7 @@ from lab.training.train import (
     logits_of,
     next_token_loss,
 )
+from proto.installation import MODELS
 
 PROMPT_LEN, TEXT_LEN = 128, 128
 NUM_LOOP_PROMPTS = 10
@@ -123,7 +123,7 @@ def show(label: str, *values: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the embedded models.")
-    parser.add_argument("--folder", type=Path, default=HERE)
+    parser.add_argument("--folder", type=Path, default=MODELS)
     parser.add_argument("--prompts", type=Path, help="JSON lines with a field `prompt`")
     evaluate(**vars(parser.parse_args()))
 

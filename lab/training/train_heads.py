@@ -44,7 +44,6 @@ from lab.training.train import (
     BFLOAT16,
     DEVICE,
     HAS_BFLOAT16,
-    HERE,
     SEED,
     WORK,
     batch_rows,
@@ -56,6 +55,7 @@ from lab.training.train import (
     replace,
     store_corpus,
 )
+from proto.installation import MODELS
 
 CORPUS_SHARE = 1 / 3  # of the stored windows; the others are the target's own texts
 NUM_STEPS = 5  # of a chain in training
@@ -92,13 +92,13 @@ RECIPES = {
 
 def target() -> LlamaForCausalLM:
     """The embedded target, in float32, not to be trained."""
-    return load_written(HERE / "target").requires_grad_(requires_grad=False)
+    return load_written(MODELS / "target").requires_grad_(requires_grad=False)
 
 
 def prepare() -> None:
     """Store the corpus in the tokens of the embedded target."""
     WORK.mkdir(exist_ok=True)
-    tokenizer = Tokenizer.from_file(str(HERE / "target" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
     store_corpus(tokenizer, library_texts(held_out=False))
 
 
@@ -235,7 +235,7 @@ def main() -> None:
         command.add_argument("--minutes", type=float, required=True)
         command.set_defaults(run=train_head, name=name)
     command = commands.add_parser("export")
-    command.add_argument("--folder", type=Path, default=HERE)
+    command.add_argument("--folder", type=Path, default=MODELS)
     command.set_defaults(run=export)
     arguments = vars(parser.parse_args())
     arguments.pop("run")(**arguments)
