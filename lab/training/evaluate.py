@@ -18,7 +18,6 @@ from lab.training.train import (
     CONTEXT,
     DEVICE,
     DRAFTERS,
-    HERE,
     SEED,
     corpus_tokens,
     generate,
@@ -26,6 +25,7 @@ from lab.training.train import (
     logits_of,
     next_token_loss,
 )
+from proto.installation import MODELS
 
 PROMPT_LEN, TEXT_LEN = 128, 128
 NUM_LOOP_PROMPTS = 10
@@ -135,7 +135,7 @@ def main() -> None:
         prog="python -m lab.training.evaluate", description="Measures the embedded models."
     )
     parser.add_argument(
-        "--folder", type=Path, default=HERE, metavar="DIR", help="folder of the models"
+        "--folder", type=Path, default=MODELS, metavar="DIR", help="folder of the models"
     )
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE", help="JSON Lines with a field `prompt`"

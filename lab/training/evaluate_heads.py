@@ -18,7 +18,8 @@ from transformers import LlamaForCausalLM
 
 from lab.training.evaluate import PROMPT_LEN, TEXT_LEN, held_out_prompts, show
 from lab.training.heads import FILES, Head, load_head, sources_of, target_features
-from lab.training.train import DEVICE, HERE, SEED, load_written, logits_of
+from lab.training.train import DEVICE, SEED, load_written, logits_of
+from proto.installation import MODELS
 
 NUM_PROMPTS = 128
 NUM_DRAFTS = 4  # drafts of a chain
@@ -101,7 +102,7 @@ def by_depth(hits: Tensor) -> str:
 def evaluate(folder: Path) -> None:
     """Print the figures, a column for the drafter and one for each head in `folder`."""
     torch.manual_seed(SEED)
-    target, drafter = (load_written(HERE / name) for name in ("target", "drafter"))
+    target, drafter = (load_written(MODELS / name) for name in ("target", "drafter"))
     heads = {n: load_head(n, target, folder / n) for n in FILES if (folder / n).exists()}
     drafters: dict[str, Hits] = {"drafter": lambda text, noise: drafter_hits(drafter, text, noise)}
     for name, head in heads.items():
@@ -127,7 +128,7 @@ def main() -> None:
         description="Measures the embedded target's draft heads.",
     )
     parser.add_argument(
-        "--folder", type=Path, default=HERE, metavar="DIR", help="folder of the heads"
+        "--folder", type=Path, default=MODELS, metavar="DIR", help="folder of the heads"
     )
     evaluate(**vars(parser.parse_args()))
 

@@ -44,7 +44,6 @@ from lab.training.train import (
     BFLOAT16,
     DEVICE,
     HAS_BFLOAT16,
-    HERE,
     SEED,
     WORK,
     batch_rows,
@@ -56,6 +55,7 @@ from lab.training.train import (
     replace,
     store_corpus,
 )
+from proto.installation import MODELS
 
 CORPUS_SHARE = 1 / 3  # share of corpus in the stored windows; the others are the target's texts
 NUM_STEPS = 5  # steps of a chain in training
@@ -102,7 +102,7 @@ def target() -> LlamaForCausalLM:
 def prepare() -> None:
     """Store the corpus as tokens of the embedded target."""
     WORK.mkdir(exist_ok=True)
-    tokenizer = Tokenizer.from_file(str(HERE / "target" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
     store_corpus(tokenizer, library_texts(held_out=False))
 
 
@@ -267,7 +267,7 @@ def main() -> None:
         command.set_defaults(run=train_head, name=name)
     command = commands.add_parser("export")
     command.add_argument(
-        "--folder", type=Path, default=HERE, metavar="DIR", help="folder to write to"
+        "--folder", type=Path, default=MODELS, metavar="DIR", help="folder to write to"
     )
     command.set_defaults(run=export)
     arguments = vars(parser.parse_args())
