@@ -96,7 +96,7 @@ RECIPES = {
 
 def target() -> LlamaForCausalLM:
     """Load the embedded target in float32, with its weights frozen."""
-    return load_written(HERE / "target").requires_grad_(requires_grad=False)
+    return load_written(MODELS / "target").requires_grad_(requires_grad=False)
 
 
 def prepare() -> None:
