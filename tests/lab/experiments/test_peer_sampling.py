@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.api.config import MODELS
 from lab.experiments.peers import huggingface
 from lab.experiments.peers.huggingface import Peer
+from proto.installation import MODELS
 
 PROMPT = list(range(40, 52))
 SAMPLED = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}
