@@ -55,6 +55,9 @@ OF_NAME = {
 REHEARSAL_PREFIXES = ("simulate_", "link")
 
 METAVARS = {
+    **dict.fromkeys(("served_model_name", "allowed_host"), "NAME"),
+    "host": "ADDRESS",
+    "allow_origin": "ORIGIN",
     **dict.fromkeys(("target", "drafter", "heads"), "MODEL"),
     **dict.fromkeys(("target_revision", "drafter_revision", "heads_revision"), "REVISION"),
     **dict.fromkeys(("target_device", "drafter_device"), "DEVICE"),

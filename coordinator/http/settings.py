@@ -26,7 +26,7 @@ class ServeConfig(Frozen):
     host: Annotated[str, Field(min_length=1, description="Address to listen at.")] = "127.0.0.1"
     port: Annotated[
         int,
-        Field(ge=0, le=65535, description="Port to listen at; 0: any free one."),
+        Field(ge=0, le=65535, description="Port to listen at; 0: any free port."),
     ] = 8000
     served_model_name: Annotated[
         str, Field(description="Name of the model in the API. Default: the target's name.")
@@ -35,32 +35,35 @@ class ServeConfig(Frozen):
         Path | None,
         BeforeValidator(lambda value: Path(value) if isinstance(value, str) else value),
         Field(
-            description="File with the API key that clients must send, a line of at least 16 "
-            f"characters. The environment variable {KEY_VARIABLE} may hold it instead."
+            description="File with the API key that clients must send. The key is a line of at "
+            f"least 16 characters. The environment variable {KEY_VARIABLE} may hold it instead."
         ),
     ] = None
     insecure: Annotated[
-        bool, Field(description="Listen at another address than loopback without an API key.")
+        bool,
+        Field(
+            description="Let everybody in without an API key. Even at an address that others reach."
+        ),
     ] = False
     allowed_host: Annotated[
         tuple[str, ...],
         BeforeValidator(_listed),
         Field(
-            description="Another name under which clients reach this server (the Host header); "
-            "may be given several times."
+            description="Another name by which clients call this server. It is compared with "
+            "the header Host; may be given several times."
         ),
     ] = ()
     allow_origin: Annotated[
         tuple[str, ...],
         BeforeValidator(_listed),
         Field(
-            description="Origin of a web page elsewhere that may use this server, such as "
-            "https://example.org (CORS); may be given several times."
+            description="Origin of web pages that may use this server (CORS). Such as "
+            "https://example.org; may be given several times."
         ),
     ] = ()
     max_queue: Annotated[
         int,
-        Field(ge=0, le=1 << 16, description="Texts that may wait for a lane; more are refused."),
+        Field(ge=0, le=1 << 16, description="Texts that may wait for a lane. More are refused."),
     ] = MAX_WAITING
     max_output_tokens: Annotated[
         int, Field(ge=0, description="Most tokens that a request may ask for; 0: no limit.")
@@ -76,8 +79,8 @@ class ServeConfig(Frozen):
         Field(
             gt=0,
             le=3600,
-            description="Seconds in which a client must send its request, take a part of the "
-            "answer, or send the next request.",
+            description="Longest time without progress by a client. In it the client must send "
+            "its request, take a part of the answer, or send the next request.",
         ),
     ] = 30.0
 
@@ -105,8 +108,8 @@ class ServeConfig(Frozen):
         elif not key:
             if not self.is_loopback and not self.insecure:
                 raise ConfigurationError(
-                    f"--host {self.host} can be reached from other machines: give --api-key-file "
-                    f"FILE (or {KEY_VARIABLE}), or --insecure to let everybody in"
+                    f"other machines reach --host {self.host}: give --api-key-file FILE, or "
+                    "--insecure to let everybody in"
                 )
             return ""
         if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.api import vllm as speculation
+from coordinator.api.asking import Asking
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import Frozen
 from coordinator.api.launch import LaunchConfig
@@ -232,7 +233,7 @@ class FakePair:
             raise ConfigurationError("sampling_params: expected SamplingParams")
         return params
 
-    def encode_chat(self, messages: Any) -> tuple[str, tuple[int, ...]]:
+    def encode_chat(self, messages: Any, _arguments: Any) -> tuple[str, tuple[int, ...]]:
         from coordinator.api.chat import ChatTemplate
 
         text = ChatTemplate(None, {}, "a model").render(messages)
@@ -243,7 +244,7 @@ class FakePair:
 def llm() -> LLM:
     made = LLM.__new__(LLM)
     made.pair = FakePair()  # type: ignore[assignment]
-    made._speculation = SpeculationConfig()
+    made.asking = Asking(made.pair, SpeculationConfig())
     closing = {"alive": True, "__call__": lambda _: None, "detach": lambda _: None}
     made._close = type("Open", (), closing)()
     return made
@@ -268,7 +269,7 @@ BAD_PROMPTS = (
 @pytest.mark.parametrize("prompt", BAD_PROMPTS)
 def test_a_prompt_of_the_wrong_kind_is_refused(llm: LLM, prompt: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        llm._requests(prompt, None)
+        llm.asking.requests(prompt, None)
     assert str(caught.value).isprintable()
 
 
@@ -282,8 +283,8 @@ def test_a_prompt_of_the_wrong_kind_is_refused(llm: LLM, prompt: Any) -> None:
     ids=repr,
 )
 def test_token_ids_may_come_in_any_sequence(llm: LLM, prompt: Any) -> None:
-    (request,) = llm._requests(prompt, None)
-    assert request._ids == (5, 6)
+    (request,) = llm.asking.requests(prompt, None)
+    assert request.prompt_ids == (5, 6)
 
 
 @pytest.mark.parametrize(
@@ -293,14 +294,14 @@ def test_token_ids_may_come_in_any_sequence(llm: LLM, prompt: Any) -> None:
 )
 def test_a_conversation_of_the_wrong_kind_is_refused(llm: LLM, messages: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        llm._chat_requests(messages, None)
+        llm.asking.chat_requests(messages, None)
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("params", [b"x", b"", "x", 5, {"n": 1}, [None], [5], {5}], ids=repr)
 def test_sampling_parameters_of_the_wrong_kind_are_refused(llm: LLM, params: Any) -> None:
     with pytest.raises(ConfigurationError, match="sampling_params: expected SamplingParams"):
-        llm._requests("a", params)
+        llm.asking.requests("a", params)
 
 
 @pytest.mark.parametrize("wanted", ["yes", 5, b"x", 1.5])

@@ -15,6 +15,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.cli.flags import FORMS, Command, Flags, with_settings
 from coordinator.cli.generate import generate
 from coordinator.cli.help import METAVARS, OF_CONFIG, OF_NAME
+from coordinator.http.settings import ServeConfig
 from proto.errors import ConfigurationError
 
 CONFIGS = (PairConfig, SpeculationConfig, SamplingParams, LaunchConfig)
@@ -36,9 +37,11 @@ def test_generate_has_a_flag_with_help_and_default_for_every_setting() -> None:
                 continue
             default = field.get_default(call_default_factory=True)
             assert flags[name].default == (default if default not in ((), {}) else None)
-    fields = {name for kind in CONFIGS for name in kind.model_fields}
+    assert all(field.description for field in ServeConfig.model_fields.values())
+    kinds = (*CONFIGS, ServeConfig)
+    fields = {name for kind in kinds for name in kind.model_fields}
     assert {*FORMS, *OF_NAME, *METAVARS} <= fields
-    assert {kind.__name__ for kind in CONFIGS} == set(OF_CONFIG)
+    assert {kind.__name__ for kind in kinds} == set(OF_CONFIG)
 
 
 def test_what_is_given_comes_as_configs_and_what_is_not_has_its_default() -> None:
