@@ -125,7 +125,8 @@ class CompletionBody(Common):
             raise ConfigurationError("suffix is not supported; leave it out")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ConfigurationError("best_of is not supported; leave it out, or make it equal n")
-        wanted = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        default = min(COMPLETION_TOKENS, most or COMPLETION_TOKENS)
+        wanted = default if self.max_tokens is None else self.max_tokens
         if wanted == 0 and not self.echo:
             raise ConfigurationError("max_tokens is 0, which goes with echo alone")
         given = self.given() | {"max_tokens": limited("max_tokens", max(1, wanted), most)}

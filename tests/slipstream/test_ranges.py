@@ -12,7 +12,7 @@ from proto.installation import ROOT
 from tests.slipstream.environments import build_wheel, make_environment
 
 LOCK = ROOT / "requirements" / "lock.txt"
-EXTRAS = ("ray", "experiments")
+EXTRAS = ("ray", "experiments", "serve")
 
 
 def stated() -> list[Requirement]:
