@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from coordinator.api.async_llm import AsyncLLM
@@ -42,6 +42,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         401: "the API key is missing or wrong",
         403: "a web page elsewhere, or a wrong host name",
         404: "there is no such model",
+        405: "another method; `Allow` names those that there are",
         408: "the request came too slowly",
         413: "the request is too large",
         415: "not JSON",
@@ -221,8 +222,16 @@ def make_app(
         "/metrics": ("GET", routes.metrics),
         "/version": ("GET", routes.version),
     }
+    forms: dict[str, type[Response]] = {"/health": Response, "/metrics": PlainTextResponse}
     for path, (method, handler) in handlers.items():
-        app.add_api_route(path, handler, methods=[method], responses=ERRORS, response_model=None)
+        app.add_api_route(
+            path,
+            handler,
+            methods=[method],
+            responses=ERRORS,
+            response_model=None,
+            response_class=forms.get(path, JSONResponse),
+        )
 
     def answered(refusal: Refusal) -> JSONResponse:
         figures.refused(refusal.status)
@@ -252,6 +261,6 @@ def make_app(
         line = str(error.detail)
         if error.status_code == 404:
             line = f"there is no {request.url.path} here"
-        return answered(Refusal(error.status_code, line))
+        return answered(Refusal(error.status_code, line, headers=dict(error.headers or {})))
 
     return app
