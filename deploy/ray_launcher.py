@@ -78,7 +78,7 @@ class Lookout:
         self._is_looking = False
 
     def has_news(self, wanted: set[str]) -> bool:
-        """True if a new host offers one of the wanted resources. Never waits."""
+        """True, once, if a look found a host with a wanted resource that the look before lacked."""
         if not wanted:
             self._known = None
             return False

@@ -402,7 +402,7 @@ def waiting_pays(p: float, wanted: int, most: int, costs: Costs) -> bool:
 
 
 def tokens_per_second(p: float, first: int, most: int, pass_s: float, wait_s: float) -> float:
-    """Return the tokens a second if a pass that finds no drafts waits `wait_s` for `first` of them.
+    """Return the tokens/s of passes of `most` drafts, if a pass without any awaits `first` drafts.
 
     p       chance that a draft is right
     pass_s  seconds of a pass

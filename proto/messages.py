@@ -360,7 +360,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Tells that every draft up to `number` of this source and incarnation has arrived."""
+    """Tells the drafter that its drafts up to `number` of this source and incarnation came."""
 
     source: int
     incarnation: int

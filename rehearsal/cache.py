@@ -204,7 +204,7 @@ class HeadCache(VirtualCache):
         return Given.GUESS
 
     def move(self, move: Move) -> None:
-        """See `VirtualCache.move`."""
+        """Copy rows, and with each what it was given; all are read before any is written."""
         super().move(move)
         given = [self._given[source] for source in move.sources]
         for target, one in zip(move.targets, given, strict=True):

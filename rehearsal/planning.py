@@ -288,7 +288,7 @@ def make_plan(
 
 
 def _climbed(row: PolicyRow, case: Case, drafts: Sequence[int], window: int | None) -> list[Cell]:
-    """Rehearse values of K from a third of `drafts` on, up or down as long as it gets faster."""
+    """Climb from the K at a third of `drafts` while it gets faster; return all rehearsed cells."""
     cells: dict[int, Cell] = {}
 
     def speed(index: int) -> float:

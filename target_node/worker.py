@@ -86,7 +86,7 @@ class Worker:
         return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
     def compute(self, action: Compute) -> Computed:
-        """Run the Compute and return its result, valid once a simulated device has ended it."""
+        """Run the Compute and return its result; on one rank, lack of memory is a result, too."""
         try:
             return self._computed(action)
         except (RuntimeError, MemoryError) as error:

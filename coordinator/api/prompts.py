@@ -28,7 +28,7 @@ HUB_TIMEOUT_S = 5.0
 
 
 def find_file(model: str, revision: str | None, name: str) -> Path | None:
-    """Return the path of a file of a model in a folder or on the hub; None if there is none."""
+    """Return the path of a model's file, downloaded if need be; None if there is none."""
     folder = path_of(model) if is_folder(model) else _fetched(model, revision, name)
     path = folder and folder / name
     return path if path and path.exists() else None
@@ -114,7 +114,7 @@ class Tokenization:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def bans(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the token sequences of these words, at the start of a text and after a space.
+        """Return the tokens of each word at the start of a text, and of some also after a space.
 
         As in vLLM, the form with a space is included only if it has as many tokens and begins with
         a different one.

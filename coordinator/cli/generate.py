@@ -379,7 +379,7 @@ def _text_of(place: Place, index: int, whole: RequestOutput) -> str:
 
 
 def _encoded(pair: Pair, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
-    """Return (prompt text or None, token ids). Raises ConfigurationError."""
+    """Return (prompt text or None, token ids). Raises ConfigurationError, ModelError."""
     if asked.text is None:
         return None, asked.ids
     if asked.is_chat:

@@ -387,7 +387,7 @@ class Registry:
         )
 
     def free_source(self, node: Node, known: Iterable[int]) -> int | None:
-        """Return a source number (which drafter) that no other node has; None: none is left.
+        """Return a source number no other live drafter has, not of `known` if possible, or None.
 
         A number that no open text knows is preferred. Otherwise it is that of a drafter that is
         gone. That is safe: the new drafter comes with a new incarnation, so drafts are not

@@ -117,7 +117,7 @@ FALLBACKS = {Cause.LATE, Cause.QUIET, Cause.CHEAP, Cause.RESTING}
 
 
 def arrows(timeline: Timeline, scale: Scale) -> Iterator[Event]:
-    """Yield arrows from each draft to the first verdict that could use it, and on to drafters."""
+    """Yield arrows of drafts, to the first verdict that could use them, and of verdicts."""
     onwards = _onwards(timeline.hops)
     number = 0
     for hop in timeline.hops:
@@ -153,7 +153,7 @@ def _onwards(hops: Sequence[Hop]) -> dict[int, list[Hop]]:
 
 
 def _along(hop: Hop, scale: Scale) -> list[tuple[int, int]]:
-    """Return the points (process id, time) of a message at the coordinator and at the node."""
+    """Return (process id, ns) where a message to a node was sent and received, where known."""
     points = [] if hop.sent_ns is None else [(COORDINATOR_PID, hop.sent_ns)]
     if hop.received_ns is not None:
         points.append((scale.pids[hop.node], hop.received_ns))

@@ -89,7 +89,7 @@ class Conversation:
         return not self._left
 
     def next_turn(self) -> tuple[int, ...]:
-        """Return the ids of the whole conversation so far, including the user's next turn."""
+        """Take the user's next turn; return the ids of the conversation, this turn included."""
         turn = self._left.pop(0)
         encode = self._tokenization.encode
         if self._template is None:

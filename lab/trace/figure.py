@@ -130,7 +130,7 @@ class _Picture:
         category: str,
         role: str,
     ) -> None:
-        """Draw spans of one category as bars."""
+        """Draw the spans in view as bars, `height` high, whose lower edge is `y - HEIGHT / 2`."""
         bars = [
             (self._ms(one.start_ns), (one.end_ns - one.start_ns) / 1e6)
             for one in spans

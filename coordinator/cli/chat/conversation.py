@@ -192,7 +192,7 @@ class Conversation:
         self._question = None
 
     def withdraw(self) -> str:
-        """Remove the last question and return it."""
+        """Remove the question that has no answer yet and return it; there must be one."""
         assert self._question is not None, "nothing was asked"
         question, self._question = self._question, None
         return question

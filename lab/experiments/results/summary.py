@@ -267,7 +267,7 @@ def _drafts(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Drafts
 
 
 def _miss_share(figures: Mapping[str, Any], why: str) -> float:
-    """Return the share of passes (for which anybody drafted) that missed for this cause."""
+    """Return the share of passes (for which anybody drafted) that missed for `why`, or 0.0."""
     misses = figures["misses"]
     total = sum(misses.values())
     return float((1 - figures["hit_rate"]) * misses[why] / total) if total else 0.0
