@@ -200,7 +200,7 @@ class Drafting:
 
     @property
     def _fed(self) -> Container[int]:
-        """Names of live nodes, and of the steps that may follow the running forward."""
+        """Return keys of live nodes, and of steps that may follow the running forward."""
         nodes, running = self.tree.nodes, self._running
         if not running.num_ahead or running.expands[0] not in (self.tree.root, *nodes):
             return nodes
@@ -210,7 +210,7 @@ class Drafting:
 
     @property
     def tips(self) -> Sequence[Tip]:
-        """The nodes to expand next, the likeliest first; empty if none can be expanded."""
+        """Return the nodes to expand next, the likeliest first; empty if none can be expanded."""
         if self._state not in (State.SOUND, State.DOUBTED):
             return ()
         found = self.frontier.tips()
@@ -227,7 +227,7 @@ class Drafting:
 
     @property
     def chunk(self) -> Sequence[int]:
-        """The tokens to prefill next; empty if `expand` can feed all that the cache lacks."""
+        """Return the tokens to prefill next; empty if `expand` can feed all that are missing."""
         return self._reading.chunk(self._known.chunk)
 
     def read(self) -> Part:

@@ -49,7 +49,7 @@ class Pace:
         self._usual: float | None = None  # mean steps between two verdicts; None: unknown yet
 
     def stepped(self) -> None:
-        """Count a step."""
+        """Count one draft step."""
         self._num_steps += 1
 
     def heard(self) -> None:

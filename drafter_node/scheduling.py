@@ -139,7 +139,7 @@ class Schedule:
         return Compute(self._ticket, parts)
 
     def done(self, result: Proposed, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Handle the result of the forward: give children to every text still in the same life."""
+        """Give the forward's results to its texts; skip those closed or reopened since."""
         assert result.ticket == self._ticket
         assert self._ended is None, "drafts of the forward before have not been sent"
         running, self._running = self._running, ()

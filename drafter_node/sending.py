@@ -138,7 +138,7 @@ class Answers:
 
     @property
     def limit_s(self) -> float:
-        """Seconds after which an answer is overdue: much longer than answers take."""
+        """Return the seconds after which an answer is overdue: much longer than answers take."""
         if not self._replies.num:
             return WAIT_S_FIRST
         # The quickest answer shows what link and pass take; others were late for other reasons too.

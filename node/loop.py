@@ -240,7 +240,7 @@ class Handles(Protocol[Result_contra, Action_co]):
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """How far each open text has come here, for a heartbeat."""
+        """Return how far each open text has come here, for a heartbeat."""
 
     def handle(
         self, event: Arrived | Tick | Afterwards | Result_contra, now: float, /
@@ -267,7 +267,7 @@ class Launched(Generic[Result_co]):
 
     @property
     def left_s(self) -> float:
-        """Seconds until the device ends the forward; 0 if the host has computed it."""
+        """Return the seconds until the device ends the forward; 0 if the host has computed it."""
         return 0.0 if self.ends_at is None else self.ends_at - time.perf_counter()
 
 

@@ -48,7 +48,7 @@ class Figures:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Mean number of tokens of a pass, the target's own included."""
+        """Return the mean number of tokens of a pass, the target's own included."""
         return self.num_tokens / self.num_passes
 
 
@@ -252,7 +252,7 @@ class Plan:
 
     @property
     def winner(self) -> Cell | None:
-        """The fastest cell; None if speculation does not pay."""
+        """Return the fastest cell; None if speculation does not pay."""
         cell = max(self.best, key=self.speedup)
         return cell if self.speedup(cell) >= PAYS else None
 

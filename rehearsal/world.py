@@ -40,7 +40,7 @@ class Watcher(Protocol):
     """Observes a run: each method is called when its event happens."""
 
     def begun(self, session: Session, text: Text) -> None:
-        """A text has begun."""
+        """Called when a text has begun."""
 
     def disturbed(self) -> None:
         """A node has come or gone, or a link has lost or reordered a frame."""
@@ -67,7 +67,7 @@ class Watcher(Protocol):
         """A device computes one forward, or one step of a chain, from `began` to `until`."""
 
     def sent(self, node: Node, message: Message) -> None:
-        """A node sends a message."""
+        """Called when a node sends a message."""
 
     def heard(self, node: Node, event: Any) -> None:
         """A node's machine was given an event; the actions that it asks for are not done yet."""
@@ -79,10 +79,10 @@ class Watcher(Protocol):
         """A node has handled all messages that had arrived, and has ticked."""
 
     def watch_clock(self) -> None:
-        """Virtual time has passed."""
+        """Called when virtual time has passed."""
 
     def ended(self) -> None:
-        """The last text is complete."""
+        """Called when the last text is complete."""
 
 
 # -- host ------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Link(Protocol):
     """One direction of the connection between two processes."""
 
     def send(self, frame: bytes) -> None:
-        """Send a frame."""
+        """Send a frame to the process at the other end."""
 
 
 class Models(Protocol):
@@ -279,7 +279,7 @@ class PerfectLink:
         self._deliver = deliver
 
     def send(self, frame: bytes) -> None:
-        """See `Link`."""
+        """Send a frame; it is delivered `hop_s` seconds later."""
         self._timeline.at(self._timeline.now + self._hop_s, partial(self._deliver, frame))
 
 
@@ -324,7 +324,7 @@ class World:
         self.uplinks: dict[NodeId, Link] = {}
 
     def begin(self) -> None:
-        """Start all nodes."""
+        """Start all nodes, and let the coordinator greet them."""
         for node in self.nodes:
             self.launch(node)
             self.host.greet(node.id, node.role)

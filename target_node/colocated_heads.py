@@ -124,12 +124,12 @@ class Home:
 
     @property
     def texts(self) -> Mapping[int, Verifying]:
-        """The target's machines of the open texts, by session."""
+        """Return the target's machines of the open texts, by session."""
         return self._targets.texts
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """How far each open text has come here, for a heartbeat."""
+        """Return how far each open text has come here, for a heartbeat."""
         return self._targets.marks
 
     def story(self, session: int | None = None) -> str:

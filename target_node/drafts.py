@@ -158,7 +158,7 @@ class Judged:
 
     @property
     def num_accepted(self) -> int:
-        """Number of accepted drafts for which the text has room."""
+        """Return the number of accepted drafts for which the text has room."""
         return min(len(self.accepted), len(self.tokens))
 
 
@@ -291,7 +291,10 @@ class Drafts:
 
     @property
     def copies(self) -> Mapping[int, Kind]:
-        """The kinds of the live copies, by path hash; the next pass begins a new mapping."""
+        """Return the kinds of the live copies (drafts copied from text), by path hash.
+
+        The next pass begins a new mapping.
+        """
         return self._lookup.kinds
 
     def _kind_of(self, node: Node, copies: Mapping[int, Kind]) -> Kind:

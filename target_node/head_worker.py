@@ -97,5 +97,5 @@ class WithHeads:
         return HeadsDone()
 
     def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
-        """Return the loop of the node."""
+        """Return the loop that runs the node's machines, executor and connection."""
         return Loop(connection, heart, self._engine.executor, self.follower, self.launch)

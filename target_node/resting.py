@@ -82,7 +82,7 @@ class Course:
 
     @property
     def rests(self) -> bool:
-        """True if the drafter is to rest now."""
+        """True if the drafter should draft nothing now: it rests, or resting is being tried."""
         return self.way in (Way.RESTING, Way.TRYING_REST)
 
     @property
@@ -97,7 +97,7 @@ class Course:
 
     @property
     def length(self) -> int:
-        """Number of passes of this stretch that may count."""
+        """Return the number of passes of this stretch that may count."""
         if not self.is_trial:
             return self.stretch
         return min(self.first, TRIAL_OF_REST if self.rests else TRIAL_OF_DRAFTS)

@@ -250,7 +250,7 @@ class Schedule:
     # -- results ----------------------------------------------------------------------------------
 
     def done(self, result: Computed, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Handle the pass's result: each text still in the same life goes on with its outcome."""
+        """Give the pass's results to its texts; skip those closed or reopened since."""
         running, self._running = self._running, None
         assert running is not None
         assert self._ended is None, "of the pass before nothing has been said"

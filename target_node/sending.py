@@ -84,7 +84,7 @@ class Reports:
 
     @property
     def start(self) -> int:
-        """Position of the first token whose logprobs are kept; 0 if there are none."""
+        """Return the position of the first token whose logprobs are kept; 0 if there are none."""
         return self._pieces[0][0] if self._pieces else 0
 
     def rows(self, start: int, stop: int) -> Logprobs | None:

@@ -293,12 +293,12 @@ class Verifying:
 
     @property
     def rests(self) -> bool:
-        """True if the drafter is to rest."""
+        """True if the drafter should draft nothing now: it rests, or resting is being tried."""
         return self.course is not None and self.course.rests
 
     @property
     def chunk(self) -> Sequence[int]:
-        """The committed tokens to prefill next; empty if a pass can feed all that are missing.
+        """Return the committed tokens to prefill next; empty: a pass can feed all missing ones.
 
         In reproducible mode the prompt without its last token is prefilled in passes of its own,
         and nothing after it is prefilled at all.
@@ -321,7 +321,7 @@ class Verifying:
 
     @property
     def num_missing(self) -> int:
-        """Number of committed tokens that the cache lacks."""
+        """Return the number of committed tokens that the cache lacks."""
         return len(self.tree.text) - self.slots.prefix_len
 
     @property
@@ -358,7 +358,7 @@ class Verifying:
 
     @property
     def num_at_hand(self) -> float:
-        """Number of tokens that the present drafts are expected to add."""
+        """Return the number of tokens that the present drafts are expected to add."""
         return self.drafts.num_right(self.drafts.num_in_chain(self._num_drafts_max()))
 
     def waits(self) -> None:
@@ -366,7 +366,7 @@ class Verifying:
         self._waiting.began()
 
     def _num_drafts_max(self) -> int:
-        """Most drafts worth verifying now: a pass feeds the missing committed tokens as well."""
+        """Return the most drafts worth verifying now; a pass also feeds missing text tokens."""
         slots, opened, length = self.slots, self.opened, len(self.tree.text)
         num_rows = min(slots.num_tree_slots, self._known.fixed_rows or slots.num_tree_slots)
         num_free = num_rows - (length - slots.prefix_len)
@@ -578,7 +578,7 @@ class Verifying:
 
     @property
     def _plain_s(self) -> float:
-        """Seconds of a pass without drafts of as many texts as share the passes now."""
+        """Return the seconds of a pass without drafts of as many texts as share the passes now."""
         return self._known.costs.passes(self._num_texts).of(self._num_texts)
 
     def check(self) -> None:

@@ -106,12 +106,12 @@ class Assembly:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens so far."""
+        """Return the number of tokens that the text has so far."""
         return len(self._token_ids)
 
     @property
     def has_parts(self) -> bool:
-        """Whether anything of it has come."""
+        """True if any output of the text has come."""
         return bool(self._parts)
 
     def scored(self, logprobs: Logprobs) -> None:

@@ -87,13 +87,13 @@ class Tokenization:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the vocabulary, as `engine.loading.fingerprint` computes it."""
+        """Return the SHA-256 of the vocabulary, as `engine.loading.fingerprint` computes it."""
         vocabulary = sorted((index, token) for token, index in self._tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
     @property
     def raw(self) -> Tokenizer:
-        """The tokenizer object of the `tokenizers` package."""
+        """Return the tokenizer object of the `tokenizers` package."""
         return self._tokenizer
 
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:

@@ -131,13 +131,13 @@ class TargetTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The first of the target's end-of-text tokens; None if it has none."""
+        """Return the first of the target's end-of-text tokens; None if it has none."""
         ids: Sequence[int] = self._pair.hello(Role.TARGET).fingerprint.eos_ids
         return next(iter(ids), None)
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens, without added tokens."""
+        """Return the number of tokens, without added tokens."""
         return int(self._raw.get_vocab_size(with_added_tokens=False))
 
     def get_vocab(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Take:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens of the text."""
+        """Return all tokens of the text."""
         steps = (step for _, step in self.steps)
         return tuple(token for step in steps for token in step.part.outputs[0].token_ids)
 
@@ -253,7 +253,7 @@ class Screen:
         write_out(f"\n\n{self._styled(_figures(take.metrics), DIM)}\n")
 
     def end(self, line: str) -> None:
-        """Write the last line."""
+        """Write `line` as the last line, in bold."""
         write_out(f"\n{self._styled(line, BOLD)}\n")
 
     def _styled(self, text: str, style: str) -> str:

@@ -143,7 +143,7 @@ class Model:
 
     @property
     def short_name(self) -> str:
-        """The last part of the name, for people."""
+        """Return the last part of the name, for people."""
         return Path(self.name).name
 
     def folder(self) -> Path | None:

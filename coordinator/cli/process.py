@@ -71,12 +71,12 @@ class Interruption:
 
     @property
     def line(self) -> str:
-        """The line for the user about the signal that has come."""
+        """Return the line for the user about the signal that has come."""
         return _line_of(self._number)
 
     @property
     def status(self) -> int:
-        """The exit status of a process that the signal ends."""
+        """Return the exit status of a process that the signal ends."""
         return SIGNALLED + self._number
 
     def __enter__(self) -> "Interruption":

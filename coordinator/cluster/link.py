@@ -62,7 +62,7 @@ class Links(NamedTuple):
 
     @property
     def hop_s(self) -> float:
-        """The mean delay of the two directions, in seconds."""
+        """Return the mean delay of the two directions, in seconds."""
         return (self.to_node.delay_s + self.from_node.delay_s) / 2
 
 
@@ -108,7 +108,7 @@ class Direction(Generic[Item]):
 
     @property
     def next_s(self) -> float:
-        """When the next message arrives; infinity if none is on its way."""
+        """Return when the next message arrives; infinity if none is on its way."""
         return self._flying[0][0] if self._flying else inf
 
 

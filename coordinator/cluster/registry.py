@@ -221,12 +221,12 @@ class Node:
 
     @property
     def num_lanes(self) -> int:
-        """How many texts the node has room for at once; 0 before it was accepted."""
+        """Return how many texts the node has room for at once; 0 before it was accepted."""
         return self.hello.num_lanes if self.hello is not None else 0
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's layers whose hidden states this drafter reads; () unless it is a head."""
+        """Return the target's layers whose hidden states this drafter reads; (): it is no head."""
         return self.hello.layers if self.hello is not None else ()
 
 
@@ -324,7 +324,7 @@ class Registry:
         return f"the {name}" if name == str(node.role) else name
 
     def name(self, node: Node) -> str:
-        """Return the same name without an article: "drafter", or "drafter-2"."""
+        """Return the node's name without an article: "drafter", or "drafter-2" of several."""
         is_second = node.is_by_hand and node.id != names_by_hand(node.role)[0]
         is_one_of_several = node.is_by_hand and self.has_others(node)
         if is_second or is_one_of_several:
@@ -343,12 +343,12 @@ class Registry:
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """All nodes, in the order in which they were expected; also those that are gone."""
+        """Return all nodes, in the order in which they were expected; also those that are gone."""
         return tuple(self._nodes.values())
 
     @property
     def present(self) -> Sequence[Node]:
-        """The nodes that are there or are waited for."""
+        """Return the nodes that are there or are waited for."""
         return [
             node
             for node in self.nodes

@@ -163,7 +163,7 @@ class Service:
 
     @property
     def registry(self) -> Registry:
-        """The nodes of this coordinator."""
+        """Return the nodes of this coordinator."""
         return self._router.registry
 
     def start(self) -> None:

@@ -47,7 +47,7 @@ class SimulatedNetwork:
 
     @property
     def endpoint(self) -> str:
-        """The address to which nodes connect."""
+        """Return the address to which nodes connect."""
         return self._listener.endpoint
 
     def slow_down(self, node: bytes, links: Links) -> None:

@@ -49,7 +49,7 @@ class _Place:
 
     @property
     def identity(self) -> str:
-        """The identity of the latest process; no two processes have the same."""
+        """Return the identity of the latest process in this place; each process has its own."""
         first = self.config.identity
         return f"{first}.{self.number}" if self.number else first
 

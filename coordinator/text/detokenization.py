@@ -227,7 +227,7 @@ class IdStream:
         return ""
 
     def single(self, token: int) -> str:
-        """Return the id as text."""
+        """Return the token id as text, in decimal."""
         return str(token)
 
 

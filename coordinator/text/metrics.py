@@ -94,7 +94,7 @@ class PassFigures:
 
     @property
     def no_model_us(self) -> int:
-        """The time of this pass in which neither model computed, as far as is known.
+        """Return the time of this pass in which neither model computed, as far as is known.
 
         The drafter may have drafted before the wait as well, so with a drafter that runs ahead the
         true time may be longer.
@@ -149,7 +149,7 @@ class SessionCounts:
     passes: list[PassFigures] = field(default_factory=list)  # all passes in order
 
     def count(self, one: PassFigures) -> None:
-        """Add one pass to the sums."""
+        """Add the figures of one pass to the sums."""
         self.num_passes += 1
         self.num_drafted += one.num_drafted
         self.num_accepted += one.num_accepted
@@ -259,7 +259,7 @@ class Simulated:
 
     @property
     def late_share(self) -> float:
-        """The share of the time by which forwards took longer than simulated, at most."""
+        """Return the share of the time by which forwards took longer than simulated, at most."""
         return late_share([(self.late_ms, self.elapsed_ms)])
 
     def since(self, before: "Simulated", elapsed_ms: float) -> "Simulated":

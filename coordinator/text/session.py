@@ -175,7 +175,7 @@ class Session:
 
     @property
     def num_generated(self) -> int:
-        """The number of committed tokens after the prompt."""
+        """Return the number of committed tokens after the prompt."""
         return len(self.text) - self.num_prompt
 
     def mark_for(self, node: NodeId) -> SessionMark:

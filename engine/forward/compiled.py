@@ -240,7 +240,7 @@ class CompiledBackend(Backend):
         keep: torch.Tensor | None = None,
         layers: Layers = (),
     ) -> Output:
-        """See `Backend.forward`."""
+        """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         is_covered = keep is None and layers in ((), self._layers)
         if not is_covered or not self._has_program(spans, num_visible):
             return self._fused.forward(
@@ -317,19 +317,19 @@ class CompiledBackend(Backend):
             torch.compiler.set_stance("eager_on_recompile")
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See `Backend.move`."""
+        """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
         self._fused.move(sources, targets)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See `Backend.copy`."""
+        """Copy `length` slots of the cache from `source` on to `target` on (see `Backend.copy`)."""
         self._fused.copy(source, target, length)
 
     def wipe(self, first: int, length: int) -> None:
-        """See `Backend.wipe`."""
+        """Write zeros to `length` slots of the cache from `first` on (see `Backend.wipe`)."""
         self._fused.wipe(first, length)
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """See `Backend.not_finite`."""
+        """Return where NaN or infinity first occurred in these slots, or None (see `Backend`)."""
         return self._fused.not_finite(first, length)
 
 

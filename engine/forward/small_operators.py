@@ -148,7 +148,7 @@ class SmallOperators:
         return cast(torch.Tensor, found)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Run the program of `gate`."""
+        """Return silu(first half) * second half of `gate_up`, by the compiled program."""
         self._mark(0, gate_up)
         return cast(torch.Tensor, _compiled(gate)(gate_up))
 

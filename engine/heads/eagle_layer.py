@@ -227,7 +227,7 @@ class _Reader:
         return self._norm_of(self._target.last_norm())
 
     def _targets(self) -> torch.Tensor | None:
-        """Return the target's token i + d2t[i] of each draft token i, int64; None: all the same.
+        """Return the target's token i + d2t[i] of each draft token i, int64; None: equal ids.
 
         Raises:
             ModelError: d2t names tokens that the target lacks, or names a token twice.

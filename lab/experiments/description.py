@@ -181,7 +181,7 @@ def num_devices(arm: Arm) -> int:
 
 
 def is_same_text(arm: Arm, other: Arm) -> bool:
-    """True if both arms must write the same tokens (in full precision)."""
+    """True if both arms must write equal tokens (in full precision)."""
 
     def asked(one: Arm) -> list[object]:
         values = {**dict(one.pair), **dict(one.sampling), **dict(one.work)}
@@ -325,7 +325,7 @@ def _settings_of(
 
 
 def _differing(tables: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the names of the settings that are not the same for all arms."""
+    """Return the names of the settings whose value differs between arms."""
     names = {name for table in tables for name in table}
     return {name for name in names if len({repr(table.get(name)) for table in tables}) > 1}
 

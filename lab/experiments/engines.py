@@ -80,7 +80,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """End the engine's processes."""
+        """End the processes of the engine."""
 
 
 def host_of(arm: Arm) -> Hashable:
@@ -118,7 +118,7 @@ class Warm:
         self._engines: OrderedDict[Hashable, Engine] = OrderedDict()
 
     def of(self, arm: Arm) -> tuple[Engine, bool]:
-        """Return the engine of an arm, and True if it was started now.
+        """Return the engine of an arm, started if need be, and True if it was started now.
 
         Raises what starting an engine raises.
         """
@@ -138,7 +138,7 @@ class Warm:
             engine.close()
 
     def close(self) -> None:
-        """End all engines."""
+        """End the processes of all engines."""
         with contextlib.ExitStack() as stack:
             for engine in self._engines.values():
                 stack.callback(engine.close)

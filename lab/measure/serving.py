@@ -41,7 +41,7 @@ class Slice:
     between_s: list[float] = field(default_factory=list)  # from chunk to chunk, by token
 
     def add(self, other: "Slice") -> None:
-        """Put two together."""
+        """Add the sums of another slice to this one."""
         self.seconds += other.seconds
         self.num_tokens += other.num_tokens
         self.num_texts += other.num_texts

@@ -101,7 +101,7 @@ class Race:
         return self.num_tokens * self._times.pass_ / self.now
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:
-        """Schedule an event."""
+        """Schedule `happen` for virtual time `when`."""
         self._num_events += 1
         heappush(self._events, (when, self._num_events, happen))
 

@@ -59,7 +59,7 @@ class Rounds:
 
 
 def rounds_of(traces: Mapping[str, Trace], title: str, facts: tuple[str, ...]) -> Rounds:
-    """The same span of time of each policy: some rounds of the first one."""
+    """Return a span of each policy's time, as long as some rounds of the first policy."""
     paths = {name: paths_of(trace)[0] for name, trace in traces.items()}
     span_ns = _span_ns(next(iter(paths.values())))
     panels = (_panel(name, trace, paths[name], span_ns) for name, trace in traces.items())

@@ -115,7 +115,7 @@ def after(said: str, words: str) -> str:
 
 
 def as_svg(said: str, title: str, columns: int = COLUMNS) -> str:
-    """A drawing of what a terminal shows, in the colours of THEME. Deterministic."""
+    """Return a drawing of what a terminal shows, in the colours of THEME. Deterministic."""
     console = Console(
         record=True, width=columns, file=io.StringIO(), force_terminal=True, highlight=False
     )

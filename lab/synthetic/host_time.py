@@ -59,7 +59,7 @@ class Watch:
         self._deadline: float | None = None  # deadline that the state machine set at that tick
 
     def heard(self, now: float) -> None:
-        """Note that a frame has come."""
+        """Note the time of a frame, if it is the first since the last tick without a launch."""
         if self._event is None:
             self._event = now
 

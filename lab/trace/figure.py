@@ -64,7 +64,7 @@ def interesting(path: Path) -> range:
 
 
 def draw(figure: Any, trace: Trace, path: Path, rounds: range) -> None:
-    """Draw these rounds of a text, and everything else that happened at that time."""
+    """Draw these rounds of a text, with all processes, messages and arrows of that time."""
     start_ns, end_ns = path.rounds[rounds[0]].start_ns, path.rounds[rounds[-1]].end_ns
     picture = _Picture(figure, trace, start_ns, end_ns)
     for process in trace.processes.values():
@@ -270,7 +270,7 @@ def _simulated(trace: Trace) -> str:
 
 
 def _colour(category: str, role: str) -> str:
-    """A model has its process's colour, and choosing tokens a paler one."""
+    """Return a colour: a process's own for its model, a paler one for choosing tokens."""
     if category in COLOURS:
         return COLOURS[category]
     own = ROLES.get(role, COORDINATOR)

@@ -125,7 +125,7 @@ def evaluate(folder: Path, prompts: Path | None) -> None:
 
 
 def show(label: str, *values: str) -> None:
-    """Print a line of the table."""
+    """Print one line of the table of figures."""
     print(f"{label:40}" + "".join(f"{value:>16}" for value in values), flush=True)
 
 

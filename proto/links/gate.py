@@ -284,7 +284,7 @@ class Gate:
 
     @property
     def num_refused(self) -> int:
-        """How many connections were refused so far.
+        """Return how many connections were refused so far.
 
         Must be read often: it also reads pending events.
 

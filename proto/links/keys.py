@@ -36,7 +36,7 @@ class KeyPair:
 
     @classmethod
     def new(cls) -> "KeyPair":
-        """Return a freshly made pair."""
+        """Make and return a new pair of keys."""
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
 

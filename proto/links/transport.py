@@ -263,12 +263,12 @@ class Listener:
 
     @property
     def num_refused(self) -> int:
-        """How many connections over TCP were refused so far."""
+        """Return how many connections over TCP were refused so far."""
         return 0 if self._gate is None else self._gate.num_refused
 
     @property
     def num_unknown(self) -> int:
-        """How many connections have shown a key that is not known."""
+        """Return how many connections have shown a key that is not known."""
         return 0 if self._gate is None else self._gate.num_unknown
 
     def turned_away(self) -> list[str]:

@@ -107,7 +107,7 @@ class Count:
 
     @property
     def done(self) -> int:
-        """The number of bytes so far."""
+        """Return the number of bytes received so far."""
         return min(self.total, max((bar.n for bar in self._bars), default=0))
 
     def words(self, now: float) -> str:

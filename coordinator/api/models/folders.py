@@ -37,12 +37,12 @@ class Checkpoint:
 
     @property
     def config(self) -> Path:
-        """The path of config.json, for messages."""
+        """Return the path of config.json, for messages."""
         return self.folder / "config.json"
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The part of config.json that describes the language model."""
+        """Return the part of config.json that describes the language model."""
         inner = self.stated.get("text_config")
         return inner if isinstance(inner, dict) else self.stated
 

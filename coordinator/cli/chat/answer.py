@@ -168,7 +168,7 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens so far."""
+        """Return the number of tokens that the answer has so far."""
         return self._num_tokens
 
     def stop(self) -> None:

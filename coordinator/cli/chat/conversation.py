@@ -167,12 +167,12 @@ class Conversation:
 
     @property
     def num_turns(self) -> int:
-        """The number of questions that have an answer."""
+        """Return the number of questions that have an answer."""
         return len(self._turns)
 
     @property
     def messages(self) -> list[Message]:
-        """All messages, in the form that a chat template reads."""
+        """Return all messages, in the form that a chat template reads."""
         said = [("system", self.system)] if self.system else []
         for turn in self._turns:
             said += [("user", turn.question), ("assistant", turn.answer)]
@@ -204,7 +204,7 @@ class Conversation:
         return had_one
 
     def reset(self) -> None:
-        """Remove all turns."""
+        """Remove all turns of the conversation."""
         self._turns.clear()
 
     def rendered(self, encode: Encode, max_len: int) -> Rendered:

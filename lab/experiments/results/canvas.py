@@ -61,7 +61,7 @@ class Dot:
 
 
 def looks(families: Iterable[str]) -> dict[str, Look]:
-    """The colour and mark of each family. A policy has the same ones in every experiment."""
+    """Return the colour and mark of each family; a policy has its own in all experiments."""
     found: dict[str, Look] = dict(POLICIES)
     others = [name for name in dict.fromkeys(families) if name not in found]
     return found | {name: PEERS[number % len(PEERS)] for number, name in enumerate(others)}
@@ -69,18 +69,18 @@ def looks(families: Iterable[str]) -> dict[str, Look]:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Fonts and lines of everything that is drawn within."""
+    """While inside, matplotlib draws with our fonts and lines (`STYLE`)."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 
 
 def canvas(height: float) -> Figure:
-    """An empty picture of so many inches."""
+    """Return an empty figure of this height in inches."""
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def as_png(figure: Figure) -> bytes:
-    """The bytes of the file. The same figure gives the same bytes at any time, on any machine."""
+    """Return the figure as a PNG file; equal figures give equal bytes on every machine."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return file.getvalue()
@@ -147,7 +147,7 @@ def without_y(axes: Axes, *, top: float, bottom: float) -> None:
 
 
 def counted(axes: Axes, most: int) -> None:
-    """Shares over counts from 1 on."""
+    """Label the x axis with counts 1..most, and the y axis with percentages."""
     axes.set_xticks(range(1, most + 1, 1 + (most - 1) // 6))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 

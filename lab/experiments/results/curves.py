@@ -113,7 +113,7 @@ def curves_of(header: Header, speedups: Mapping[str, Ratio]) -> Curves | None:
 
 
 def draw(curves: Curves, look_of: Mapping[str, Look] | None = None) -> bytes:
-    """The PNG file. A line for each policy and whatever else differs, with whiskers.
+    """Return a PNG with a line for each policy (and other difference), with whiskers.
 
     look_of  by family; None: as its lines come
     """
@@ -219,7 +219,7 @@ def _crossed(
 
 
 def crossings(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, bool]]:
-    """Where straight lines from point to point go through 1, and whether they fall there."""
+    """Return (x, goes down) of each point where the line through the points crosses y = 1."""
     return [
         (x + (next_x - x) * (1 - y) / (next_y - y), y >= 1)
         for (x, y), (next_x, next_y) in pairwise(zip(xs, ys, strict=True))

@@ -129,7 +129,7 @@ def speedup(material: Material) -> bytes | None:
 
 
 def categories(material: Material) -> bytes | None:
-    """Speed-up by category, of the arm of each family whose mean is the highest."""
+    """Return a PNG of the speed-up by category, for each family's best arm; None: one category."""
     best: dict[str, str] = {}
     for arm, ratio in material.speedups.items():
         name = material.families[arm]
@@ -289,7 +289,7 @@ def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None
 
 
 def _finished(material: Material, figure: Figure, title: str, *more: str) -> bytes:
-    """The picture with its heading: what was measured, what simulated, and what neither."""
+    """Add the title and the facts (what was measured, what simulated); return the PNG."""
     heading(figure, title, [*facts(material.header, material.whole), *more])
     return as_png(figure)
 

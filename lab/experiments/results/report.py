@@ -405,7 +405,7 @@ def _cell(one: Summary) -> str:
 
 
 def _shared(arms: Sequence[ArmRecord]) -> dict[str, str]:
-    """Return the settings that have the same value in all arms."""
+    """Return the settings that have one value in all arms."""
     if not arms:
         return {}
     return {

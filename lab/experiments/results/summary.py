@@ -165,7 +165,7 @@ def overall(summaries: Iterable[Summary]) -> list[Summary]:
 
 
 def sound(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are not void; a void text makes all texts of the same time void."""
+    """Return the rows that are not void; a void text makes all texts of its turn void."""
     void = {(row.key, row.turn) for row in rows if row.void}
     return [row for row in rows if (row.key, row.turn) not in void]
 

@@ -220,7 +220,7 @@ def _simulation(arms: Sequence[ArmRecord]) -> str:
 
 
 def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
-    """For each baseline the fastest arm, if there is one; then whether the texts are the same."""
+    """Return sentences: the fastest arm for each baseline, then whether the texts are equal."""
     whole = overall(summaries)
     rivals: dict[str, list[Summary]] = defaultdict(list)
     baselines = {arm.name: arm.baseline for arm in header.arms}
@@ -240,7 +240,7 @@ def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
 
 
 def _compared(arms: Sequence[Summary], base: str) -> str:
-    """Arms with the same baseline: which is the fastest, or that no difference is shown."""
+    """Return a sentence on arms of one baseline: which is fastest, or that none is shown to be."""
     ranked = sorted(arms, key=_mean, reverse=True)
     first = ranked[0]
     ratio = first.speedup
@@ -289,7 +289,7 @@ def _mean(summary: Summary) -> float:
 
 
 def _overlap(one: Summary, other: Summary) -> bool:
-    """Whether no difference is shown between them. An arm without an interval shows none."""
+    """True if no difference is shown between both arms; one without an interval shows none."""
     a, b = one.speedup, other.speedup
     if a is None or b is None:
         return False
@@ -380,7 +380,7 @@ def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
 
 
 def _kind(kind: tuple[str, dict[str, str]], num_all: int) -> str:
-    """A sentence. Arms that are too many for their names are counted, by what is wrong."""
+    """Return a sentence on what is wrong with arms, named, or only counted if they are many."""
     words, arms = kind
     if len(arms) <= MAX_WARNED:
         named = [f"{shortened(arm)} ({number})" for arm, number in arms.items()]

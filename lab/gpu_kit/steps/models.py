@@ -88,7 +88,7 @@ def make_models(work: Path, scale: Scale, device: str) -> Models:
 
 
 def long_model(context: Context, folder: Path) -> Path:
-    """Return the folder of the same model with a larger limit of positions, for long texts."""
+    """Make a copy of the model's folder with a larger limit of positions; return the folder."""
     longest = LONGEST_SMALL if context.is_small else LONGEST
     beside = folder.with_name(f"{folder.name}-long")
     beside.mkdir(exist_ok=True)
