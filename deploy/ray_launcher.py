@@ -211,7 +211,7 @@ class RayLauncher:
         self._lost.discard(role)
 
     def ended(self) -> list[Obituary]:
-        """Return how each node ended that has ended since the last call."""
+        """Remove the nodes that have ended, and return how each of them ended."""
         found = [(role, death) for role, death in list(self._deaths.items()) if death.done()]
         for role, _ in found:
             del self._deaths[role]

@@ -82,7 +82,7 @@ class Given:
         return end if end > 1 else 0
 
     def take(self, start: int, end: int) -> tuple[bytes | None, ...]:
-        """Return the features before the tokens at positions [start, end); None where none came.
+        """Take the features before tokens at positions [start, end); each is None if none came.
 
         They, and all before them, are forgotten.
         """

@@ -99,7 +99,10 @@ class Worker:
         return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
     def compute(self, action: Compute) -> Proposed:
-        """Run the Compute and return its result, valid once a simulated device has ended it."""
+        """Run the Compute and return its result, valid once a simulated device has ended it.
+
+        Raises EngineError if one of several ranks lacks memory.
+        """
         try:
             made = self._forward(action)
         except (RuntimeError, MemoryError) as error:

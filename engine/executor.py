@@ -547,7 +547,7 @@ class ModelExecutor(Executor):
         return self._total
 
     def _count_for(self, parts: Collection[Any]) -> int | None:
-        """Return the number of rows to which each lane (rows [5, n]) is padded, or None."""
+        """Return how many rows each lane (rows [5, n]) is padded to; None: there is no padding."""
         assert self._backend is not None, "this executor was freed"
         most = max(rows.shape[1] for rows in parts)
         if self.fixed_rows is not None:

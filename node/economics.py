@@ -106,7 +106,9 @@ class Replies:
     def slow_s(self) -> float:
         """Return the upper quartile of the newest replies in seconds; 0: there are none.
 
-        Three of four replies are faster.
+        Three of four replies are faster. The few replies that are late because a message was lost
+        and
+        sent again do not count so.
         """
         if not self._newest_s:
             return 0.0

@@ -249,7 +249,10 @@ class Home:
         return step_pays(tips[0].chance, step_s, self._costs.pass_s)
 
     def _drafting_pays(self, text: Verifying, step_s: float) -> bool:
-        """True if the heads are right often enough, or were not tried on this text for long."""
+        """True if the heads should draft for this text; then note where they draft.
+
+        They are right often enough, or were not tried on this text for long.
+        """
         session, length = text.opened.session, len(text.tree.text)
         num_texts = sum(not other.finished for other in self.texts.values())
         passes = self._costs.passes(num_texts)

@@ -182,7 +182,9 @@ class Courses:
         self._courses: dict[tuple[Hashable, int], Course] = {}  # by kind of text and crowd
 
     def of(self, opened: Open, num_texts: int) -> Course | None:
-        """Return the measurements of texts like this one where `num_texts` texts share the passes.
+        """Return (and keep as newest) the measurements of texts like this one, or None.
+
+        They hold where `num_texts` texts share the passes; made anew if there are none yet.
 
         None: the drafter never rests for texts of this kind.
         """

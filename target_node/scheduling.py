@@ -122,7 +122,7 @@ class Schedule:
         return (*self._take_moves(), *actions)
 
     def _next(self, texts: Texts, now: float) -> Sequence[Action]:
-        """Return the action for the device, or until when it waits."""
+        """Start what the device does next, and return its action, or until when it waits."""
         by_turn = sorted(
             (text for text in texts.values() if not text.finished), key=lambda text: text.served
         )

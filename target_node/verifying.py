@@ -271,7 +271,7 @@ class Verifying:
         return (self._repeat(length, now),)
 
     def _repeat(self, base_len: int, now: float) -> Send:
-        """Return a verdict with all tokens after `base_len`, and their logprobs, to be sent again.
+        """Note and return a repeated verdict with all tokens after `base_len` and their logprobs.
 
         Logprobs that were asked for are kept for all tokens that the coordinator may lack.
         """
@@ -398,7 +398,7 @@ class Verifying:
         return {} if self.is_catching_up else self.drafts.at_hand(self._num_drafts_max())
 
     def launch(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
-        """Return the Part that verifies these drafts (path hashes, likeliest first).
+        """Begin a pass; return the Part that verifies these drafts (path hashes, likeliest first).
 
         cause  why the pass starts; None: other texts have a reason, and this one joins
         """
@@ -544,7 +544,7 @@ class Verifying:
         return _Moved(base_len, base_hash, num_dead, move)
 
     def _report(self, unsaid: _Unsaid) -> Sequence[SharedAction]:
-        """Return the messages about a pass; the next pass may be running already."""
+        """Return the messages about a pass, and reset its counts; the next pass may be running."""
         judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
         outcome = judged.outcome
         sources = tuple(node.source for node in judged.accepted[: judged.num_accepted])

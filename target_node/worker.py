@@ -86,7 +86,11 @@ class Worker:
         return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
     def compute(self, action: Compute) -> Computed:
-        """Run the Compute and return its result; on one rank, lack of memory is a result, too."""
+        """Run the Compute and return its result; on one rank, lack of memory is a result, too.
+
+        Valid once a simulated device has ended it. Raises EngineError if one of several ranks lacks
+        memory.
+        """
         try:
             return self._computed(action)
         except (RuntimeError, MemoryError) as error:

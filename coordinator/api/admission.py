@@ -79,7 +79,7 @@ class Admission:
             self._waiting.remove(ticket)
 
     def check(self) -> None:
-        """Assert every invariant (for tests)."""
+        """Assert every invariant of the queue and the lanes (for tests)."""
         assert self.num_running <= self.num_lanes
         assert all(number > 0 for number in self._lanes.values())
         assert not any(ticket.has_lane for ticket in self._waiting)

@@ -179,7 +179,7 @@ def _read_text(path: Path) -> str:
 
 
 def _in_config(config: dict[str, Any]) -> str | None:
-    """Return the template in a tokenizer_config.json: a string, or the one named "default"."""
+    """Return the template in a tokenizer_config.json (the "default" of several), or None."""
     entry = config.get("chat_template")
     if isinstance(entry, list):
         named = [item for item in entry if isinstance(item, dict)]

@@ -255,7 +255,7 @@ class Pair:
         sample_index: int = 0,
         reader: Reader | None = None,
     ) -> tuple[TokenStream, int]:
-        """Start a text; return its stream and the seed that it uses. Raises ConfigurationError.
+        """Start a text; return (its stream, its seed). Raises ConfigurationError, NodeError.
 
         The stream ends by tokens only: `Assembly`, which makes text of the tokens, finds stop
         strings.

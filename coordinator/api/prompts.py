@@ -118,6 +118,8 @@ class Tokenization:
 
         As in vLLM, the form with a space is included only if it has as many tokens and begins with
         a different one.
+
+        Raises ConfigurationError if a word cannot be encoded.
         """
         found: list[tuple[int, ...]] = []
         for word in words:

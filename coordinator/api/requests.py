@@ -94,7 +94,7 @@ class Request:
         return stream
 
     def read(self, stream: TokenStream) -> "Step | None":
-        """Return the step of the stream's next item, or None if it adds nothing.
+        """Take the stream's next item; return the step that it makes, or None if it adds nothing.
 
         Raises the error that ended the text.
         """
@@ -219,7 +219,10 @@ class Batch:
         self._winds_up = True
 
     def steps(self) -> Generator[Step, None, None]:
-        """Start the texts and yield each step as it comes, all mixed; waits in this thread."""
+        """Start the texts and yield each step as it comes, all mixed; waits in this thread.
+
+        Raises the error that ended the pair, or another error than TextError that ended a text.
+        """
         news: queue.SimpleQueue[TokenStream] = queue.SimpleQueue()
         reader = Reader(self._since, news.put)
         try:
@@ -236,7 +239,10 @@ class Batch:
             self._leave()
 
     async def steps_async(self) -> AsyncGenerator[Step, None]:
-        """Yield the steps of all texts as they come, in an event loop, without a waiting thread."""
+        """Yield the steps of all texts as they come, in an event loop, without a waiting thread.
+
+        Raises as `steps` does.
+        """
         news: asyncio.Queue[TokenStream] = asyncio.Queue()
         reader = Reader(self._since, teller(asyncio.get_running_loop(), news.put_nowait))
         try:
@@ -264,7 +270,7 @@ class Batch:
             self._open[request.start(reader)] = request
 
     def _read(self, stream: TokenStream, reader: Reader) -> Step | None:
-        """Return a stream's next step, or None; at a text's end the next text is started."""
+        """Take a stream's next item; return its step or None; after its last, begin more texts."""
         request = self._open[stream]
         try:
             step = request.read(stream)

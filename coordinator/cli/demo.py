@@ -240,7 +240,10 @@ class Screen:
         self._factor = factor
 
     def show(self, title: str, explained: str, take: Take, shown: Callable[[Step], str]) -> None:
-        """Write the prompt and the text at the speed at which it came, then its figures."""
+        """Write the prompt and the text at the speed at which it came, then its figures.
+
+        Raises OutputError if it cannot be written.
+        """
         slow = f", shown {rounded(self._factor)} times slower" if self._factor > 1 else ""
         write_out(f"\n{self._styled(title + slow, BOLD)}\n")
         write_out(f"{explained}\n\n" if explained else "\n")

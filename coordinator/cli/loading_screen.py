@@ -62,7 +62,7 @@ class Invitations:
         self.configs[config.role] = config
 
     def lines(self, states: dict[Role, str], now: float) -> list[str]:
-        """Return the lines to show once nodes have not joined for SAID_AFTER_S; only once."""
+        """Return, once, the lines to show when nodes have not joined for SAID_AFTER_S; else []."""
         missing = [role for role in self.configs if states.get(role) == NOT_JOINED]
         for role in missing:
             self.since.setdefault(role, now)
@@ -265,7 +265,7 @@ class Board:
         return f"{start} {', '.join(word for word in about if word)}"[:79].rstrip()
 
     def news(self) -> list[Role]:
-        """Return the roles to report as ready now: each once, the target before the drafter."""
+        """Return the roles that became ready, and mark them as told; the target comes first."""
         found = []
         for role in self.roles():
             if self.nodes[role].ready_at is None:

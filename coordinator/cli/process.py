@@ -119,7 +119,7 @@ def prepare_streams() -> None:
 
 @contextlib.contextmanager
 def lack_of_memory_said() -> "Iterator[None]":
-    """End the process with a line on stderr if an error means that there is too little memory."""
+    """While inside, an error that means lack of memory ends the process with a line on stderr."""
     try:
         yield
     except (MemoryError, ImportError, SyntaxError, OSError, RuntimeError, SystemError) as error:

@@ -284,7 +284,8 @@ class Registry:
         return node
 
     def place_for(self, node_id: NodeId, role: Role, now: float) -> Node | None:
-        """Return the node with this id; add it if a node started by hand may take that id."""
+        """Return the node with this id, added if started by hand; None: unknown, and not allowed.
+        """
         node = self.find(node_id)
         if node is not None or not self._is_open(node_id, role):
             return node

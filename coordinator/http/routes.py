@@ -187,7 +187,7 @@ class Routes:
         return {"prompt": TargetTokenizer(self._llm.pair).decode(body.tokens)}
 
     async def health(self) -> Response:
-        """Answer 200 if texts can be written now, else raise what becomes 503 or 500."""
+        """Answer 200 if texts can be written now. Raises AwayError, ClosedError, NodeError."""
         self._llm.check_ready()
         return Response()
 

@@ -373,7 +373,7 @@ class _KindsAt:
         self._found = sorted(found, reverse=True)
 
     def within(self, span: Span) -> str:
-        """Return the kind of the message in this span; "" if unknown."""
+        """Return the kind of the message in this span; "" if unknown. Drops earlier messages."""
         while self._found and self._found[-1][0] < span.start_ns:
             self._found.pop()
         if self._found and self._found[-1][0] <= span.end_ns:

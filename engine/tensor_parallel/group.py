@@ -138,7 +138,7 @@ class Followers:
             self.is_told = False
 
     def failure(self, error: Exception) -> RankError:
-        """Return the error to raise when communication between the ranks has failed.
+        """Begin to end the process; return the error to raise after communication has failed.
 
         Waits up to `NEWS_LIMIT_S` seconds for the news which follower has ended. Ends the process
         after `LEAVE_LIMIT_S` seconds if it has not ended by then.

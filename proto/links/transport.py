@@ -272,12 +272,12 @@ class Listener:
         return 0 if self._gate is None else self._gate.num_unknown
 
     def turned_away(self) -> list[str]:
-        """Return lines, new since the last call, on processes whose name another one holds."""
+        """Take and return the new lines about processes whose name another process holds."""
         lines, self._turned_away = self._turned_away, []
         return lines
 
     def misnamed(self) -> list[str]:
-        """Return lines, new since the last call, about nodes with a known key of another node."""
+        """Take and return the new lines about nodes that show the known key of another node."""
         lines, self._misnamed = self._misnamed, []
         return lines
 

@@ -111,7 +111,7 @@ class Count:
         return min(self.total, max((bar.n for bar in self._bars), default=0))
 
     def words(self, now: float) -> str:
-        """Return the progress in words: bytes done, total, speed over the last seconds."""
+        """Note the progress at `now`; return it in words: bytes done, total, and recent speed."""
         self._seen.append((now, self.done))
         while len(self._seen) > 2 and now - self._seen[1][0] >= RATE_OVER_S:
             self._seen.popleft()

@@ -108,6 +108,8 @@ class Checkpoint:
         """Return the shapes of a head's tensors by name, read from its safetensors file.
 
         Empty if there is no such file, or if it is not downloaded yet.
+
+        Raises ModelError if the file cannot be read.
         """
         from engine.checkpoint import files as shards
         from engine.heads.stated import find_head_file
@@ -171,7 +173,7 @@ def _fetch(name: str, revision: str | None, wanted: Sequence[str], say: Say | No
 
 @contextmanager
 def _as_ours() -> Iterator[None]:
-    """Turn the engine's errors into ModelError."""
+    """While inside, turn the engine's errors into ModelError."""
     from engine.errors import EngineError
 
     try:
