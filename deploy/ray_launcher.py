@@ -391,7 +391,7 @@ def _reserve(
 
 
 def _supervisor(group: PlacementGroup, index: int, bundle: dict[str, float]) -> Any:
-    """Start an actor in a reserved place; there `cuda:0` is the GPU that Ray gives to the actor."""
+    """Start an actor in a reserved place and return it; its `cuda:0` is the GPU that Ray gives."""
     actor = ray.remote(Supervisor).options(
         num_cpus=0,
         num_gpus=bundle.get("GPU", 0),

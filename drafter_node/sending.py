@@ -35,7 +35,7 @@ class Said:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """For each node, the index of its parent within the message; -1 if that is `parent`."""
+        """Return each node's index of its parent within the message; -1 if that is `parent`."""
         where = {node.key: index for index, node in enumerate(self.nodes)}
         where[self.parent] = -1
         assert where.keys() >= {node.parent for node in self.nodes}, "a node hangs elsewhere"

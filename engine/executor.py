@@ -295,7 +295,7 @@ class ModelExecutor(Executor):
         )
 
     def _lay_out_one(self, feed: Feed, ask: Sequence[int], num_visible: int) -> ModelPass:
-        """Lay out a pass of one lane: the usual one, for which host time matters most."""
+        """Return a pass of one lane: the usual case, for which host time matters most."""
         rows = self._rows_of(feed)
         count = None if feed.masks is None else self._count_for((rows,))
         if count is not None:
@@ -424,7 +424,7 @@ class ModelExecutor(Executor):
         chained: Sequence[Choice] = (),
         say: Callable[[str], None] = lambda _: None,
     ) -> dict[int, float]:
-        """Run passes of each number of rows, so that no text waits for the first run of a shape.
+        """Run passes of each number of rows, so that no text waits; return rows -> seconds.
 
         A backend of CUDA graphs records passes of each shape at each length, so that none is
         recorded after load, and the choices and chains below; they are for it alone.

@@ -102,7 +102,9 @@ def work(
 
 
 def load(config: NodeConfig, heart: HasState) -> Engine:
-    """Load, check and warm up the node's model; with fixed rows, for that number of rows alone.
+    """Load, check and warm up the node's model, and return its engine.
+
+    With fixed rows it is warmed up for that number of rows alone.
 
     Raises:
         NodeError: there is not enough memory now, or one of its ranks has ended.
@@ -326,7 +328,7 @@ class Loop(Generic[Compute, Result]):
             raise
 
     def _turn(self, timeout_s: float, bad_frames: BadFrames) -> float:
-        """Handle all messages that have arrived, then a result if one is due, then tick.
+        """Handle arrived messages and a due result, then tick; return seconds the next may wait.
 
         Returns the seconds that the next turn may wait for messages.
         """

@@ -61,7 +61,7 @@ def refusal(
 
 
 def missing(package: str, extra: str) -> str:
-    """What to say where a package is not installed that only some commands need.
+    """Return words for a package that is not installed, which only some commands need.
 
     extra  of Slipstream, that brings it
     """

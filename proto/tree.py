@@ -270,7 +270,7 @@ class SpeculationTree:
         self._orphans.append(graft)
 
     def _adopt_orphans(self) -> int:
-        """Attach the orphans whose parents are known now, and drop those that the root has passed.
+        """Attach orphans with known parents, and drop those that the root has passed.
 
         Returns the number of new nodes.
         """

@@ -127,7 +127,7 @@ class Device:
         cost_s: float,
         host_s: float = 0.0,
     ) -> Handle:
-        """Order a forward of `cost_s` seconds; its result is `compute` of its rows' digests.
+        """Queue a forward of `cost_s` seconds; return its handle; `compute` makes its result.
 
         host_s  seconds of preparation on the host before it, in which the device is idle
         """

@@ -263,7 +263,7 @@ def make_plan(
     wider: Sequence[int] = WIDER,
     say: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Rehearse every policy with several K, and its best K with wider windows too.
+    """Rehearse every policy with several K, and its best K with wider windows; return all.
 
     drafts  values of K, ascending; K is raised or lowered as long as that makes the policy faster
     wider   further windows

@@ -197,7 +197,7 @@ class Home:
         return is_coupled or not (policy.has_drafter or message.lookup is not None)
 
     def _open_for_heads(self, text: Verifying, now: float) -> Sequence[Action]:
-        """Open a text at the heads, with all the tokens that the target has."""
+        """Open a text at the heads, with all tokens that the target has; return actions."""
         opened, tokens = text.opened, tuple(text.tree.text.tokens)
         if len(tokens) >= opened.limits.max_len:
             return ()

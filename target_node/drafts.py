@@ -75,7 +75,7 @@ class Received:
         self._model_us = 0  # model time of the drafts since the last call of `take_model_us`
 
     def add(self, draft: Draft) -> bool:
-        """Count a draft; True if it is the first of its incarnation.
+        """Count a draft's arrival; True if it is the first of its incarnation.
 
         A draft of an earlier incarnation is as usable as any; only its numbers are ignored.
         """

@@ -182,11 +182,11 @@ class Courses:
         self._courses: dict[tuple[Hashable, int], Course] = {}  # by kind of text and crowd
 
     def of(self, opened: Open, num_texts: int) -> Course | None:
-        """Return (and keep as newest) the measurements of texts like this one, or None.
+        """Return the measurements of texts like this one where `num_texts` texts share the passes.
 
-        They hold where `num_texts` texts share the passes; made anew if there are none yet.
-
-        None: the drafter never rests for texts of this kind.
+        Makes them if there are none yet. None: the drafter never rests (stops drafting) for texts
+        of this
+        kind.
         """
         kind = _kind_of(opened)
         if kind is None:

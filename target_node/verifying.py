@@ -99,7 +99,7 @@ class Failures:
         return self._read_anew_at is not None
 
     def met(self, length: int, why: str, *, is_cause: bool) -> Sequence[Send]:
-        """Note a failure of the text at this length; returns the messages to send, if it ends.
+        """Note a failure of the text at this length; return messages that end it, or ().
 
         why       reason, for people
         is_cause  True: it is known to be this text's own fault
@@ -394,7 +394,7 @@ class Verifying:
             self.drafts.add_copies(self._num_drafts_max())
 
     def at_hand(self) -> Chances:
-        """Return the drafts that a pass could verify now, with their chances."""
+        """Return the drafts that a pass could verify now, and their chances; {}: catching up."""
         return {} if self.is_catching_up else self.drafts.at_hand(self._num_drafts_max())
 
     def launch(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
@@ -448,7 +448,7 @@ class Verifying:
         )
 
     def _scored_by(self, feed: Feed) -> tuple[int, ...]:
-        """Return the prompt's tokens that follow a prefill's rows, if their logprobs are wanted."""
+        """Return the prompt's tokens that follow a prefill's rows; (): no logprobs are wanted."""
         opened = self.opened
         if feed.masks is not None or not opened.sampling.scores_prompt:
             return ()
@@ -458,7 +458,7 @@ class Verifying:
     # -- the verdict ------------------------------------------------------------------------------
 
     def computed(self, outcome: Outcome, model_us: int, now: float) -> Sequence[SharedAction]:
-        """Handle the outcome of the running pass: judge the drafts, and advance text and cache."""
+        """Judge the drafts by the pass's outcome, advance text and cache; return actions."""
         running, self._running = self._running, None
         assert running is not None
         if outcome.failure:
@@ -475,7 +475,7 @@ class Verifying:
         return () if moved.move is None else (MoveRows((moved.move,)),)
 
     def afterwards(self) -> Sequence[SharedAction]:
-        """Send the verdict of the last pass, and learn from it; no device waits for this."""
+        """Learn from the last pass and return its verdict; no device waits for this."""
         unsaid, self._unsaid = self._unsaid, None
         if unsaid is None:
             return ()
@@ -484,7 +484,7 @@ class Verifying:
         return said
 
     def _on_failure(self, why: str, now: float, *, is_cause: bool) -> Sequence[SharedAction]:
-        """Drop the cache of this text, and read it anew, or end it."""
+        """Drop this text's cache, to read it anew, or end the text; return actions."""
         self.ready_at = now
         self.slots.truncate(0)
         said = self._failures.met(len(self.tree.text), why, is_cause=is_cause)
@@ -523,7 +523,7 @@ class Verifying:
         )
 
     def _advance(self, judged: Judged, now: float) -> _Moved:
-        """Commit the judged tokens: the root moves, and drafts that are not below it die."""
+        """Commit the judged tokens and move the root; drafts not below it die; return changes."""
         outcome, base_len, base_hash = judged.outcome, len(self.tree.text), self.tree.root
         self.finished = judged.finish is not None
         is_new_attempt = self.opened.rule is not Rule.COUPLED and judged.has_rejected

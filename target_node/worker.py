@@ -81,7 +81,7 @@ class Worker:
         self.forwards = forwards
 
     def launch(self, action: Compute) -> Launched[Computed]:
-        """Start a pass, and choose or judge at the rows that are asked."""
+        """Start a pass, choose or judge at the asked rows; return the result and when it ends."""
         done = self.compute(action)
         return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
@@ -130,7 +130,7 @@ class Worker:
             return None
 
     def _again(self, part: Part, num_asked: int, layers: Layers) -> Outcome:
-        """Compute the rows of one text again, one by one, so that a bad draft spoils no others."""
+        """Compute a text's rows again, one by one, so that a bad draft spoils no others."""
         again = self.forwards.run_again(part.feed, num_asked, layers)
         bad = Outcome((), was_repeated=True, bad_at=part.feed.positions[-num_asked])
         if again.culprit is not None:
@@ -150,7 +150,7 @@ class Worker:
         return _with_features(part, outcome, again.features)
 
     def _outcome_of_chain(self, part: Part, wanted: Judge, again: Again) -> Outcome:
-        """Judge a chain up to the first draft whose row is bad, which the row before judges.
+        """Return the outcome of a chain, judged up to the first draft whose row is bad.
 
         If that draft is accepted, no token follows it here, and the next pass begins with it.
         """

@@ -64,7 +64,7 @@ class ChatTemplate:
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "ChatTemplate":
-        """Read the template of a model in a folder or on the hub. Raises ModelError."""
+        """Read and return a model's chat template, from a folder or the hub. Raises ModelError."""
         config = _read_json(find_file(model, revision, "tokenizer_config.json"))
         path = find_file(model, revision, "chat_template.jinja")
         source = _in_config(config) if path is None else _read_text(path)

@@ -116,7 +116,9 @@ class LLM:
         *,
         use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several by the target's chat template; raises as `generate`.
+        """Answer one conversation or several by the target's chat template; return the outputs.
+
+        Raises ModelError if there is no usable template, and what `generate` raises.
         """
         self._check_open()
         return self._answers(self.asking.chat_requests(messages, sampling_params), use_tqdm)

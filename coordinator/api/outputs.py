@@ -223,5 +223,5 @@ class Assembly:
 
 
 def merged(texts: Sequence[RequestOutput]) -> RequestOutput:
-    """Merge several continuations of one prompt; the first has the prompt's logprobs."""
+    """Return several texts of one prompt as one output; the first has the prompt's logprobs."""
     return replace(texts[0], outputs=[output for text in texts for output in text.outputs])

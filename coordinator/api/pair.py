@@ -143,7 +143,7 @@ class Pair:
         return self.service.states()
 
     def whereabouts(self) -> list[str]:
-        """Return a line on each node's host and device if nodes may be on other hosts."""
+        """Return a line on each node's host and device; [] if the pair has no keys (one host)."""
         if self._launcher.keys is None:
             return []
         registry = self.service.registry

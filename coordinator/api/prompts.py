@@ -79,7 +79,7 @@ class Tokenization:
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "Tokenization | None":
-        """Read a model's tokenizer; None if it has none. Raises ModelError."""
+        """Read and return a model's tokenizer; None if it has none. Raises ModelError."""
         path = find_file(model, revision, "tokenizer.json")
         if path is None:
             return None

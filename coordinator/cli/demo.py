@@ -62,7 +62,7 @@ class Take:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second over the whole time, with the time for the prompt."""
+        """Return the tokens per second over the whole time, that of the prompt included."""
         return self.metrics.tokens_per_second
 
 
@@ -193,7 +193,7 @@ def _measured(
     request: SamplingParams,
     ways: Sequence[SpeculationConfig],
 ) -> list[list[Take]]:
-    """Measure takes of each setting in `ways`, in alternation. The first NUM_WARM of each warm up.
+    """Return takes of each setting in `ways`, made in turn; the first NUM_WARM of each warm up.
 
     Raises NodeError, ConfigurationError.
     """
@@ -210,7 +210,7 @@ def _measured(
 def _take(
     pair: Pair, way: SpeculationConfig, text: str, ids: tuple[int, ...], params: SamplingParams
 ) -> Take:
-    """Generate the text once; record only the time of each step."""
+    """Generate the text once; return the time of each step."""
     request = Request(pair, way, text, ids, params)
     steps = []
     since = time.monotonic()

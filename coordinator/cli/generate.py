@@ -317,7 +317,7 @@ class Run:
         return all(prompt.is_well for prompt in prompts)
 
     def _prompt(self, index: int, total: int, asked: Asked) -> _Prompt:
-        """Make the request of a prompt; a refused one gets a `misfit` if there are others."""
+        """Return a prompt with its request; a refused one gets a `misfit` if there are others."""
         skips = self.request.skip_special_tokens
         decoder = partial(self.pair.decoder, skip_special_tokens=skips)
         place = Place(index, total, asked.text, decoder)

@@ -166,7 +166,7 @@ def models_of(pair: PairConfig) -> dict[Role, Model]:
 
 
 def size_of(model: Model) -> str:
-    """Return the size of a model in words (bytes, layers), as far as files on this machine tell."""
+    """Return a model's size in words (bytes, layers) by files on this machine; "": unknown."""
     folder = model.folder()
     if folder is None:
         return ""

@@ -113,7 +113,7 @@ class SpeculationView:
         return "".join(map(self._pen.draw, segments))
 
     def _released(self, room: int) -> list[Segment]:
-        """Take the waiting segments that the next `room` characters of the text cover."""
+        """Take and return the waiting segments that the text's next `room` characters cover."""
         released = []
         while self._waiting:
             segment = self._waiting.popleft()
@@ -168,7 +168,7 @@ class ColourPen:
     _is_in_line: bool = False
 
     def draw(self, segment: Segment) -> str:
-        """Return the segment in colour, after the pass sign if one is due; note a new pass."""
+        """Return the segment in colour, after the pass sign if one is due; "" for a new pass."""
         drawn = coloured(segment)
         if segment.kind is Kind.BOUNDARY:
             self._pending = drawn if self._is_in_line else ""

@@ -284,8 +284,7 @@ class Registry:
         return node
 
     def place_for(self, node_id: NodeId, role: Role, now: float) -> Node | None:
-        """Return the node with this id, added if started by hand; None: unknown, and not allowed.
-        """
+        """Return the node with this id, added if started by hand; None: unknown, may not join."""
         node = self.find(node_id)
         if node is not None or not self._is_open(node_id, role):
             return node
@@ -306,7 +305,7 @@ class Registry:
         return is_wanted and node_id in names_by_hand(role)
 
     def awaits_no_longer(self, now: float) -> list[Node]:
-        """Stop waiting for drafters, started by hand, that have not joined; return these."""
+        """Stop waiting for drafters, started by hand, that have not joined; return these, or []."""
         since = [node.joined_at for node in self.ready(Role.TARGET) if node.joined_at is not None]
         if not since or now - min(since) < JOIN_LIMIT_S:
             return []
@@ -374,7 +373,7 @@ class Registry:
         return [node for node in self.of_role(role) if node.health is Health.READY]
 
     def worked_s(self, node_id: NodeId, now: float) -> float | None:
-        """Return for how many seconds a node has been ready; None: it was never accepted."""
+        """Return for how many seconds a node has been ready (0: not yet); None: never accepted."""
         node = self._nodes.get(node_id)
         if node is None or node.hello is None:
             return None

@@ -191,7 +191,7 @@ class Service:
 
     @property
     def num_texts(self) -> int:
-        """Texts that were asked for and have not ended."""
+        """Return the number of texts that were asked for and have not ended."""
         return len(self._streams)
 
     def check_alive(self) -> None:

@@ -297,7 +297,7 @@ class StopStrings:
         return self._held.find(stop, start) + len(stop) if stop in self._held[start:] else 0
 
     def _num_open(self) -> int:
-        """Return the longest end of the held text that begins a stop string: its length."""
+        """Return the length of the longest end of the held text that begins a stop string, or 0."""
         longest = max((len(stop) for stop in self._strings), default=0) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             tail = self._held[-size:]

@@ -233,7 +233,7 @@ class Simulated:
 
     @property
     def words(self) -> str:
-        """One line for people that says what is simulated."""
+        """Return a line for people that says what is simulated."""
         devices = {
             "a target pass": (self.target_ms, self.target_ms_per_row),
             "a draft step": (self.draft_ms, self.draft_ms_per_row),
@@ -244,7 +244,7 @@ class Simulated:
 
     @property
     def verdict(self) -> str:
-        """One line for people that says whether the figures can be trusted.
+        """Return a line for people that says whether the figures can be trusted.
 
         Empty if no forward was reported, or if it is not known in which time they ran.
         """
@@ -274,7 +274,7 @@ class Simulated:
 
 
 def late_share(times: Iterable[tuple[float, float]]) -> float:
-    """Return the share of the time by which forwards took longer than simulated, at most.
+    """Return the share of the time by which forwards took longer than simulated; 0: none.
 
     times  pairs (ms by which forwards were late, ms that elapsed). Each pair counts as late by at
            most its elapsed time: two devices can be late at once, and a device can be late by a
@@ -489,7 +489,7 @@ class Metrics:
 
 
 def _speedup(emitted: list[tuple[float, int]], plain_us: float) -> float:
-    """Return the speed divided by that of plain decoding, which takes `plain_us` a token."""
+    """Return the speed over that of plain decoding (`plain_us` a token); 0: no time passed."""
     elapsed_s = emitted[-1][0] - emitted[0][0]
     return _written(emitted) * plain_us / 1e6 / elapsed_s if elapsed_s > 0 else 0.0
 

@@ -61,7 +61,7 @@ class Scale:
         return cls(min(times, default=0), pids, texts)
 
     def us(self, ns: int) -> float:
-        """Convert a time in nanoseconds to microseconds since the file's zero."""
+        """Return a time (nanoseconds) as microseconds since the file's zero."""
         return round_us(ns - self.start_ns)
 
     def span(

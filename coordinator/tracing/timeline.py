@@ -109,7 +109,7 @@ class Clock:
         return replace(self, knots=knots, error_ns=error_ns)
 
     def ours(self, theirs_ns: int) -> int:
-        """Convert a time of that clock to our clock; nanoseconds."""
+        """Return a time of that clock as a time of our clock; nanoseconds."""
         after = bisect_right(self.knots, (theirs_ns, 0))
         if after in (0, len(self.knots)):
             return theirs_ns - self.knots[min(after, len(self.knots) - 1)][1]
@@ -121,7 +121,7 @@ SAME = Clock()
 
 
 def clock_of(exchanges: Iterable[Exchange], *, same_host: bool) -> Clock | None:
-    """Estimate the clock of a node from its exchanges; None if there is nothing to tell it.
+    """Return the estimated clock of a node, from its exchanges; None: too few to tell.
 
     same_host  the node says that it runs on our host, where all processes have one clock; this is
                believed unless the exchanges contradict it

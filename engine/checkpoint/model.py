@@ -301,7 +301,7 @@ def load_model(
     device: str = "cpu",
     rank: Rank | None = None,
 ) -> LoadedModel:
-    """Load a causal language model from a folder or from the Hugging Face hub.
+    """Load and return a causal language model from a folder or from the Hugging Face hub.
 
     name      a folder, or `organisation/model`; safetensors weights only, plain or packed as in
               `quantised/formats.py`; no code from the model
@@ -382,7 +382,7 @@ class Checked:
 
 
 def check_checkpoint(name: str, revision: str | None) -> Checked:
-    """Find a model's folder and check its tensors' sizes against config.json; reads no weight.
+    """Check a model's tensors' sizes against config.json; return the facts; reads no weight.
 
     Sets transformers' own logging to errors only, and its progress bars off.
 

@@ -72,7 +72,9 @@ class Settings(Protocol):
 
     @property
     def repetition_penalty(self) -> float:
-        """Factor: positive logits of tokens in the text are divided by it, others multiplied.
+        """Return the factor by which the logits of tokens in the text are made smaller.
+
+        Positive logits are divided by it, others multiplied. 1 is off.
 
         1 is off.
         """
@@ -87,7 +89,7 @@ class Settings(Protocol):
 
     @property
     def bias_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens whose logits get a bias."""
+        """Return the ids of the tokens whose logits get a bias."""
 
     @property
     def bias_values(self) -> tuple[float, ...]:
@@ -95,7 +97,7 @@ class Settings(Protocol):
 
     @property
     def banned(self) -> tuple[tuple[int, ...], ...]:
-        """Banned token sequences: the last token may not follow the others."""
+        """Return the banned token sequences: the last token of each may not follow the others."""
 
     @property
     def min_tokens(self) -> int:
@@ -103,7 +105,7 @@ class Settings(Protocol):
 
     @property
     def late_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that would end the text."""
+        """Return the ids of the tokens that would end the text."""
 
 
 MAX_TEXTS = 64  # number of texts whose processors are kept; for others they are made anew

@@ -302,7 +302,7 @@ class FusedBackend(Recordable):
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
-        """Run a pass with the operators one by one."""
+        """Run a pass with the operators one by one; return logits and features."""
         ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)

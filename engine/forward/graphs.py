@@ -392,7 +392,7 @@ class GraphBackend(Backend):
     def _compute(
         self, rows: torch.Tensor, shape: Shape, num_visible: int, layers: Layers = ()
     ) -> Output:
-        """Compute a pass on the device, in the form that is recorded."""
+        """Compute a pass on the device in the form to be recorded; return logits and features."""
         split = num_visible == EVERY_LENGTH
         mask = None if split else from_words(rows[3:], num_visible, self._dtype)
         return self._inner.compute_recorded(rows, shape, mask, layers)

@@ -278,7 +278,7 @@ class EagleExecutor(Executor):
         self._attention = LaneAttention(self._cache[None], self.lanes, group, config.dim**-0.5)
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> EaglePass:
-        """Lay out a pass on the host; it must be run (`forward`) before another is laid out."""
+        """Lay out a pass on the host and return it; run it before another is laid out."""
         assert 0 < len(feeds) <= self.num_lanes_per_pass
         assert len({feed.lane for feed in feeds}) == len(feeds), "two feeds of one lane"
         assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)

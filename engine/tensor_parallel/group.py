@@ -334,7 +334,7 @@ def _adder(failure: Callable[[Exception], RankError]) -> Callable[[torch.Tensor]
 
 
 def _started(words: str, start: Start) -> _Follower:
-    """Start a follower's process and send it `start`. Raises RankError if it cannot start."""
+    """Start a follower's process, send it `start`, and return it. Raises RankError if it fails."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     try:
         reading, writing = os.pipe()

@@ -196,7 +196,7 @@ def is_same_text(arm: Arm, other: Arm) -> bool:
 
 
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Read an experiment file; `overrides` replace settings of all its arms.
+    """Read and return an experiment file; `overrides` replace settings of all its arms.
 
     Raises ConfigurationError.
     """
@@ -331,7 +331,7 @@ def _differing(tables: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _short(key: str, value: object) -> str:
-    """Return how a setting is written in the name of an arm."""
+    """Return how a setting is written in an arm's name; "": the value is ""."""
     if value is True:
         return key.replace("_", " ")
     if value == "":

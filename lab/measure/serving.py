@@ -51,7 +51,7 @@ class Slice:
 
     @property
     def rate(self) -> float:
-        """Tokens per second of all clients together."""
+        """Return the tokens per second of all clients together; 0: no time has passed."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
 
@@ -66,7 +66,10 @@ class Load:
         self.texts: dict[tuple[int, bool], str] = {}
 
     async def slice(self, num_clients: int, seconds: float, *, is_plain: bool, first: int) -> Slice:
-        """So many clients for so long; `first`: the number of the first request."""
+        """Let `num_clients` clients ask for `seconds` seconds; return the sums of their answers.
+
+        first  the number of the first request
+        """
         made = Slice()
         numbers = iter(range(first, first + 1_000_000))
         limits = httpx.Limits(max_connections=num_clients)

@@ -134,7 +134,7 @@ class Race:
             self._at(self._free_at, partial(self._drafted, tips))
 
     def _tips(self, root: Node) -> list[Node]:
-        """Return the likeliest nodes below a root that have not been expanded, at most WIDTH."""
+        """Return at most WIDTH likeliest nodes below a root to expand; []: the tree is full."""
         open_: list[Node] = []
         found = [root]
         for node in found:

@@ -22,7 +22,7 @@ READ_SIZE = 1 << 16
 
 
 def _parts(colour: str) -> tuple[int, int, int]:
-    """Red, green and blue of `#rrggbb`."""
+    """Return red, green and blue (0..255) of `#rrggbb`."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 

@@ -61,7 +61,10 @@ class Either:
 
 
 def costs_of(text: str) -> Costs:
-    """Parse `5/1`: milliseconds of a target pass and of a draft step. Raises ValueError."""
+    """Return the costs in text like `5/1`: ms of a target pass and of a draft step.
+
+    Raises ValueError for other text.
+    """
     target, draft = map(float, text.split("/"))
     if not (target > 0 and draft > 0):
         raise ValueError(text)

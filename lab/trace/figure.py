@@ -262,7 +262,7 @@ def _directions(
 
 
 def _simulated(trace: Trace) -> str:
-    """What is not of this machine, in words; empty: nothing."""
+    """Return what was simulated, in words that begin with ";"; "": nothing."""
     settings = trace.about.get("settings", {})
     names = {"simulate_target_ms": "target", "simulate_draft_ms": "drafter", "link": "link"}
     found = [words for name, words in names.items() if settings.get(name)]

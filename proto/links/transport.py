@@ -142,7 +142,7 @@ def _wait(
 
 
 def _poll_exactly(poller: zmq.Poller, timeout_s: float) -> list[tuple[Any, int]]:
-    """Poll for `timeout_s` with an error of about 0.1 ms: in the kernel, then in short sleeps.
+    """Return the sockets that are ready within `timeout_s`, kept to about 0.1 ms.
 
     The kernel waits whole milliseconds. The short sleeps keep no core busy.
     """

@@ -159,7 +159,7 @@ def _bars_of(count: Count) -> type[_Bar]:
 
 
 def _watched(download: Callable[[], str], name: str, count: Count, say: Say | None) -> Path:
-    """Run the download in a thread; report its progress, and raise ModelError if it stalls."""
+    """Run a download in a thread, report progress; return its path. Raises ModelError."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="fetching")
     running = threads.submit(download)
     moved_at, before = time.monotonic(), 0

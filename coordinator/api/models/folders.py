@@ -122,7 +122,7 @@ class Checkpoint:
 
 
 def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoint:
-    """Find a model's folder and check its config.json; on the hub the weights are not downloaded.
+    """Find a model's folder and check its config.json; return it as Checkpoint; fetches no weights.
 
     Raises ModelError; ConfigurationError where the program has an `engine` of its own.
     """
@@ -151,7 +151,7 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
 
 
 def _near(name: str) -> str:
-    """Return a suggestion of the folder that was probably meant, if a similar one is beside it."""
+    """Return a suggestion of a folder with a similar name beside it; "": there is none."""
     path = path_of(name)
     if is_folder(name) or not path.name or not is_folder(str(path.parent)):
         return ""

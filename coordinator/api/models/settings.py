@@ -128,7 +128,7 @@ class ModelsConfig(Frozen):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Layers of the target whose hidden states the heads will read, as far as is known."""
+        """Return the target's layers whose hidden states the heads will read, as far as known."""
         drafter = (self.drafter, self.drafter_revision) if self.drafter_is_head else None
         found: list[int] = []
         for head in (drafter, self.home_heads):

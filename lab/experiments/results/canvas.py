@@ -87,7 +87,7 @@ def as_png(figure: Figure) -> bytes:
 
 
 def height_of(num_rows: int) -> float:
-    """Of the rows of `draw_rows`, in inches."""
+    """Return the height of `num_rows` rows of `draw_rows`, in inches."""
     return ROW * num_rows
 
 

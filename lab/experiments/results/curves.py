@@ -88,7 +88,7 @@ class Curves:
 
 
 def curves_of(header: Header, speedups: Mapping[str, Ratio]) -> Curves | None:
-    """Speed-up over the setting on the x axis. None: there are fewer than two values of it."""
+    """Return speed-ups over the setting on the x axis; None: it has fewer than two values."""
     lines = series(header, list(speedups))[:MAX_LINES]
     if len({x for line in lines for x, _ in line.points}) < 2:
         return None
@@ -146,7 +146,7 @@ def draw(curves: Curves, look_of: Mapping[str, Look] | None = None) -> bytes:
 
 
 def _aside(axes: Axes, number: int, of: int) -> Transform:
-    """Moves a line a little to the side, so that its whiskers do not cover those of others."""
+    """Return a transform that moves a line aside, so that whiskers do not cover each other."""
     step = min(APART, SPREAD / max(1, of - 1))
     points = (number - (of - 1) / 2) * step
     figure = axes.get_figure(root=True)

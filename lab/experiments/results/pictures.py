@@ -114,7 +114,7 @@ def draw_all(
 
 
 def speedup(material: Material) -> bytes | None:
-    """Draw the speed-up of each arm over its baseline with its interval; None if there is none."""
+    """Return a PNG of each arm's speed-up over its baseline, with intervals; None: no data."""
     dots = [
         Dot(arm, material.look(arm), ratio.mean, ratio.low, ratio.high, ratio.words)
         for arm, ratio in material.speedups.items()
@@ -161,7 +161,7 @@ def categories(material: Material) -> bytes | None:
 
 
 def acceptance(material: Material) -> bytes | None:
-    """Draw how often each draft of a pass is accepted, by its position; None if there are no data.
+    """Return a PNG of how often drafts are accepted, by position in the pass; None: no data.
 
     Many arms get one panel per family. Peers do not report acceptance by position.
     """
@@ -218,7 +218,7 @@ def _draw_positions(
 
 
 def tokens_per_pass(material: Material) -> bytes | None:
-    """Draw a histogram of the tokens per pass for each arm that drafts; None if there is none."""
+    """Return a PNG of histograms of tokens per pass, for arms that draft; None: no data."""
     every: dict[str, list[int]] = {}
     for arm in material.whole:
         lengths = [one for row in material.rows.get(arm, ()) for one in row.accept_lengths]
@@ -253,7 +253,7 @@ def tokens_per_pass(material: Material) -> bytes | None:
 
 
 def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None:
-    """Draw predicted over measured tokens per second, and the relative error of each prediction.
+    """Return a PNG of predicted and measured tokens per second, with errors; None: no data.
 
     Returns None if nothing was predicted.
     """

@@ -91,7 +91,7 @@ class Series:
 
 
 def x_of(header: Header, arm: ArmRecord) -> float | str | None:
-    """Return the arm's value on the x axis; None if the arm has none."""
+    """Return the arm's value on the x axis (hops: ms, 0 without a link); None: it has none."""
     if header.x == COST_RATIO:
         target, draft = (arm.settings.get(name) or 0.0 for name in COSTS)
         return target / draft if target and draft else None
@@ -105,7 +105,7 @@ def x_of(header: Header, arm: ArmRecord) -> float | str | None:
 
 
 def series(header: Header, measured: Sequence[str]) -> list[Series]:
-    """Return the lines of a picture over `header.x`, from those measured arms that have a baseline.
+    """Return the lines of a picture over `header.x`, from measured arms with a baseline.
 
     Arms are on one line if all other settings are the same. Settings that were swept are ignored,
     because (for example) the best number of drafts differs with the distance.
@@ -183,7 +183,9 @@ SIMULATED = (
 
 
 def facts(header: Header, measured: Collection[str]) -> list[str]:
-    """What a picture has to say besides its figures, a sentence or two each.
+    """Return sentences on what was measured or simulated, and what was not measured.
+
+    measured  names of the measured arms
 
     measured  the arms that were
     """
@@ -203,7 +205,7 @@ def facts(header: Header, measured: Collection[str]) -> list[str]:
 
 
 def _simulation(arms: Sequence[ArmRecord]) -> str:
-    """Which other hardware these arms have, in words."""
+    """Return which hardware was simulated for these arms, in words."""
     words = []
     for name, what in (
         ("simulate_target_ms", "a target pass"),
@@ -277,7 +279,7 @@ def _figures(one: Summary, base: str) -> str:
 
 
 def _counted(names: Sequence[str], num_all: int) -> str:
-    """By name if they are few, else by number."""
+    """Return the names of a few arms, or else only how many of all they are."""
     if len(names) <= MAX_NAMES:
         return _listed(names)
     return f"all {num_all} arms" if len(names) == num_all else f"{len(names)} of {num_all} arms"

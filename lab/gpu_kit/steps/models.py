@@ -75,7 +75,10 @@ def models_in(context: Context) -> Models:
 
 
 def make_models(work: Path, scale: Scale, device: str) -> Models:
-    """Inflate both models to the scale's shapes, unless they exist. Raises ValueError."""
+    """Inflate both models to the scale's shapes, unless they exist; return them.
+
+    Raises ValueError, ModelError.
+    """
     folders = {}
     for role, shape in (("target", scale.target), ("drafter", scale.drafter)):
         folder = work / f"{role}-{shape.hidden_size}x{shape.num_layers}"
