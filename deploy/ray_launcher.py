@@ -167,7 +167,7 @@ class RayLauncher:
         return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
 
     def _say_if_shared(self) -> None:
-        """Warn if both nodes are on one GPU.
+        """Warn if both nodes are on one GPU of the cluster.
 
         No MPS is started there: it would belong to an actor, which may end before the other node.
         """
@@ -256,7 +256,7 @@ def _lost_with(error: RayError, host: str) -> str:
 
 
 def _leave_in_time(actors: list[Any], group: PlacementGroup | None) -> None:
-    """Leave the cluster, within CLOSE_LIMIT_S.
+    """End the actors and leave the cluster, within CLOSE_LIMIT_S seconds.
 
     If a cluster is gone, Ray waits a minute for it and then ends this process.
     """

@@ -404,7 +404,7 @@ class Drafting:
         return self._send_all(now, done=True)
 
     def _remind(self, now: float) -> Sequence[SharedAction]:
-        """Send all drafts again if the answer is overdue; else return until when to wait for it."""
+        """Return all drafts as a message if the answer is overdue, else until when to wait."""
         due_at = self._reminder.due_at()
         if due_at is None or self._numbers.are_acked:
             return ()

@@ -94,7 +94,10 @@ class Serve(Protocol):
 def work(
     config: NodeConfig, connection: Connection, heart: Heart, load_serve: Callable[[], Serve]
 ) -> None:
-    """Load the model, introduce the node, and serve until the process ends."""
+    """Load the model, introduce the node, and serve until the process ends.
+
+    Raises what `load` raises.
+    """
     serve = load_serve()
     gc.freeze()
     engine = load(config, heart)

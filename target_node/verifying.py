@@ -247,7 +247,7 @@ class Verifying:
         return self._tell_again(message, now)
 
     def _tell_again(self, message: Draft, now: float) -> Sequence[SharedAction]:
-        """Repeat a verdict that the drafter cannot have received, or return no actions.
+        """Return a repeated verdict if the drafter cannot have received the last one, or ().
 
         A drafter that sends all its drafts again, below an older root, has waited in vain for our
         verdict. If there has been time for it to receive the newest one, that was lost.

@@ -127,7 +127,10 @@ class AsyncLLM:
             await steps.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """End a request, if it still runs: its texts end with the finish_reason "abort"."""
+        """End a request, if it still runs: its texts end with the finish_reason "abort".
+
+        A request id that is not known is ignored.
+        """
         if (news := self._news.get(request_id)) is not None:
             news.put_nowait(None)
 

@@ -97,7 +97,7 @@ class LLM:
         *,
         use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
-        """Generate texts for one prompt or several, up to `max_num_seqs` at once; results in order.
+        """Generate texts for the prompts, up to `max_num_seqs` at once; return outputs in order.
 
         use_tqdm  show on stderr how many prompts are done; also a function that makes such a bar
 

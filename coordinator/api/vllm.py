@@ -280,7 +280,7 @@ def _fit(values: dict[str, Any]) -> None:
 
 
 def _made(values: Mapping[str, Any]) -> SpeculationConfig:
-    """Make the SpeculationConfig. Raises ConfigurationError, which names a setting as vLLM does."""
+    """Return the SpeculationConfig. Raises ConfigurationError, in vLLM's names of settings."""
     try:
         return SpeculationConfig(**values)
     except ConfigurationError as error:

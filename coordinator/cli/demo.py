@@ -256,7 +256,10 @@ class Screen:
         write_out(f"\n\n{self._styled(_figures(take.metrics), DIM)}\n")
 
     def end(self, line: str) -> None:
-        """Write `line` as the last line, in bold."""
+        """Write `line` as the last line, in bold.
+
+        Raises OutputError if it cannot be written.
+        """
         write_out(f"\n{self._styled(line, BOLD)}\n")
 
     def _styled(self, text: str, style: str) -> str:

@@ -301,7 +301,7 @@ class Run:
     writer: Writer
 
     def every(self, asked: Sequence[Asked]) -> bool:
-        """Generate and show all prompts; True if all went well. Refused ones are shown as errors.
+        """Generate and show all prompts, refused ones as errors; True if all went well.
 
         Raises KeyboardInterrupt after the texts that ran, if Ctrl-C kept others from starting.
         """

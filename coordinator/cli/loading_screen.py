@@ -120,7 +120,7 @@ class Invitations:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for a shell; a leading ~/ stays, because another host may have another home."""
+    """Return a word quoted for a shell; a leading ~/ stays: another host has another home."""
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
@@ -205,7 +205,7 @@ def shown_bytes(number: int) -> str:
 
 @dataclass(slots=True)
 class Loading:
-    """How far a node is with loading (pure).
+    """The progress of a node that loads its model (pure).
 
     since     when its process was started: seconds of a monotonic clock
     phase     what it is doing now; phase_since: since when
@@ -231,7 +231,10 @@ class Loading:
 
 @dataclass(slots=True)
 class Board:
-    """The lines of all nodes (pure). `models`: what they load, as far as that is known."""
+    """The states of all loading nodes, and the lines that show them (pure).
+
+    models  what the nodes load, as far as that is known
+    """
 
     models: Mapping[Role, Model] = field(default_factory=dict)
     nodes: dict[Role, Loading] = field(default_factory=dict)

@@ -100,7 +100,7 @@ def _writing(m: Metrics) -> list[str]:
 
 
 def _details(m: Metrics, policy: str) -> list[str]:
-    """Return the figures that only --verbose shows."""
+    """Return the lines of figures that only --verbose shows: speed, host time, drafts."""
     lines = [
         f"in all {m.tokens_per_second:.1f} tokens/s in {m.elapsed_s:.2f} s, policy {policy}",
         f"target busy {m.target_busy:.0%}, host {m.host_ms_per_pass:.2f} ms a pass",

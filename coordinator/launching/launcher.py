@@ -318,7 +318,7 @@ class Launcher:
         return [obituary for _, obituary in found]
 
     def has_room_again(self) -> bool:
-        """False: nodes never lose their place on this machine."""
+        """Return False: nodes never lose their place on this machine."""
         return False
 
     def new_lines(self) -> list[str]:

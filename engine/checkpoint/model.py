@@ -377,7 +377,7 @@ class Checked:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the end-of-text ids, as in `LoadedModel.eos_token_ids`."""
+        """Return the token ids that end a text (`LoadedModel.eos_token_ids`)."""
         return _eos_token_ids(self.stated_eos, self.text_config, self.vocab_size)
 
 

@@ -78,7 +78,7 @@ class EagleHead:
         return self.qkv(entering), residual
 
     def leave(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Return the rows' own states [n, width].
+        """Return the layer's output [n, width]: attention and MLP added to `residual`.
 
         residual  [n, width] as returned by `enter`
         attended  [n, heads * dim]: the attention heads' outputs

@@ -89,7 +89,10 @@ class Conversation:
         return not self._left
 
     def next_turn(self) -> tuple[int, ...]:
-        """Take the user's next turn; return the ids of the conversation, this turn included."""
+        """Take the user's next turn; return the ids of the conversation, this turn included.
+
+        Raises ConfigurationError if the chat template refuses the conversation.
+        """
         turn = self._left.pop(0)
         encode = self._tokenization.encode
         if self._template is None:

@@ -291,7 +291,11 @@ def detectable(num_texts: int, chances: Joint) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a pair takes, in seconds.
+    """The measured times of a pair, in seconds, from which the duration of checks is estimated.
+
+    start_s  to load both models and become ready
+    long_s   for a text of `GREEDY_LENGTH` tokens, written by the target alone
+    short_s  for a text of `LENGTH` tokens with drafts
 
     start_s  to load both models and become ready
     long_s   for a text of `GREEDY_LENGTH` tokens, written by the target alone

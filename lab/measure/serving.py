@@ -31,7 +31,7 @@ NUM_SLICES = 6  # of each number of clients, half of them plain
 
 @dataclass(slots=True)
 class Slice:
-    """What was measured in one span of time."""
+    """The sums measured in one span of time: tokens, texts, errors, latencies."""
 
     seconds: float = 0.0
     num_tokens: int = 0
@@ -134,7 +134,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 async def measure(load: Load, num_clients: int, seconds: float) -> None:
-    """One number of clients, and its lines."""
+    """Measure `num_clients` clients with and without drafts in turn, and print two lines."""
     kinds = {False: Slice(), True: Slice()}
     ratios: list[float] = []
     rates = {False: 0.0, True: 0.0}
@@ -164,7 +164,7 @@ async def measure(load: Load, num_clients: int, seconds: float) -> None:
 
 
 def main() -> int:
-    """Measure and print; 1 if anything failed or texts differ."""
+    """Measure and print; return 1 if anything failed or texts differ, else 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -50,7 +50,7 @@ LIMIT_S = 1200.0
 
 
 def demo(out: Path) -> None:
-    """What `make demo` shows at a terminal of 80 columns, at the pace at which it shows it."""
+    """Run `make demo` on a terminal of 80 columns, and draw what it shows there."""
     said = screen.record([*COORDINATOR, "demo"], ROOT, LIMIT_S)
     shown = screen.after(said, "The target alone")
     (out / "demo.svg").write_text(screen.as_svg(shown, "make demo"), encoding="utf-8")
@@ -64,7 +64,10 @@ def timeline(out: Path) -> None:
 
 
 def redraw_timeline(out: Path) -> None:
-    """Draw the picture of rounds from the data in `rounds.json`."""
+    """Draw the picture of rounds from the data in `rounds.json`.
+
+    Raises ConfigurationError if the picture cannot be drawn or saved.
+    """
     figure = empty(out / "rounds.png")
     rounds.draw(figure, from_json(rounds.Rounds, _read(out / "rounds.json")))
     save(figure, out / "rounds.png")

@@ -85,7 +85,7 @@ class SyntheticPair:
         self._num_read = dict.fromkeys(map(str, Role), 0)
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
-        """Generate a text. Asserts that it is what the target alone would write.
+        """Generate and return a text. Asserts that it is what the target alone would write.
 
         Raises NodeError.
         """

@@ -383,7 +383,7 @@ def write_head(head: Head, name: str, target: LlamaForCausalLM, folder: Path) ->
 
 
 def load_head(name: str, target: LlamaForCausalLM, folder: Path) -> Head:
-    """Load a head that `write_head` wrote, in float32."""
+    """Load and return a head that `write_head` wrote, in float32."""
     head = new_head(name, target, torch.arange(DRAFT_VOCAB_SIZE))
     head.load_state_dict(load_file(folder / FILES[name]))
     return head.eval()

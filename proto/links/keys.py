@@ -138,7 +138,7 @@ def write_new(folder: Path, num_drafters: int = 1) -> list[Path]:
 
 
 def add_drafter(folder: Path) -> list[Path]:
-    """Make a key pair for one more drafter; returns its files.
+    """Make a key pair for one more drafter, and return its files.
 
     Raises ConfigurationError if the folder has no coordinator's key, has keys of as many drafters
     as can take part, or cannot be written.

@@ -91,7 +91,7 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class Count:
-    """How far a download is. The threads of the hub's library add to it.
+    """Counts the bytes of a download; the threads of the hub's library add to it.
 
     total  number of bytes to download
     """

@@ -172,7 +172,7 @@ class Answer:
         return self._num_tokens
 
     def stop(self) -> None:
-        """End the text where it is; from any thread or a signal handler."""
+        """End the text where it is; may be called from any thread or a signal handler."""
         self._news.put(None)
 
     def steps(self) -> Generator[Step, None, None]:

@@ -39,7 +39,7 @@ ALSO = {"clear": "reset", "exit": "quit", "q": "quit", "bye": "quit", "?": "help
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A message of the user."""
+    """User input that is a message (not a command)."""
 
     text: str
 
@@ -96,7 +96,7 @@ class Lines:
         return self.finish()
 
     def finish(self) -> Say | None:
-        """No more lines come: return the message so far; None if it is empty."""
+        """Return the message so far, since no more lines come; None if it is empty."""
         text = "\n".join(self._held).strip()
         self.discard()
         return Say(text) if text else None

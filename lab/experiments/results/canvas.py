@@ -47,7 +47,7 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A row of a picture: a value in its interval.
+    """A row of a picture: a name, a value and the value's interval.
 
     words  what is written at its end
     """
@@ -92,7 +92,7 @@ def height_of(num_rows: int) -> float:
 
 
 def draw_rows(axes: Axes, dots: Sequence[Dot], *, base: float = 1.0) -> None:
-    """A row for each, top to bottom, and a line where nothing is gained."""
+    """Draw a row for each dot, from top to bottom, and a dashed line at `base` (no gain)."""
     axes.axvline(base, color=PLAIN, linewidth=1.2, linestyle="--", zorder=1)
     for row, dot in enumerate(dots):
         draw_dot(axes, dot, row)
@@ -104,7 +104,7 @@ def draw_rows(axes: Axes, dots: Sequence[Dot], *, base: float = 1.0) -> None:
 def draw_dot(
     axes: Axes, dot: Dot, height: float, *, size: float = 6.5, is_named: bool = False
 ) -> None:
-    """A value and its interval; in the legend if it is named."""
+    """Draw a value and its interval; name it in the legend if `is_named`."""
     if dot.low is not None and dot.high is not None:
         ends = (dot.low, dot.high)
         axes.plot(ends, (height, height), color=dot.look.colour, linewidth=2.2, alpha=0.5)
@@ -123,7 +123,7 @@ def draw_dot(
 
 
 def write(axes: Axes, side: Literal[0, 1], height: float, words: str) -> None:
-    """At the left or the right end of a row, over the lines that pass there."""
+    """Write words at the left (0) or right (1) end of a row, over lines that pass there."""
     axes.text(
         side,
         height,
@@ -138,7 +138,7 @@ def write(axes: Axes, side: Literal[0, 1], height: float, words: str) -> None:
 
 
 def without_y(axes: Axes, *, top: float, bottom: float) -> None:
-    """Rows have names in place of an axis."""
+    """Remove the y axis, since rows have names instead; set its limits."""
     axes.set_ylim(bottom, top)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -153,7 +153,7 @@ def counted(axes: Axes, most: int) -> None:
 
 
 def legend_below(figure: Figure) -> None:
-    """What the lines mean, beneath everything: the picture becomes as much longer as that takes."""
+    """Add a legend below the figure, which becomes higher by the legend's lines."""
     handles: dict[str, Artist] = {}
     for axes in figure.axes:
         found, labels = axes.get_legend_handles_labels()

@@ -57,7 +57,9 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A policy, or what a peer does, and whatever else differs between lines.
+    """A line of the picture: the points of a policy (or peer) whose other settings are alike.
+
+    family  decides the line's colour
 
     family  decides its colour
     """
@@ -70,7 +72,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """All that the picture shows.
+    """The data of a picture: speed-up over a setting, a line for each policy.
+
+    facts  what was measured, what was simulated, and what was not measured
+    x      name of the setting on the x axis
+    unit   the setting's unit, with a space before it
+    base   what a speed-up of 1 means
 
     facts  what was measured, what was simulated, and what was not measured
     x      what the x axis shows

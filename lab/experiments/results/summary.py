@@ -25,7 +25,7 @@ class Spread(NamedTuple):
 
 
 class Place(NamedTuple):
-    """How many rows of an arm a node (role) on a host has made."""
+    """How many rows of an arm were made by a node (role) on a host."""
 
     role: str
     host: str

@@ -117,7 +117,7 @@ def _check_room(context: Context) -> None:
 
 
 def copy_bandwidth(device: str, num_bytes: int) -> float:
-    """Return the bytes per second, read plus written, of a copy of `num_bytes`: a median."""
+    """Return the median bytes per second, read plus written, of a copy of `num_bytes`."""
     where = torch_device(device)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=where)
     copy = torch.empty_like(source)
