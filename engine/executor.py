@@ -266,7 +266,10 @@ class ModelExecutor(Executor):
         self._backend.take_over(timed=self.fixed_rows is None, say=say)
 
     def set_total(self, total: int | None) -> None:
-        """Let every pass cover `total` slots from now on; None: as needed. See `Executor`."""
+        """Let every pass cover `total` slots from now on; None: as needed. See `Executor`.
+
+        Reproducible mode needs a number before any pass runs.
+        """
         assert total is None or 0 < total <= self.capacity
         self._total = None if total is None else self._round_up(total)
 

@@ -107,8 +107,7 @@ class Replies:
         """Return the upper quartile of the newest replies in seconds; 0: there are none.
 
         Three of four replies are faster. The few replies that are late because a message was lost
-        and
-        sent again do not count so.
+        and sent again do not count so.
         """
         if not self._newest_s:
             return 0.0

@@ -185,8 +185,7 @@ class Courses:
         """Return the measurements of texts like this one where `num_texts` texts share the passes.
 
         Makes them if there are none yet. None: the drafter never rests (stops drafting) for texts
-        of this
-        kind.
+        of this kind.
         """
         kind = _kind_of(opened)
         if kind is None:

@@ -88,8 +88,9 @@ class Worker:
     def compute(self, action: Compute) -> Computed:
         """Run the Compute and return its result; on one rank, lack of memory is a result, too.
 
-        Valid once a simulated device has ended it. Raises EngineError if one of several ranks lacks
-        memory.
+        Valid once a simulated device has ended it.
+
+        Raises EngineError if one of several ranks lacks memory.
         """
         try:
             return self._computed(action)

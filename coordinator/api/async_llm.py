@@ -89,8 +89,7 @@ class AsyncLLM:
         client  whose request it is: free lanes are shared out evenly among clients
 
         Raises ConfigurationError, BusyError (the queue is full), ClosedError, NodeError. A text
-        that
-        cannot be completed has the finish_reason "error".
+        that cannot be completed has the finish_reason "error".
         """
         self._check_open()
         request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)

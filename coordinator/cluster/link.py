@@ -82,7 +82,7 @@ class Direction(Generic[Item]):
         self._flying: list[tuple[float, int, Item]] = []  # a heap: arrival, number, message
 
     def put(self, item: Item, now: float, *, may_be_lost: bool, num_bytes: int = 0) -> bool:
-        """Send a message (it may get lost); False if too many are on their way."""
+        """Send a message; False if too many are on their way; True also for one that gets lost."""
         if len(self._flying) >= MAX_IN_FLIGHT:
             return False
         self._free_s = max(now, self._free_s) + num_bytes / self._link.bytes_per_s

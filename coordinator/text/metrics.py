@@ -259,7 +259,7 @@ class Simulated:
 
     @property
     def late_share(self) -> float:
-        """Return the share of the time by which forwards took longer than simulated, at most."""
+        """Return at most which share of the time forwards took longer than simulated."""
         return late_share([(self.late_ms, self.elapsed_ms)])
 
     def since(self, before: "Simulated", elapsed_ms: float) -> "Simulated":
@@ -274,7 +274,7 @@ class Simulated:
 
 
 def late_share(times: Iterable[tuple[float, float]]) -> float:
-    """Return the share of the time by which forwards took longer than simulated; 0: none.
+    """Return at most which share of the time forwards took longer than simulated; 0: none.
 
     times  pairs (ms by which forwards were late, ms that elapsed). Each pair counts as late by at
            most its elapsed time: two devices can be late at once, and a device can be late by a

@@ -297,7 +297,7 @@ def twice(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Return attention by torch's fused kernel over two copies of the rows: one may be slow."""
+    """Return attention by torch's fused kernel, each row twice: one row alone may be slow."""
     both = torch.cat((query, query), dim=2)
     mask = mask if mask.shape[2] == 1 else torch.cat((mask, mask), dim=2)
     out = F.scaled_dot_product_attention(both, keys, values, attn_mask=mask, scale=scale)

@@ -137,6 +137,8 @@ class SmallOperators:
         qkv       [lanes * n, (heads + 2 kv_heads) * dim]
         cos, sin  [lanes * n, 1, dim]
         slots     [lanes * n] int64
+
+        The inputs are not divided into lanes.
         """
         dim = cache.shape[2]
         by_lane = [part.view(*shape, -1, dim) for part in (qkv, cos, sin)]

@@ -114,8 +114,7 @@ class LeadingBackend(Backend):
         """Return where NaN or infinity first occurred on any rank; None: nowhere (see `Backend`).
 
         Every rank looks, because NaN in one rank's heads reaches the other heads, and all rows of
-        the
-        pass, only one layer further up.
+        the pass, only one layer further up.
         """
         with self._followers.together(FindNotFinite(first, length)):
             return lowest(self._inner.not_finite(first, length), self._rank, self._device)
