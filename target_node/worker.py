@@ -131,7 +131,10 @@ class Worker:
             return None
 
     def _again(self, part: Part, num_asked: int, layers: Layers) -> Outcome:
-        """Compute a text's rows again, one by one, so that a bad draft spoils no others."""
+        """Compute a text's rows again, one by one, and return the outcome.
+
+        So a bad draft spoils no other row.
+        """
         again = self.forwards.run_again(part.feed, num_asked, layers)
         bad = Outcome((), was_repeated=True, bad_at=part.feed.positions[-num_asked])
         if again.culprit is not None:
@@ -165,7 +168,7 @@ class Worker:
         return Outcome(tokens, num_accepted, _logprobs(logits, tokens, replace(part, judge=wanted)))
 
     def _outcome_of_tree(self, part: Part, again: Again) -> Outcome:
-        """Return an outcome with the choices at the good rows."""
+        """Return the outcome of a tree, with the target's choices at the good rows only."""
         good = [row for row, is_good in enumerate(again.is_good) if is_good]
         logits, spec = again.logits[good], part.opened.sampling
         positions, paths = [part.positions[row] for row in good], part.paths()

@@ -187,7 +187,7 @@ class AsyncLLM:
             self._waiting.pop(ticket).put_nowait(ticket)
 
     def check_ready(self) -> None:
-        """Raise AwayError if no target is ready, ClosedError after `close`, or why it ended."""
+        """Raise AwayError (no target is ready), ClosedError, or the error that ended the pair."""
         self._check_open()
         self.pair.service.check_alive()
         if not self.pair.is_ready:

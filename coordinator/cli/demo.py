@@ -210,7 +210,7 @@ def _measured(
 def _take(
     pair: Pair, way: SpeculationConfig, text: str, ids: tuple[int, ...], params: SamplingParams
 ) -> Take:
-    """Generate the text once; return the time of each step."""
+    """Generate the text once; return its steps, each with its time, and its metrics."""
     request = Request(pair, way, text, ids, params)
     steps = []
     since = time.monotonic()

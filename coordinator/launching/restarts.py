@@ -98,7 +98,7 @@ class Restarts:
                 place.due = min(place.due, now)
 
     def due(self, now: float) -> list[Restart]:
-        """Return the restarts that are due at `now`; each is returned once."""
+        """Take and return the restarts that are due at `now`; each is returned once."""
         return [
             self._again(place)
             for place in self._places

@@ -34,7 +34,7 @@ HOST_TID, DEVICE_TID = 1, 2  # thread ids of a process's two tracks
 
 
 def round_us(ns: int) -> float:
-    """Convert nanoseconds to microseconds, exactly (three decimals)."""
+    """Return nanoseconds as microseconds, exactly (three decimals)."""
     return round(ns / 1000, 3)
 
 

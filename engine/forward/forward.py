@@ -314,7 +314,7 @@ class HuggingFaceBackend(Recordable):
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
-        """Run the rows of one lane; everything is on the device."""
+        """Run the rows of one lane, all on the device; return logits and features."""
         ids, positions, slots = rows[:3]
         first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
         self.cache.begin(slots, first_slot, span.first_slot, mask.shape[3])

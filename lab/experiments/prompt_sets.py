@@ -43,7 +43,7 @@ def read(path: Path, limit: int | None) -> list[Prompt]:
 
 
 def _of_record(line: str, where: str) -> Prompt:
-    """Parse one line of JSON. Raises ConfigurationError that names the place `where`."""
+    """Return the prompt in a line of JSON. Raises ConfigurationError that names `where`."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

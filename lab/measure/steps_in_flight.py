@@ -134,7 +134,7 @@ class Race:
             self._at(self._free_at, partial(self._drafted, tips))
 
     def _tips(self, root: Node) -> list[Node]:
-        """Return at most WIDTH likeliest nodes below a root to expand; []: the tree is full."""
+        """Return at most WIDTH likeliest nodes to expand; [] also if the tree is full."""
         open_: list[Node] = []
         found = [root]
         for node in found:

@@ -133,7 +133,7 @@ ROOM_SHARE = 4  # turns are dropped until a quarter of the context is free for t
 
 
 class TooLongError(ConfigurationError):
-    """The conversation leaves no room for even one token of an answer."""
+    """Raised if the conversation leaves no room for even one token of an answer."""
 
 
 @dataclass(frozen=True, slots=True)

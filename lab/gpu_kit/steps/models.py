@@ -117,7 +117,10 @@ def _check_room(context: Context) -> None:
 
 
 def copy_bandwidth(device: str, num_bytes: int) -> float:
-    """Return the median bytes per second, read plus written, of a copy of `num_bytes`."""
+    """Return the median bytes per second, read plus written, of a copy of `num_bytes`.
+
+    Raises ModelError if the device cannot be used.
+    """
     where = torch_device(device)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=where)
     copy = torch.empty_like(source)
@@ -125,7 +128,10 @@ def copy_bandwidth(device: str, num_bytes: int) -> float:
 
 
 def measure(context: Context) -> None:
-    """Measure how long it takes to make the pair, and how fast the device copies."""
+    """Measure how long it takes to make the pair, and how fast the device copies.
+
+    Raises ModelError if the device cannot be used.
+    """
     started = time.monotonic()
     made = models_in(context)
     took_s = time.monotonic() - started
