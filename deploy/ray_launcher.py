@@ -78,7 +78,7 @@ class Lookout:
         self._is_looking = False
 
     def has_news(self, wanted: set[str]) -> bool:
-        """True if a new host offers one of the wanted resources. Never waits."""
+        """True, once, if a look found a host with a wanted resource that the look before lacked."""
         if not wanted:
             self._known = None
             return False
@@ -167,7 +167,7 @@ class RayLauncher:
         return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
 
     def _say_if_shared(self) -> None:
-        """Warn if both nodes are on one GPU.
+        """Warn if both nodes are on one GPU of the cluster.
 
         No MPS is started there: it would belong to an actor, which may end before the other node.
         """
@@ -211,7 +211,7 @@ class RayLauncher:
         self._lost.discard(role)
 
     def ended(self) -> list[Obituary]:
-        """Return how each node ended that has ended since the last call."""
+        """Remove the nodes that have ended, and return how each of them ended."""
         found = [(role, death) for role, death in list(self._deaths.items()) if death.done()]
         for role, _ in found:
             del self._deaths[role]
@@ -256,7 +256,7 @@ def _lost_with(error: RayError, host: str) -> str:
 
 
 def _leave_in_time(actors: list[Any], group: PlacementGroup | None) -> None:
-    """Leave the cluster, within CLOSE_LIMIT_S.
+    """End the actors and leave the cluster, within CLOSE_LIMIT_S seconds.
 
     If a cluster is gone, Ray waits a minute for it and then ends this process.
     """
@@ -391,7 +391,7 @@ def _reserve(
 
 
 def _supervisor(group: PlacementGroup, index: int, bundle: dict[str, float]) -> Any:
-    """Start an actor in a reserved place; there `cuda:0` is the GPU that Ray gives to the actor."""
+    """Start an actor in a reserved place and return it; its `cuda:0` is the GPU that Ray gives."""
     actor = ray.remote(Supervisor).options(
         num_cpus=0,
         num_gpus=bundle.get("GPU", 0),

@@ -89,13 +89,13 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """End the node."""
+        """End the node that this supervisor has started."""
         if hasattr(self, "_launcher"):
             self._launcher.close()
 
 
 def root_on(host: str, version: str) -> str:
-    """The folder of this host's own Slipstream, where nodes are started. Raises RuntimeError.
+    """Return the folder of this host's own Slipstream, which starts nodes. Raises RuntimeError.
 
     It is put on the path of this process and of the node, never into PYTHONPATH: the other
     processes of Ray may need the package `proto` of the distribution proto-plus.

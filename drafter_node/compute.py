@@ -54,7 +54,7 @@ class Part:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The position of the token that each asked row predicts."""
+        """Return the position of the token that each asked row predicts."""
         first = len(self.feed.positions) - self.num_asked
         return tuple(position + 1 for position in self.feed.positions[first:])
 

@@ -200,7 +200,7 @@ class Drafting:
 
     @property
     def _fed(self) -> Container[int]:
-        """Names of live nodes, and of the steps that may follow the running forward."""
+        """Return keys of live nodes, and of steps that may follow the running forward."""
         nodes, running = self.tree.nodes, self._running
         if not running.num_ahead or running.expands[0] not in (self.tree.root, *nodes):
             return nodes
@@ -210,7 +210,7 @@ class Drafting:
 
     @property
     def tips(self) -> Sequence[Tip]:
-        """The nodes to expand next, the likeliest first; empty if none can be expanded."""
+        """Return the nodes to expand next, the likeliest first; empty if none can be expanded."""
         if self._state not in (State.SOUND, State.DOUBTED):
             return ()
         found = self.frontier.tips()
@@ -227,7 +227,7 @@ class Drafting:
 
     @property
     def chunk(self) -> Sequence[int]:
-        """The tokens to prefill next; empty if `expand` can feed all that the cache lacks."""
+        """Return the tokens to prefill next; empty if `expand` can feed all that are missing."""
         return self._reading.chunk(self._known.chunk)
 
     def read(self) -> Part:
@@ -268,7 +268,7 @@ class Drafting:
         return tuple(feeds)
 
     def _num_held_back(self) -> int:
-        """Return how many more drafts in a row, after those that exist, would not be sent yet."""
+        """Return how many more drafts in a row, after the existing ones, would not be sent yet."""
         if self._sends_at_once or self.opened.sampling.has_processors:
             return 0
         num_there, wanted = len(self._first_chain()), self._num_wanted()
@@ -297,7 +297,7 @@ class Drafting:
         )
 
     def _path_to(self, key: int) -> tuple[int, ...]:
-        """Return the tokens on the path from the root to a node, the node's included."""
+        """Return the tokens from the root to a node, the node's included; (): it is the root."""
         if key == self.tree.root:
             return ()
         return tuple(self.tree.path_to(self.tree.nodes[key].position + 1, key) or ())
@@ -305,7 +305,7 @@ class Drafting:
     def proposed(
         self, children: Sequence[Children], model_us: int, now: float
     ) -> Sequence[SharedAction]:
-        """Handle the result of the running forward: attach the children as drafts.
+        """Attach the children that the running forward proposed as drafts; return actions.
 
         children  for each expanded node, and then for each step that followed at once
         model_us  microseconds that the forward and these steps took
@@ -330,7 +330,7 @@ class Drafting:
         return (*said, self._stop(is_at_root=at is not None and not at.tokens))
 
     def failed(self, now: float) -> Sequence[SharedAction]:
-        """Handle a forward that found no memory and was not made.
+        """Handle a forward that was not made for lack of memory; return actions.
 
         The tokens that it was to feed are not cached, so the text is read anew as after a bad row
         of the root.
@@ -393,7 +393,7 @@ class Drafting:
         return (*sent, *(self._finish_root(now) or self._remind(now)))
 
     def _finish_root(self, now: float) -> Sequence[SharedAction]:
-        """Tell the target, once for each root, that no more drafts come, if it may await them."""
+        """Return a message that says no more drafts come, once for each root, if it is needed."""
         if self._said_done == self.tree.root:
             return ()
         # A target that decides by costs may wait for more drafts than a pass needs to start.
@@ -404,7 +404,7 @@ class Drafting:
         return self._send_all(now, done=True)
 
     def _remind(self, now: float) -> Sequence[SharedAction]:
-        """Send all drafts again if the answer is overdue; else return until when to wait for it."""
+        """Return all drafts as a message if the answer is overdue, else until when to wait."""
         due_at = self._reminder.due_at()
         if due_at is None or self._numbers.are_acked:
             return ()
@@ -426,7 +426,7 @@ class Drafting:
     # -- sending ----------------------------------------------------------------------------------
 
     def send(self, now: float) -> Sequence[SharedAction]:
-        """Send new drafts, unless they are held back until there are more."""
+        """Return a message with the new drafts, unless they are held back until there are more."""
         if not self._unsent or self._holds_back():
             return ()
         return (
@@ -457,7 +457,7 @@ class Drafting:
         return len(self._unsent) < self.opened.policy.group
 
     def _send_all(self, now: float, *, done: bool) -> Sequence[SharedAction]:
-        """Send every live node in one message, which replaces all that were sent before."""
+        """Return a message with every live node, which replaces all that were sent before."""
         if done:
             self._said_done = self.tree.root
         return (self._draft(now, all_of(self.tree), 1, done=done),)

@@ -82,7 +82,7 @@ class Given:
         return end if end > 1 else 0
 
     def take(self, start: int, end: int) -> tuple[bytes | None, ...]:
-        """Return the features before the tokens at positions [start, end); None where none came.
+        """Take and return the features before tokens at [start, end); None where none came.
 
         They, and all before them, are forgotten.
         """

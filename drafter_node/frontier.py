@@ -49,7 +49,7 @@ class Pace:
         self._usual: float | None = None  # mean steps between two verdicts; None: unknown yet
 
     def stepped(self) -> None:
-        """Count a step."""
+        """Count one draft step."""
         self._num_steps += 1
 
     def heard(self) -> None:
@@ -117,7 +117,7 @@ class Frontier:
 
     @property
     def end(self) -> int:
-        """Drafts may only follow paths that have fewer tokens than this."""
+        """Return the length that a path must be below for drafts to follow it, in tokens."""
         num_text = len(self._tree.text)
         most = min(self._window, self._opened.limits.max_drafts(num_text))
         return min(num_text + most, self._max_len)

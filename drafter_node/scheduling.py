@@ -100,7 +100,7 @@ class Schedule:
         return (self._launched((reader,), (reader.read(),), now),)
 
     def _expand(self, tips: Tips, now: float) -> Sequence[Action]:
-        """Begin a forward that expands the tips which are worth most."""
+        """Begin a forward that expands the tips which are worth most; return the Compute."""
         self._was_chunk = False
         chosen = tips
         if sum(map(len, tips.values())) > 1:  # a small drafter's time on the host matters
@@ -139,7 +139,7 @@ class Schedule:
         return Compute(self._ticket, parts)
 
     def done(self, result: Proposed, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Handle the result of the forward: give children to every text still in the same life."""
+        """Give the forward's results to its texts not reopened or closed since; return actions."""
         assert result.ticket == self._ticket
         assert self._ended is None, "drafts of the forward before have not been sent"
         running, self._running = self._running, ()
@@ -158,7 +158,7 @@ class Schedule:
         return actions
 
     def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Send the drafts of the forward that has ended, and note what the forward cost."""
+        """Note what the ended forward cost; return messages with its drafts."""
         del texts  # no text was closed since `done`
         ended, self._ended = self._ended, None
         if ended is None:

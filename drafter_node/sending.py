@@ -35,7 +35,7 @@ class Said:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """For each node, the index of its parent within the message; -1 if that is `parent`."""
+        """Return each node's index of its parent within the message; -1 if that is `parent`."""
         where = {node.key: index for index, node in enumerate(self.nodes)}
         where[self.parent] = -1
         assert where.keys() >= {node.parent for node in self.nodes}, "a node hangs elsewhere"
@@ -138,7 +138,7 @@ class Answers:
 
     @property
     def limit_s(self) -> float:
-        """Seconds after which an answer is overdue: much longer than answers take."""
+        """Return the seconds after which an answer is overdue: much longer than answers take."""
         if not self._replies.num:
             return WAIT_S_FIRST
         # The quickest answer shows what link and pass take; others were late for other reasons too.

@@ -99,7 +99,10 @@ class Worker:
         return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
     def compute(self, action: Compute) -> Proposed:
-        """Run the Compute and return its result, valid once a simulated device has ended it."""
+        """Run the Compute and return its result, valid once a simulated device has ended it.
+
+        Raises EngineError if one of several ranks lacks memory.
+        """
         try:
             made = self._forward(action)
         except (RuntimeError, MemoryError) as error:
@@ -145,7 +148,7 @@ class Worker:
         return made, self.forwards.done()
 
     def _chain(self, part: Part, feeds: Sequence[Feed]) -> list[Children] | None:
-        """Make these steps in one recorded graph; None if the engine has recorded none for them."""
+        """Run these steps as one recorded graph; return their children; None: none is recorded."""
         spec = part.opened.sampling
         choice, inputs = chain_choice(
             sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p),
@@ -211,7 +214,7 @@ class Worker:
         return (self._sampled(logits, part, part.sampled_in),)
 
     def _sampled(self, logits: torch.Tensor, part: Part, life: int) -> Children:
-        """Sample a draft of the classical rules, with its score and distribution; logits [1, V]."""
+        """Return a draft sampled by the classical rules, score and distribution; logits [1, V]."""
         spec = part.opened.sampling
         token, score, ids, weights = sample_draft(
             logits,
@@ -226,7 +229,7 @@ class Worker:
         return Children((token,), (score,), (proposal,))
 
     def _coupled(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
-        """Choose drafts for each row with the target's own noise, and score them; logits [n, V]."""
+        """Return drafts of each row, chosen with the target's noise, and scores; logits [n, V]."""
         spec = part.opened.sampling
         ids, scores = rank_scored(
             logits,

@@ -157,7 +157,7 @@ class Executor(Protocol):
         """Copy cache slots as the moves of `SlotMap.advance` say, for all lanes in one gather."""
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
-        """Copy the first `length` slots of a lane to another, for texts that begin the same."""
+        """Copy the first `length` slots of one lane to another lane, whose text begins alike."""
 
     def wipe(self, lane: int, start: int) -> None:
         """Write zeros to all slots of a lane from `start` on, its scratch included."""
@@ -236,7 +236,7 @@ class ModelExecutor(Executor):
 
     @property
     def backend(self) -> str:
-        """See `Executor`."""
+        """Return the name of the backend that runs the forward."""
         assert self._backend is not None, "this executor was freed"
         return self._backend.name
 
@@ -248,13 +248,13 @@ class ModelExecutor(Executor):
 
     @property
     def num_uncaptured(self) -> int:
-        """See `Executor`."""
+        """Return how many decode passes had no recording (CUDA graph) and ran kernel by kernel."""
         backend = self._backend
         return self._num_too_large + (backend.num_uncaptured if backend is not None else 0)
 
     @property
     def num_late(self) -> int:
-        """See `Executor`."""
+        """Return how many recordings (CUDA graphs) were made after load, while texts waited."""
         return 0 if self._backend is None else self._backend.num_late
 
     def take_over(self, say: Say = silent) -> None:
@@ -266,12 +266,15 @@ class ModelExecutor(Executor):
         self._backend.take_over(timed=self.fixed_rows is None, say=say)
 
     def set_total(self, total: int | None) -> None:
-        """See `Executor.set_total`; reproducible mode needs a number before any pass runs."""
+        """Let every pass cover `total` slots from now on; None: as needed. See `Executor`.
+
+        Reproducible mode needs a number before any pass runs.
+        """
         assert total is None or 0 < total <= self.capacity
         self._total = None if total is None else self._round_up(total)
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> ModelPass:
-        """See `Executor.lay_out`: make tensors of integers, pad; a prefill chunk comes alone."""
+        """Return a pass as tensors of integers, padded; a prefill chunk must be the only lane."""
         assert 0 < len(feeds) <= self.num_lanes_per_pass
         assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)
         num_visible = max(map(self._num_visible, feeds))
@@ -295,7 +298,7 @@ class ModelExecutor(Executor):
         )
 
     def _lay_out_one(self, feed: Feed, ask: Sequence[int], num_visible: int) -> ModelPass:
-        """Lay out a pass of one lane: the usual one, for which host time matters most."""
+        """Return a pass of one lane: the usual case, for which host time matters most."""
         rows = self._rows_of(feed)
         count = None if feed.masks is None else self._count_for((rows,))
         if count is not None:
@@ -363,12 +366,12 @@ class ModelExecutor(Executor):
         return Output(logits.float(), features)
 
     def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
-        """See `Executor.run_together`."""
+        """Run several lanes' rows as one pass; return the logits of each, concatenated."""
         logits = self.forward(self.lay_out(feeds, asks)).logits
         return logits.clone() if self.is_captured else logits  # the next pass overwrites them
 
     def can_chain(self, feeds: Sequence[Feed], choice: Choice) -> bool:
-        """See `Executor.can_chain`."""
+        """True if `run_chain` may be called: there is a recording of these steps and `choice`."""
         if not self.is_captured or self.fixed_rows is not None:
             return False
         assert self._backend is not None
@@ -378,7 +381,7 @@ class ModelExecutor(Executor):
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> torch.Tensor:
-        """See `Executor.run_chain`."""
+        """Run n draft steps of one row, each with the token chosen before; needs `can_chain`."""
         assert self._backend is not None, "this executor was freed"
         steps = torch.zeros(6, len(inputs), dtype=torch.int64)
         rows = np.concatenate([self._rows_of(feed) for feed in feeds], axis=1)
@@ -388,12 +391,12 @@ class ModelExecutor(Executor):
         return self._backend.chain(steps, num_visible=num_visible, choice=choice)
 
     def move(self, *moves: Move) -> None:
-        """See `Executor.move`."""
+        """Copy cache slots of all lanes in one gather (see `Executor.move`)."""
         assert self._backend is not None, "this executor was freed"
         self._backend.move(*copied(moves, self.lanes))
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
-        """See `Executor.copy_prefix`."""
+        """Copy the first `length` slots of one lane to another lane."""
         assert self._backend is not None, "this executor was freed"
         assert source_lane != target_lane
         assert 0 < length <= self.capacity
@@ -401,14 +404,14 @@ class ModelExecutor(Executor):
         self._backend.copy(lanes.first_slot(source_lane), lanes.first_slot(target_lane), length)
 
     def wipe(self, lane: int, start: int) -> None:
-        """See `Executor.wipe`."""
+        """Write zeros to all slots of a lane from `start` on, its scratch included."""
         assert self._backend is not None, "this executor was freed"
         assert 0 <= start <= self.capacity
         lanes = self.lanes
         self._backend.wipe(lanes.first_slot(lane) + start, lanes.num_slots - start)
 
     def not_finite(self, lane: int) -> int | None:
-        """See `Executor.not_finite`."""
+        """Return the slot of a lane in which NaN or infinity first occurred; None: in no slot."""
         assert self._backend is not None, "this executor was freed"
         found = self._backend.not_finite(self.lanes.first_slot(lane), self.capacity)
         return None if found is None else found % self.capacity
@@ -424,7 +427,7 @@ class ModelExecutor(Executor):
         chained: Sequence[Choice] = (),
         say: Callable[[str], None] = lambda _: None,
     ) -> dict[int, float]:
-        """Run passes of each number of rows, so that no text waits for the first run of a shape.
+        """Run passes of each number of rows, so that no text waits; return rows -> seconds.
 
         A backend of CUDA graphs records passes of each shape at each length, so that none is
         recorded after load, and the choices and chains below; they are for it alone.
@@ -547,7 +550,7 @@ class ModelExecutor(Executor):
         return self._total
 
     def _count_for(self, parts: Collection[Any]) -> int | None:
-        """Return the number of rows to which each lane (rows [5, n]) is padded, or None."""
+        """Return how many rows each lane (rows [5, n]) is padded to; None: there is no padding."""
         assert self._backend is not None, "this executor was freed"
         most = max(rows.shape[1] for rows in parts)
         if self.fixed_rows is not None:

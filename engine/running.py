@@ -40,7 +40,7 @@ def end() -> None:
 
 
 def finish(limit_s: float = LIMIT_S) -> bool:
-    """Block further launches and wait until the device is idle, at most `limit_s` seconds.
+    """Block launches and wait until the device is idle; True if it is within `limit_s` seconds.
 
     Returns True if the device is idle, or there is none; False if the limit passed. Never raises.
     """

@@ -213,7 +213,7 @@ def _plain(loaded: LoadedModel, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def _first_difference(executor: ModelExecutor) -> str | None:
-    """Compare one row's logits, bit by bit, between passes of every layout.
+    """Return the first layout of a pass in which a row's logits have other bits, or None.
 
     Returns a description of the first layout with other bits, or None if all are equal.
 
@@ -241,7 +241,7 @@ def _first_difference(executor: ModelExecutor) -> str | None:
 def _difference_of_lanes(
     executor: ModelExecutor, pair: Sequence[int], alone: torch.Tensor
 ) -> str | None:
-    """Compare the rows' bits between lanes, alone and in one pass with all other lanes.
+    """Return the first lane or pass in which the rows have other bits than alone, or None.
 
     pair   the tokens of the rows; all lanes hold the same prefix
     alone  their logits [n, V] computed alone in lane 0

@@ -54,6 +54,6 @@ PEERS = (
 
 
 def pale(colour: str, share: float = 0.5) -> str:
-    """The colour `#rrggbb`, mixed with this share of white."""
+    """Return the colour `#rrggbb`, mixed with this share of white."""
     parts = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)

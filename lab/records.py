@@ -15,7 +15,7 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}  # kept, because they are slow
 
 
 def from_json(kind: type[Record], text: str) -> Record:
-    """Parse JSON into an instance of `kind`, with strict types. Raises ValueError."""
+    """Return an instance of `kind`, parsed from JSON with strict types. Raises ValueError."""
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     found: Record = _ADAPTERS[kind].validate_json(text, strict=True)

@@ -70,7 +70,7 @@ class Mean:
         self.num = 0
 
     def add(self, value: float) -> None:
-        """Add one value."""
+        """Add one value to the moving average."""
         self.num += 1
         self.value += max(AVERAGE_WEIGHT, 1 / self.num) * (value - self.value)
 
@@ -84,12 +84,12 @@ class Replies:
 
     @property
     def value(self) -> float:
-        """Running mean in seconds; 0 if there was none."""
+        """Return the running mean in seconds; 0 if there was none."""
         return self._mean.value
 
     @property
     def num(self) -> int:
-        """Number of replies so far."""
+        """Return the number of replies so far."""
         return self._mean.num
 
     def add(self, seconds: float) -> None:
@@ -99,14 +99,15 @@ class Replies:
 
     @property
     def quickest_s(self) -> float:
-        """Seconds of the quickest of the newest replies; there must be at least one."""
+        """Return the seconds of the quickest of the newest replies; there must be at least one."""
         return min(self._newest_s)
 
     @property
     def slow_s(self) -> float:
-        """Upper quartile of the newest replies (seconds): three of four are faster; 0: none.
+        """Return the upper quartile of the newest replies in seconds; 0: there are none.
 
-        The few replies that are late because a message was lost and sent again do not count so.
+        Three of four replies are faster. The few replies that are late because a message was lost
+        and sent again do not count so.
         """
         if not self._newest_s:
             return 0.0
@@ -191,7 +192,7 @@ class Costs:
 
     @property
     def pass_s(self) -> float:
-        """Mean seconds of a decoding pass; 0 if there was none."""
+        """Return the mean seconds of a decoding pass; 0 if there was none."""
         return self._usual.value
 
     def passes(self, num_texts: int) -> Passes:
@@ -402,7 +403,7 @@ def waiting_pays(p: float, wanted: int, most: int, costs: Costs) -> bool:
 
 
 def tokens_per_second(p: float, first: int, most: int, pass_s: float, wait_s: float) -> float:
-    """Return the tokens a second if a pass that finds no drafts waits `wait_s` for `first` of them.
+    """Return the tokens/s of passes of `most` drafts, if a pass without any awaits `first` drafts.
 
     p       chance that a draft is right
     pass_s  seconds of a pass

@@ -244,7 +244,7 @@ class Lanes:
 
     @property
     def num_free(self) -> int:
-        """Number of lanes that are free: as many more texts can be opened."""
+        """Return the number of lanes that are free: as many more texts can be opened."""
         return len(self._lanes) - len(self._taken)
 
     def take(self, tokens: Sequence[int], key: bytes) -> Lane:
@@ -327,7 +327,7 @@ class Machine(Protocol):
         """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
 
     def check(self) -> None:
-        """Assert every invariant."""
+        """Assert every invariant of the text's machine."""
 
 
 Text = TypeVar("Text", bound=Machine)
@@ -354,7 +354,7 @@ class Schedule(Protocol[Text, Result_contra, Action_co]):
     def afterwards(
         self, texts: Mapping[int, Text], now: float
     ) -> Sequence[SharedAction | Action_co]:
-        """Handle the rest of the last result, for which no device waits (see `Afterwards`)."""
+        """Do the part of the last result's work for which no device waits (see `Afterwards`)."""
 
 
 class Follower(Generic[Text, Result, Action]):
@@ -409,12 +409,12 @@ class Follower(Generic[Text, Result, Action]):
 
     @property
     def texts(self) -> Mapping[int, Text]:
-        """The machines of the open texts, by session, the oldest first."""
+        """Return the machines of the open texts, by session, the oldest first."""
         return MappingProxyType(self._texts)
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """How far each open text has come here, for a heartbeat."""
+        """Return how far each open text has come here, for a heartbeat."""
         return tuple(map(_mark, self._texts.values()))
 
     def story(self, session: int | None = None) -> str:

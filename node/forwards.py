@@ -86,7 +86,7 @@ class SimulatedDevice:
         return late_s if late_s > little_s else 0.0
 
     def wait_until(self, end: float) -> bool:
-        """Wait until the clock says `end`: first asleep, then polling.
+        """Wait until the clock says `end`, asleep, then polling; False if it had passed already.
 
         Returns False if `end` had passed already.
         """
@@ -142,7 +142,7 @@ class Forwards:
         return out
 
     def run_again(self, feed: Feed, num_asked: int, layers: Layers = ()) -> Again:
-        """Within the running pass, compute one lane's part of it again, row by row."""
+        """Compute one lane's part of the running pass again, row by row; return the result."""
         self._heart.watch.enter(Phase.MODEL)
         out = run_again(self._executor, feed, num_asked, layers)
         self._heart.watch.enter(Phase.CHOOSE)
@@ -155,7 +155,7 @@ class Forwards:
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> tuple[list[int], list[float]]:
-        """Run several draft steps in one go (`Executor.run_chain`).
+        """Run several draft steps in one go; return the tokens chosen by the steps, and scores.
 
         Returns the tokens that every step has chosen, and their scores.
         """

@@ -51,7 +51,7 @@ class Voice:
 
     @property
     def state(self) -> str:
-        """The last state that was printed."""
+        """Return the last state that was printed."""
         return self._state
 
     @state.setter
@@ -93,7 +93,7 @@ Model = Annotated[
 
 
 def _revision(flag: str) -> Any:
-    """A flag for the revision of the model that another flag names."""
+    """Return a flag for the revision of the model that another flag names."""
     return typer.Option(metavar="REVISION", help=f"Branch, tag or commit of {flag} on the hub.")
 
 
@@ -180,7 +180,7 @@ def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
 
 
 def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
-    """The one command of such a node."""
+    """Return the command line of a node started by hand: one command with its flags."""
 
     def join(
         endpoint: Endpoint,

@@ -94,7 +94,10 @@ class Serve(Protocol):
 def work(
     config: NodeConfig, connection: Connection, heart: Heart, load_serve: Callable[[], Serve]
 ) -> None:
-    """Load the model, introduce the node, and serve until the process ends."""
+    """Load the model, introduce the node, and serve until the process ends.
+
+    Raises what `load` raises.
+    """
     serve = load_serve()
     gc.freeze()
     engine = load(config, heart)
@@ -102,7 +105,9 @@ def work(
 
 
 def load(config: NodeConfig, heart: HasState) -> Engine:
-    """Load, check and warm up the node's model; with fixed rows, for that number of rows alone.
+    """Load, check and warm up the node's model, and return its engine.
+
+    With fixed rows it is warmed up for that number of rows alone.
 
     Raises:
         NodeError: there is not enough memory now, or one of its ranks has ended.
@@ -240,7 +245,7 @@ class Handles(Protocol[Result_contra, Action_co]):
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """How far each open text has come here, for a heartbeat."""
+        """Return how far each open text has come here, for a heartbeat."""
 
     def handle(
         self, event: Arrived | Tick | Afterwards | Result_contra, now: float, /
@@ -267,7 +272,7 @@ class Launched(Generic[Result_co]):
 
     @property
     def left_s(self) -> float:
-        """Seconds until the device ends the forward; 0 if the host has computed it."""
+        """Return the seconds until the device ends the forward; 0 if the host has computed it."""
         return 0.0 if self.ends_at is None else self.ends_at - time.perf_counter()
 
 
@@ -326,7 +331,7 @@ class Loop(Generic[Compute, Result]):
             raise
 
     def _turn(self, timeout_s: float, bad_frames: BadFrames) -> float:
-        """Handle all messages that have arrived, then a result if one is due, then tick.
+        """Handle arrived messages and a due result, then tick; return seconds the next may wait.
 
         Returns the seconds that the next turn may wait for messages.
         """

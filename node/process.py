@@ -145,7 +145,7 @@ class Heart:
 
 
 def read_config() -> NodeConfig:
-    """Read the config from standard input; from then on the end of that input ends the process.
+    """Read and return the config from standard input; the end of that input ends the process.
 
     Raises ConfigurationError if there is no config.
     """

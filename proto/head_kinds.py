@@ -33,7 +33,7 @@ _EAGLE3_TENSOR = re.compile(r"(model\.)?(d2t|(midlayer|layers\.0)\.hidden_norm\.
 
 
 def head_kind(config: Mapping[str, object]) -> HeadKind | None:
-    """Return the kind of the head that a parsed config.json describes.
+    """Return the kind of head that config.json describes; None: no head, or it does not tell.
 
     None: it describes no head, or config.json alone does not tell. The config of EAGLE's first
     checkpoints is that of a Llama with one layer; `head_kind_of_tensors` recognises those.

@@ -61,7 +61,7 @@ def refusal(
 
 
 def missing(package: str, extra: str) -> str:
-    """What to say where a package is not installed that only some commands need.
+    """Return words for a package that is not installed, which only some commands need.
 
     extra  of Slipstream, that brings it
     """
@@ -70,7 +70,7 @@ def missing(package: str, extra: str) -> str:
 
 
 def another_package(name: str) -> str:
-    """Where a loaded module of that name comes from, if it is not ours; else empty."""
+    """Return where a loaded module of this name comes from if it is not ours; "" if it is."""
     loaded = sys.modules.get(name)
     folders = [Path(folder).resolve() for folder in getattr(loaded, "__path__", ())]
     if loaded is None or ROOT / name in folders:

@@ -203,7 +203,7 @@ class Hit(IntEnum):
 
 
 class Rule(IntEnum):
-    """How drafts are judged.
+    """The rule by which the target judges drafts: coupled, token or block.
 
     COUPLED  a draft is accepted if the target chooses the same token; both choose with the same
              noise
@@ -235,7 +235,7 @@ class FaultCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where a text ends.
+    """The limits of a text: its greatest length, and the tokens that end it.
 
     max_len   most tokens of the whole text, prompt included
     stop_ids  tokens that end the text (the token that ends it is part of it)
@@ -360,7 +360,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Tells that every draft up to `number` of this source and incarnation has arrived."""
+    """Tells the drafter that its drafts up to `number` of this source and incarnation came."""
 
     source: int
     incarnation: int

@@ -261,7 +261,7 @@ def with_options(policy: Policy, options: Mapping[str, float]) -> Policy:
 
 
 def as_chain(policy: Policy) -> Policy:
-    """Return the same policy without branches: the classical rules can judge only a chain."""
+    """Return the policy without branches: the classical rules can judge only a chain."""
     return replace(policy, width=1, branches=1, subtree=False)
 
 

@@ -88,7 +88,7 @@ class Logprobs:
 
     @property
     def width(self) -> int:
-        """Number of entries in a row (the token and its alternatives); 0 if there are no rows."""
+        """Return the number of entries in a row (the token and its alternatives); 0: no rows."""
         return len(self.ids) // len(self.ranks) if self.ranks else 0
 
     def part(self, start: int, stop: int) -> "Logprobs":

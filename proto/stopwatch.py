@@ -184,7 +184,7 @@ class Stopwatch:
 
     @property
     def totals_us(self) -> tuple[int, ...]:
-        """Microseconds in each phase while no device was at work, as far as they were added.
+        """Return the microseconds in each phase while no device was at work, as far as counted.
 
         Of the phase that is going on, only what was added already.
         """
@@ -192,5 +192,8 @@ class Stopwatch:
 
     @property
     def beside_us(self) -> tuple[int, ...]:
-        """Microseconds in each phase while a device was at work (in sum: its forwards' time)."""
+        """Return the microseconds in each phase while a device was at work.
+
+        Their sum is the time of the device's forwards.
+        """
         return tuple(total // 1000 for total in self._beside)

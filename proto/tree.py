@@ -74,11 +74,11 @@ class CommittedText:
 
     @property
     def root(self) -> int:
-        """The path hash of the whole text."""
+        """Return the path hash of the whole text."""
         return self.path_hashes[-1]
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append committed tokens."""
+        """Append committed tokens and their path hashes."""
         hash_ = self.root
         for token in tokens:
             hash_ = path_hash(hash_, token, self.key)
@@ -183,7 +183,7 @@ class SpeculationTree:
 
     @property
     def root(self) -> int:
-        """Path hash of the committed text; it names the root of the tree."""
+        """Return the path hash of the committed text; it names the root of the tree."""
         return self.text.path_hashes[-1]
 
     def children(self, key: int) -> list[int]:
@@ -270,7 +270,7 @@ class SpeculationTree:
         self._orphans.append(graft)
 
     def _adopt_orphans(self) -> int:
-        """Attach the orphans whose parents are known now, and drop those that the root has passed.
+        """Attach orphans with known parents, and drop those that the root has passed.
 
         Returns the number of new nodes.
         """

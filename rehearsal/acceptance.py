@@ -210,7 +210,7 @@ class Ranked:
     def draft(
         self, part: drafter.Part, digests: Sequence[int], _index: int
     ) -> tuple[drafter.Children, ...]:
-        """See `rehearsal.world.Models`."""
+        """Return the drafter's choices after each path, which is named by its digest."""
         number = part.opened.policy.branches
         return tuple(self._children(digest, number) for digest in digests)
 
@@ -224,7 +224,7 @@ class Ranked:
         return drafter.Children(tuple(tokens), position.scores[:number])
 
     def verify(self, part: target.Part, digests: Sequence[int]) -> target.Outcome:
-        """See `rehearsal.world.Models`."""
+        """Return the target's token after each path, which is named by its digest."""
         assert part.judge is None, "the classical rules are not rehearsed"
         return target.Outcome(tuple(map(_said_after, digests)))
 

@@ -183,7 +183,7 @@ class HeadCache(VirtualCache):
         self._given = [Given.NOTHING] * capacity
 
     def run(self, feed: Feed) -> list[int]:
-        """See `VirtualCache.run`."""
+        """Write a pass's rows; return each row's digest. Raises CacheError for a wrong feature."""
         digests = super().run(feed)
         if Given.GUESS in self._given[: feed.prefix_len]:
             raise CacheError("a committed token is still as the head had guessed it")
@@ -204,14 +204,14 @@ class HeadCache(VirtualCache):
         return Given.GUESS
 
     def move(self, move: Move) -> None:
-        """See `VirtualCache.move`."""
+        """Copy rows, and with each what it was given; all are read before any is written."""
         super().move(move)
         given = [self._given[source] for source in move.sources]
         for target, one in zip(move.targets, given, strict=True):
             self._given[target] = one
 
     def copy(self, other: VirtualCache, length: int) -> None:
-        """See `VirtualCache.copy`."""
+        """Copy the first `length` rows of another lane, and what each was given."""
         assert isinstance(other, HeadCache)
         super().copy(other, length)
         self._given[:length] = other._given[:length]

@@ -127,7 +127,7 @@ class Device:
         cost_s: float,
         host_s: float = 0.0,
     ) -> Handle:
-        """Order a forward of `cost_s` seconds; its result is `compute` of its rows' digests.
+        """Queue a forward of `cost_s` seconds; return its handle; `compute` makes its result.
 
         host_s  seconds of preparation on the host before it, in which the device is idle
         """
@@ -140,15 +140,15 @@ class Device:
         return handle
 
     def move(self, move: Move) -> None:
-        """Order a copy of rows of a lane to other slots."""
+        """Queue a copy of rows of a lane to other slots."""
         self._order(partial(self.lanes[move.lane].move, move))
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Order a copy of the first `length` rows of lane `source` to lane `target`."""
+        """Queue a copy of the first `length` rows of lane `source` to lane `target`."""
         self._order(partial(self.lanes[target].copy, self.lanes[source], length))
 
     def wipe(self, lane: int, start: int) -> None:
-        """Order that all rows of a lane from slot `start` on are forgotten."""
+        """Queue the removal of all rows of a lane from slot `start` on."""
         self._order(partial(self.lanes[lane].wipe, start))
 
     def _order(self, do: Callable[[], None]) -> None:

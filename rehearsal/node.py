@@ -91,7 +91,7 @@ class Node:
 
     @property
     def id(self) -> NodeId:
-        """Name of the process; each life has another one."""
+        """Return the name of the process; each life has another one."""
         return f"{self.name}.{self.life}".encode()
 
     @property

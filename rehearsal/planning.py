@@ -48,7 +48,7 @@ class Figures:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Mean number of tokens of a pass, the target's own included."""
+        """Return the mean number of tokens of a pass, the target's own included."""
         return self.num_tokens / self.num_passes
 
 
@@ -252,7 +252,7 @@ class Plan:
 
     @property
     def winner(self) -> Cell | None:
-        """The fastest cell; None if speculation does not pay."""
+        """Return the fastest cell; None if speculation does not pay."""
         cell = max(self.best, key=self.speedup)
         return cell if self.speedup(cell) >= PAYS else None
 
@@ -263,7 +263,7 @@ def make_plan(
     wider: Sequence[int] = WIDER,
     say: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Rehearse every policy with several K, and its best K with wider windows too.
+    """Rehearse every policy with several K, and its best K with wider windows; return all.
 
     drafts  values of K, ascending; K is raised or lowered as long as that makes the policy faster
     wider   further windows
@@ -288,7 +288,7 @@ def make_plan(
 
 
 def _climbed(row: PolicyRow, case: Case, drafts: Sequence[int], window: int | None) -> list[Cell]:
-    """Rehearse values of K from a third of `drafts` on, up or down as long as it gets faster."""
+    """Climb from the K at a third of `drafts` while it gets faster; return all rehearsed cells."""
     cells: dict[int, Cell] = {}
 
     def speed(index: int) -> float:

@@ -63,7 +63,7 @@ class NodeCosts:
 
     @property
     def measured(self) -> Measured:
-        """The seconds of forwards, by rows, that the node has timed before its first text."""
+        """Return the seconds of forwards, by rows, that the node timed before its first text."""
         return {rows: self.forward.of(rows) for rows in self.timed_rows}
 
 
@@ -111,5 +111,5 @@ class Setting:
 
     @property
     def capacity(self) -> int:
-        """Number of slots with which a lane has room for every text."""
+        """Return the number of slots with which a lane has room for every text."""
         return max(text.limits.max_len for text in self.texts) + NUM_TREE_SLOTS

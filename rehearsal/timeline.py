@@ -40,10 +40,10 @@ class Luck(Protocol):
     """A source of random numbers; `random.Random` is one."""
 
     def random(self) -> float:
-        """Return a number in [0, 1)."""
+        """Return a random float in [0, 1)."""
 
     def randbytes(self, n: int, /) -> bytes:
-        """Return `n` random bytes."""
+        """Return `n` random bytes, and advance the source of random numbers."""
 
 
 class Mixed:
@@ -53,11 +53,11 @@ class Mixed:
         self._state = mix(seed + 1)
 
     def random(self) -> float:
-        """See `Luck`."""
+        """Return the next pseudo-random float in [0, 1)."""
         return (self._word() >> 11) / (1 << 53)
 
     def randbytes(self, n: int, /) -> bytes:
-        """See `Luck`."""
+        """Return the next `n` pseudo-random bytes."""
         words = b"".join(self._word().to_bytes(8, "little") for _ in range(-(-n // 8)))
         return words[:n]
 

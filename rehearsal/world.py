@@ -40,49 +40,49 @@ class Watcher(Protocol):
     """Observes a run: each method is called when its event happens."""
 
     def begun(self, session: Session, text: Text) -> None:
-        """A text has begun."""
+        """Called when a text has begun."""
 
     def disturbed(self) -> None:
-        """A node has come or gone, or a link has lost or reordered a frame."""
+        """Called when a node has come or gone, or a link has lost or reordered a frame."""
 
     def told(self, node_id: NodeId, message: Message, router: Router) -> None:
-        """The router sends a message of its own to a node."""
+        """Called when the router sends a message of its own to a node."""
 
     def passed_on(self, receiver: NodeId, frame: bytes, router: Router) -> None:
-        """The router passes a frame of one node on to another."""
+        """Called when the router passes a frame of one node on to another."""
 
     def routed(self, router: Router) -> None:
-        """The router has handled an event."""
+        """Called when the router has handled an event."""
 
     def delivered(self, session: int, item: Emit | EmitPrompt) -> None:
-        """The reader of a text is given tokens, or logprobs of the prompt."""
+        """Called when a text's reader is given tokens, or logprobs of the prompt."""
 
     def completed(self, session: int, result: Result) -> None:
-        """The reader of a text is told that the text is complete."""
+        """Called when a text's reader is told that the text is complete."""
 
     def launched(self, node: Node, action: drafter.Compute | target.Compute) -> None:
-        """A node begins a Compute of its machine: one forward, or the first of a chain."""
+        """Called when a node begins a Compute: one forward, or the first of a chain."""
 
     def occupied(self, node: Node, began: float, until: float) -> None:
-        """A device computes one forward, or one step of a chain, from `began` to `until`."""
+        """Called when a device computes a forward, or a step of a chain, [began, until) seconds."""
 
     def sent(self, node: Node, message: Message) -> None:
-        """A node sends a message."""
+        """Called when a node sends a message."""
 
     def heard(self, node: Node, event: Any) -> None:
-        """A node's machine was given an event; the actions that it asks for are not done yet."""
+        """Called when a node's machine was given an event, before its actions are done."""
 
     def handled(self, node: Node, event: Any) -> None:
-        """A node's machine was given an event, and its actions are done."""
+        """Called when a node's machine was given an event, after its actions are done."""
 
     def rested(self, node: Node) -> None:
-        """A node has handled all messages that had arrived, and has ticked."""
+        """Called when a node has handled all messages that had arrived, and has ticked."""
 
     def watch_clock(self) -> None:
-        """Virtual time has passed."""
+        """Called when virtual time has passed."""
 
     def ended(self) -> None:
-        """The last text is complete."""
+        """Called when the last text is complete."""
 
 
 # -- host ------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Link(Protocol):
     """One direction of the connection between two processes."""
 
     def send(self, frame: bytes) -> None:
-        """Send a frame."""
+        """Send a frame to the process at the other end."""
 
 
 class Models(Protocol):
@@ -279,7 +279,7 @@ class PerfectLink:
         self._deliver = deliver
 
     def send(self, frame: bytes) -> None:
-        """See `Link`."""
+        """Send a frame; it is delivered `hop_s` seconds later."""
         self._timeline.at(self._timeline.now + self._hop_s, partial(self._deliver, frame))
 
 
@@ -324,7 +324,7 @@ class World:
         self.uplinks: dict[NodeId, Link] = {}
 
     def begin(self) -> None:
-        """Start all nodes."""
+        """Start all nodes, and let the coordinator greet them."""
         for node in self.nodes:
             self.launch(node)
             self.host.greet(node.id, node.role)

@@ -17,7 +17,7 @@ INNER = "engine"  # what it looks at models with; asked for by files of ours alo
 
 
 def _root() -> Path:
-    """The folder that holds `proto`, `engine`, `models` and the others.
+    """Return the folder that holds `proto`, `engine`, `models` and the others.
 
     A wheel has them in a folder of this package (`setup.py`); in a checkout they lie beside it.
     """
@@ -46,7 +46,7 @@ class Finder:
 
 
 def _is_asked_by_us() -> bool:
-    """Whether the import that is going on stands in a file of these packages."""
+    """True if the import that is going on stands in a file of these packages."""
     frame = sys._getframe(2)
     while "importlib" in frame.f_code.co_filename and frame.f_back is not None:
         frame = frame.f_back

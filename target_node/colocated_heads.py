@@ -124,12 +124,12 @@ class Home:
 
     @property
     def texts(self) -> Mapping[int, Verifying]:
-        """The target's machines of the open texts, by session."""
+        """Return the target's machines of the open texts, by session."""
         return self._targets.texts
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """How far each open text has come here, for a heartbeat."""
+        """Return how far each open text has come here, for a heartbeat."""
         return self._targets.marks
 
     def story(self, session: int | None = None) -> str:
@@ -197,7 +197,7 @@ class Home:
         return is_coupled or not (policy.has_drafter or message.lookup is not None)
 
     def _open_for_heads(self, text: Verifying, now: float) -> Sequence[Action]:
-        """Open a text at the heads, with all the tokens that the target has."""
+        """Open a text at the heads, with all tokens that the target has; return actions."""
         opened, tokens = text.opened, tuple(text.tree.text.tokens)
         if len(tokens) >= opened.limits.max_len:
             return ()
@@ -249,7 +249,10 @@ class Home:
         return step_pays(tips[0].chance, step_s, self._costs.pass_s)
 
     def _drafting_pays(self, text: Verifying, step_s: float) -> bool:
-        """True if the heads are right often enough, or were not tried on this text for long."""
+        """True if the heads should draft for this text; then note where they draft.
+
+        They are right often enough, or were not tried on this text for long.
+        """
         session, length = text.opened.session, len(text.tree.text)
         num_texts = sum(not other.finished for other in self.texts.values())
         passes = self._costs.passes(num_texts)

@@ -52,7 +52,7 @@ class Part:
 
     @property
     def drafted(self) -> tuple[int, ...]:
-        """The drafted token of every drafted row."""
+        """Return the drafted token of every drafted row."""
         return self.feed.tokens[len(self.feed.tokens) - self.num_asked + 1 :]
 
     def paths(self) -> list[tuple[int, ...]]:

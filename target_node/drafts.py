@@ -75,7 +75,7 @@ class Received:
         self._model_us = 0  # model time of the drafts since the last call of `take_model_us`
 
     def add(self, draft: Draft) -> bool:
-        """Count a draft; True if it is the first of its incarnation.
+        """Count a draft's arrival; True if it is the first of its incarnation.
 
         A draft of an earlier incarnation is as usable as any; only its numbers are ignored.
         """
@@ -158,7 +158,7 @@ class Judged:
 
     @property
     def num_accepted(self) -> int:
-        """Number of accepted drafts for which the text has room."""
+        """Return the number of accepted drafts for which the text has room."""
         return min(len(self.accepted), len(self.tokens))
 
 
@@ -291,7 +291,10 @@ class Drafts:
 
     @property
     def copies(self) -> Mapping[int, Kind]:
-        """The kinds of the live copies, by path hash; the next pass begins a new mapping."""
+        """Return the kinds of the live copies (drafts copied from text), by path hash.
+
+        The next pass begins a new mapping.
+        """
         return self._lookup.kinds
 
     def _kind_of(self, node: Node, copies: Mapping[int, Kind]) -> Kind:

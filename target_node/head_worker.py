@@ -62,7 +62,7 @@ class WithHeads:
         self.follower = Home(targets, follower, known=known, of_target=of_target, layers=layers)
 
     def launch(self, action: Work) -> Launched[Event]:
-        """Start a pass of the target, or run an action for the heads."""
+        """Start a pass of the target, or run an action for the heads; return its result."""
         if isinstance(action, target.Compute):
             return self._launch(action)
         done = self._ask(action)
@@ -97,5 +97,5 @@ class WithHeads:
         return HeadsDone()
 
     def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
-        """Return the loop of the node."""
+        """Return the loop that runs the node's machines, executor and connection."""
         return Loop(connection, heart, self._engine.executor, self.follower, self.launch)

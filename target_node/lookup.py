@@ -120,7 +120,7 @@ class LookupSource:
 
     @property
     def kinds(self) -> Mapping[int, Kind]:
-        """The kind of each copied draft, by path hash, under which its acceptance is counted.
+        """Return the kind of each copied draft, by path hash; its acceptance is counted by kind.
 
         `grow` makes a new mapping, so this one keeps the kinds of drafts that have died since.
         """

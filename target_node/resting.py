@@ -82,7 +82,7 @@ class Course:
 
     @property
     def rests(self) -> bool:
-        """True if the drafter is to rest now."""
+        """True if the drafter should draft nothing now: it rests, or resting is being tried."""
         return self.way in (Way.RESTING, Way.TRYING_REST)
 
     @property
@@ -97,7 +97,7 @@ class Course:
 
     @property
     def length(self) -> int:
-        """Number of passes of this stretch that may count."""
+        """Return the number of passes of this stretch that may count."""
         if not self.is_trial:
             return self.stretch
         return min(self.first, TRIAL_OF_REST if self.rests else TRIAL_OF_DRAFTS)
@@ -184,7 +184,8 @@ class Courses:
     def of(self, opened: Open, num_texts: int) -> Course | None:
         """Return the measurements of texts like this one where `num_texts` texts share the passes.
 
-        None: the drafter never rests for texts of this kind.
+        Makes them if there are none yet. None: the drafter never rests (stops drafting) for texts
+        of this kind.
         """
         kind = _kind_of(opened)
         if kind is None:

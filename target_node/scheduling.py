@@ -122,7 +122,7 @@ class Schedule:
         return (*self._take_moves(), *actions)
 
     def _next(self, texts: Texts, now: float) -> Sequence[Action]:
-        """Return the action for the device, or until when it waits."""
+        """Start what the device does next and return it, or until when it waits; (): nothing."""
         by_turn = sorted(
             (text for text in texts.values() if not text.finished), key=lambda text: text.served
         )
@@ -151,7 +151,7 @@ class Schedule:
             text.follow(self._known.courses.of(text.opened, num_texts), num_texts)
 
     def _read(self, text: Verifying, texts: Texts, now: float) -> Sequence[Action]:
-        """Prefill a chunk of one text, or copy the tokens that another lane has cached."""
+        """Return a prefill of a chunk of one text, or a copy of tokens that another lane has."""
         if text.may_copy:
             copy = self._lanes.copy_for(text.lane, text.tree.text.tokens)
             if copy is not None:
@@ -200,7 +200,7 @@ class Schedule:
         return now if max(due_at) > until else until
 
     def _write(self, asked: Asked, now: float) -> Sequence[Action]:
-        """Start a pass of the texts with a reason, and of others that have room in it; by turn."""
+        """Start a pass of texts with a reason, and of others that have room in it; return it."""
         self._was_chunk = False
         self._held_since = None
         able = [text for text, one in asked.items() if one.cause is not None or one.may_join]
@@ -250,7 +250,7 @@ class Schedule:
     # -- results ----------------------------------------------------------------------------------
 
     def done(self, result: Computed, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Handle the pass's result: each text still in the same life goes on with its outcome."""
+        """Give the pass's results to its texts not reopened or closed since; return actions."""
         running, self._running = self._running, None
         assert running is not None
         assert self._ended is None, "of the pass before nothing has been said"
@@ -279,7 +279,7 @@ class Schedule:
         return actions
 
     def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Let every text of the ended pass send its verdict, and measure what the pass has cost."""
+        """Measure what the ended pass cost; return its texts' verdicts and the pending moves."""
         del texts, now  # no text was closed since, and the times are those of the pass's end
         ended, self._ended = self._ended, None
         if ended is None:
@@ -290,7 +290,7 @@ class Schedule:
         return (*said, *self._take_moves())
 
     def _take_moves(self) -> Sequence[SharedAction]:
-        """Return all pending moves as one action."""
+        """Take and return all pending moves as one action; (): there are none."""
         moves, self._moves = tuple(self._moves), []
         return (MoveRows(moves),) if moves else ()
 

@@ -26,7 +26,7 @@ from target_node.compute import FeatureRows
 
 
 def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Sequence[SharedAction]:
-    """Return a message with the prompt's logprobs that a prefill up to `prefix_len` computed."""
+    """Return a message with prompt logprobs that a prefill up to `prefix_len` made; (): none."""
     if logprobs is None:
         return ()
     start = prefix_len - len(logprobs) + 1
@@ -36,7 +36,7 @@ def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Seq
 def tell_features(
     opened: Open, text: CommittedText, start: int, rows: FeatureRows | None
 ) -> list[SharedAction]:
-    """Return messages with the features of consecutive rows of the text, as far as the text goes.
+    """Return messages with features of consecutive rows, as far as the text goes; []: none.
 
     start  position of the first row; its feature is the one before the token at `start + 1`
     """
@@ -84,7 +84,7 @@ class Reports:
 
     @property
     def start(self) -> int:
-        """Position of the first token whose logprobs are kept; 0 if there are none."""
+        """Return the position of the first token whose logprobs are kept; 0 if there are none."""
         return self._pieces[0][0] if self._pieces else 0
 
     def rows(self, start: int, stop: int) -> Logprobs | None:

@@ -99,7 +99,7 @@ class Failures:
         return self._read_anew_at is not None
 
     def met(self, length: int, why: str, *, is_cause: bool) -> Sequence[Send]:
-        """Note a failure of the text at this length; returns the messages to send, if it ends.
+        """Note a failure of the text at this length; return messages that end it, or ().
 
         why       reason, for people
         is_cause  True: it is known to be this text's own fault
@@ -247,7 +247,7 @@ class Verifying:
         return self._tell_again(message, now)
 
     def _tell_again(self, message: Draft, now: float) -> Sequence[SharedAction]:
-        """Repeat a verdict that the drafter cannot have received, or return no actions.
+        """Return a repeated verdict if the drafter cannot have received the last one, or ().
 
         A drafter that sends all its drafts again, below an older root, has waited in vain for our
         verdict. If there has been time for it to receive the newest one, that was lost.
@@ -271,7 +271,7 @@ class Verifying:
         return (self._repeat(length, now),)
 
     def _repeat(self, base_len: int, now: float) -> Send:
-        """Return a verdict with all tokens after `base_len`, and their logprobs, to be sent again.
+        """Note and return a repeated verdict with all tokens after `base_len` and their logprobs.
 
         Logprobs that were asked for are kept for all tokens that the coordinator may lack.
         """
@@ -293,12 +293,12 @@ class Verifying:
 
     @property
     def rests(self) -> bool:
-        """True if the drafter is to rest."""
+        """True if the drafter should draft nothing now: it rests, or resting is being tried."""
         return self.course is not None and self.course.rests
 
     @property
     def chunk(self) -> Sequence[int]:
-        """The committed tokens to prefill next; empty if a pass can feed all that are missing.
+        """Return the committed tokens to prefill next; empty: a pass can feed all missing ones.
 
         In reproducible mode the prompt without its last token is prefilled in passes of its own,
         and nothing after it is prefilled at all.
@@ -321,7 +321,7 @@ class Verifying:
 
     @property
     def num_missing(self) -> int:
-        """Number of committed tokens that the cache lacks."""
+        """Return the number of committed tokens that the cache lacks."""
         return len(self.tree.text) - self.slots.prefix_len
 
     @property
@@ -358,7 +358,7 @@ class Verifying:
 
     @property
     def num_at_hand(self) -> float:
-        """Number of tokens that the present drafts are expected to add."""
+        """Return the number of tokens that the present drafts are expected to add."""
         return self.drafts.num_right(self.drafts.num_in_chain(self._num_drafts_max()))
 
     def waits(self) -> None:
@@ -366,7 +366,7 @@ class Verifying:
         self._waiting.began()
 
     def _num_drafts_max(self) -> int:
-        """Most drafts worth verifying now: a pass feeds the missing committed tokens as well."""
+        """Return the most drafts worth verifying now; a pass also feeds missing text tokens."""
         slots, opened, length = self.slots, self.opened, len(self.tree.text)
         num_rows = min(slots.num_tree_slots, self._known.fixed_rows or slots.num_tree_slots)
         num_free = num_rows - (length - slots.prefix_len)
@@ -394,11 +394,11 @@ class Verifying:
             self.drafts.add_copies(self._num_drafts_max())
 
     def at_hand(self) -> Chances:
-        """Return the drafts that a pass could verify now, with their chances."""
+        """Return the drafts that a pass could verify now, and their chances; {}: catching up."""
         return {} if self.is_catching_up else self.drafts.at_hand(self._num_drafts_max())
 
     def launch(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
-        """Return the Part that verifies these drafts (path hashes, likeliest first).
+        """Begin a pass; return the Part that verifies these drafts (path hashes, likeliest first).
 
         cause  why the pass starts; None: other texts have a reason, and this one joins
         """
@@ -448,7 +448,7 @@ class Verifying:
         )
 
     def _scored_by(self, feed: Feed) -> tuple[int, ...]:
-        """Return the prompt's tokens that follow a prefill's rows, if their logprobs are wanted."""
+        """Return the prompt's tokens that follow a prefill's rows; (): no logprobs are wanted."""
         opened = self.opened
         if feed.masks is not None or not opened.sampling.scores_prompt:
             return ()
@@ -458,7 +458,7 @@ class Verifying:
     # -- the verdict ------------------------------------------------------------------------------
 
     def computed(self, outcome: Outcome, model_us: int, now: float) -> Sequence[SharedAction]:
-        """Handle the outcome of the running pass: judge the drafts, and advance text and cache."""
+        """Judge the drafts by the pass's outcome, advance text and cache; return actions."""
         running, self._running = self._running, None
         assert running is not None
         if outcome.failure:
@@ -475,7 +475,7 @@ class Verifying:
         return () if moved.move is None else (MoveRows((moved.move,)),)
 
     def afterwards(self) -> Sequence[SharedAction]:
-        """Send the verdict of the last pass, and learn from it; no device waits for this."""
+        """Learn from the last pass and return its verdict; no device waits for this."""
         unsaid, self._unsaid = self._unsaid, None
         if unsaid is None:
             return ()
@@ -484,7 +484,7 @@ class Verifying:
         return said
 
     def _on_failure(self, why: str, now: float, *, is_cause: bool) -> Sequence[SharedAction]:
-        """Drop the cache of this text, and read it anew, or end it."""
+        """Drop this text's cache, to read it anew, or end the text; return actions."""
         self.ready_at = now
         self.slots.truncate(0)
         said = self._failures.met(len(self.tree.text), why, is_cause=is_cause)
@@ -523,7 +523,7 @@ class Verifying:
         )
 
     def _advance(self, judged: Judged, now: float) -> _Moved:
-        """Commit the judged tokens: the root moves, and drafts that are not below it die."""
+        """Commit the judged tokens and move the root; drafts not below it die; return changes."""
         outcome, base_len, base_hash = judged.outcome, len(self.tree.text), self.tree.root
         self.finished = judged.finish is not None
         is_new_attempt = self.opened.rule is not Rule.COUPLED and judged.has_rejected
@@ -544,7 +544,7 @@ class Verifying:
         return _Moved(base_len, base_hash, num_dead, move)
 
     def _report(self, unsaid: _Unsaid) -> Sequence[SharedAction]:
-        """Return the messages about a pass; the next pass may be running already."""
+        """Return the messages about a pass, and reset its counts; the next pass may be running."""
         judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
         outcome = judged.outcome
         sources = tuple(node.source for node in judged.accepted[: judged.num_accepted])
@@ -578,7 +578,7 @@ class Verifying:
 
     @property
     def _plain_s(self) -> float:
-        """Seconds of a pass without drafts of as many texts as share the passes now."""
+        """Return the seconds of a pass without drafts of as many texts as share the passes now."""
         return self._known.costs.passes(self._num_texts).of(self._num_texts)
 
     def check(self) -> None:

@@ -65,7 +65,7 @@ class Ready:
 
 
 class State(Enum):
-    """Whether a text waits for drafts or has had a pass; the table is above."""
+    """Where a text is: before its first wait or pass, waiting for drafts, or after a pass."""
 
     FRESH = auto()
     WAITING = auto()

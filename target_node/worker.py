@@ -81,12 +81,17 @@ class Worker:
         self.forwards = forwards
 
     def launch(self, action: Compute) -> Launched[Computed]:
-        """Start a pass, and choose or judge at the rows that are asked."""
+        """Start a pass, choose or judge at the asked rows; return the result and when it ends."""
         done = self.compute(action)
         return Launched(done, self.forwards.ends_at, self.forwards.woke)
 
     def compute(self, action: Compute) -> Computed:
-        """Run the Compute and return its result, valid once a simulated device has ended it."""
+        """Run the Compute and return its result; on one rank, lack of memory is a result, too.
+
+        Valid once a simulated device has ended it.
+
+        Raises EngineError if one of several ranks lacks memory.
+        """
         try:
             return self._computed(action)
         except (RuntimeError, MemoryError) as error:
@@ -126,7 +131,10 @@ class Worker:
             return None
 
     def _again(self, part: Part, num_asked: int, layers: Layers) -> Outcome:
-        """Compute the rows of one text again, one by one, so that a bad draft spoils no others."""
+        """Compute a text's rows again, one by one, and return the outcome.
+
+        So a bad draft spoils no other row.
+        """
         again = self.forwards.run_again(part.feed, num_asked, layers)
         bad = Outcome((), was_repeated=True, bad_at=part.feed.positions[-num_asked])
         if again.culprit is not None:
@@ -146,7 +154,7 @@ class Worker:
         return _with_features(part, outcome, again.features)
 
     def _outcome_of_chain(self, part: Part, wanted: Judge, again: Again) -> Outcome:
-        """Judge a chain up to the first draft whose row is bad, which the row before judges.
+        """Return the outcome of a chain, judged up to the first draft whose row is bad.
 
         If that draft is accepted, no token follows it here, and the next pass begins with it.
         """
@@ -160,7 +168,7 @@ class Worker:
         return Outcome(tokens, num_accepted, _logprobs(logits, tokens, replace(part, judge=wanted)))
 
     def _outcome_of_tree(self, part: Part, again: Again) -> Outcome:
-        """Return an outcome with the choices at the good rows."""
+        """Return the outcome of a tree, with the target's choices at the good rows only."""
         good = [row for row, is_good in enumerate(again.is_good) if is_good]
         logits, spec = again.logits[good], part.opened.sampling
         positions, paths = [part.positions[row] for row in good], part.paths()

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """The place of one text, first in the queue and then in a lane."""
+    """The place of one text, first in the queue and then in a lane (a sequence slot)."""
 
     client: str
     has_lane: bool = False
 
 
 class Admission:
-    """The queue before the lanes.
+    """The queue of texts that wait for a lane, and the count of texts that have one.
 
     num_lanes    most texts that are written at once
     max_waiting  most texts that may wait for a lane
@@ -40,16 +40,16 @@ class Admission:
 
     @property
     def num_running(self) -> int:
-        """Texts that have a lane."""
+        """Return the number of texts that have a lane."""
         return self._lanes.total()
 
     @property
     def num_waiting(self) -> int:
-        """Texts that wait for a lane."""
+        """Return the number of texts that wait for a lane."""
         return len(self._waiting)
 
     def ask(self, client: str, num_texts: int) -> list[Ticket] | None:
-        """Queue so many texts of a client; None if the queue has no room for all of them."""
+        """Queue new texts of a client and return their tickets; None: no room, nothing queued."""
         num_free = self.num_lanes - self.num_running
         if self.num_waiting + num_texts > num_free + self.max_waiting:
             return None
@@ -58,7 +58,7 @@ class Admission:
         return tickets
 
     def next(self) -> Ticket | None:
-        """The waiting text whose turn it is, which now has a lane; None: no lane, or no text."""
+        """Give a free lane to the text whose turn it is; return its ticket, or None: none could."""
         if not self._waiting or self.num_running >= self.num_lanes:
             return None
         # `min` keeps the first of equals, and the queue is in order of age.
@@ -69,7 +69,7 @@ class Admission:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Free the lane of a text, or take it out of the queue. May be called twice."""
+        """Free the ticket's lane, or remove it from the queue. May be called twice."""
         if ticket.has_lane:
             ticket.has_lane = False
             self._lanes[ticket.client] -= 1
@@ -79,7 +79,7 @@ class Admission:
             self._waiting.remove(ticket)
 
     def check(self) -> None:
-        """Assert every invariant (for tests)."""
+        """Assert every invariant of the queue and the lanes (for tests)."""
         assert self.num_running <= self.num_lanes
         assert all(number > 0 for number in self._lanes.values())
         assert not any(ticket.has_lane for ticket in self._waiting)

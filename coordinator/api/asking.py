@@ -24,7 +24,7 @@ _PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids
 
 
 class Asking:
-    """Makes requests for a pair; `speculation` is how drafts are made and verified."""
+    """Makes requests for a pair; `speculation`: how drafts are made where none is given."""
 
     def __init__(self, pair: Pair, speculation: SpeculationConfig) -> None:
         self.pair = pair
@@ -36,7 +36,7 @@ class Asking:
         params: SamplingParams | None,
         speculation: SpeculationConfig | None = None,
     ) -> Request:
-        """The request of one prompt. Raises ConfigurationError, also where there are several."""
+        """Return the request of one prompt. Raises ConfigurationError, also for several prompts."""
         requests = self.requests(prompt, params, speculation)
         if len(requests) != 1:
             raise ConfigurationError(f"stream takes one prompt, not {len(requests)}")
@@ -48,7 +48,9 @@ class Asking:
         params: Params,
         speculation: SpeculationConfig | None = None,
     ) -> list[Request]:
-        """A request for each prompt. Raises ConfigurationError.
+        """Return a request for each prompt. Raises ConfigurationError.
+
+        speculation  how drafts are made for these requests; None: as for the pair
 
         speculation  of these requests alone; None: the pair's
         """
@@ -62,7 +64,9 @@ class Asking:
         speculation: SpeculationConfig | None = None,
         arguments: Arguments = NO_ARGUMENTS,
     ) -> list[Request]:
-        """A request for each conversation. Raises ConfigurationError, ModelError.
+        """Return a request for each conversation. Raises ConfigurationError, ModelError.
+
+        arguments  values for the variables of the chat template
 
         arguments  of the chat template
         """
@@ -122,7 +126,7 @@ def _check_keys(prompt: Mapping[str, Any]) -> None:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A list of prompts, also of one; a list of numbers is one prompt."""
+    """Return the prompts as a list; a list of numbers is one prompt. Raises ConfigurationError."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, BYTES):
@@ -132,7 +136,10 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
-    """A list of conversations, also of one; `ChatTemplate` says what is wrong inside of them."""
+    """Return the conversations as a list, also if one is given. Raises ConfigurationError.
+
+    `ChatTemplate` checks what is inside a conversation.
+    """
     if not isinstance(messages, Sequence) or isinstance(messages, str | BYTES):
         raise ConfigurationError(
             f"a conversation is a list of messages, and this is none: {shown(messages)}"

@@ -28,7 +28,7 @@ MAX_WAITING = 256  # texts that may wait for a lane
 
 
 class RequestOutputKind(Enum):
-    """What `generate` gives each time: everything so far, what is new, or the end alone."""
+    """What an output of `generate` holds: all text so far, new text, or only the whole text."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -39,7 +39,7 @@ News = Ticket | TokenStream | None  # a text may begin; a text has something new
 
 
 class AsyncLLM:
-    """A target and a drafter, loaded and warm, for the tasks of one event loop.
+    """A target and a drafter, loaded and warm, that serve many requests of one event loop.
 
     Takes what `LLM` takes, and
 
@@ -55,7 +55,7 @@ class AsyncLLM:
 
     @classmethod
     def of(cls, pair: Pair, speculation: SpeculationConfig, max_waiting: int = MAX_WAITING) -> Self:
-        """On a pair that runs already; closing this closes the pair."""
+        """Return an AsyncLLM for a pair that runs already; closing it closes the pair."""
         made = cls.__new__(cls)
         made._begin(pair, Asking(pair, speculation), max_waiting)
         return made
@@ -70,7 +70,7 @@ class AsyncLLM:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The requests that are waiting or running, oldest first."""
+        """Return the ids of the requests that are waiting or running, oldest first."""
         return tuple(self._news)
 
     async def generate(
@@ -82,14 +82,14 @@ class AsyncLLM:
         output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
         client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt; the last output is `finished`.
+        """Continue one prompt, and yield outputs as they come; the last one is `finished`.
 
         Leaving the loop, or cancelling the task, ends the texts on both nodes, as `abort` does.
 
         client  whose request it is: free lanes are shared out evenly among clients
 
-        Raises ConfigurationError, BusyError (the queue is full), AwayError (the target is away),
-        NodeError. A text that cannot be completed has the finish_reason "error".
+        Raises ConfigurationError, BusyError (the queue is full), ClosedError, NodeError. A text
+        that cannot be completed has the finish_reason "error".
         """
         self._check_open()
         request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
@@ -106,7 +106,10 @@ class AsyncLLM:
         output_kind: RequestOutputKind = RequestOutputKind.DELTA,
         client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The same for a request that `asking` has made."""
+        """Continue the prompt of a request from `asking`, and yield outputs, as `generate` does.
+
+        Raises ConfigurationError if another request has this id, and what `generate` raises.
+        """
         name = request_id or uuid4().hex
         if name in self._news:
             raise ConfigurationError(f"there is a request with the id {name} already")
@@ -123,7 +126,10 @@ class AsyncLLM:
             await steps.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """End a request, if it is there: its texts get the finish_reason "abort"."""
+        """End a request, if it still runs: its texts end with the finish_reason "abort".
+
+        A request id that is not known is ignored.
+        """
         if (news := self._news.get(request_id)) is not None:
             news.put_nowait(None)
 
@@ -164,7 +170,7 @@ class AsyncLLM:
                 self._leave(ticket)
 
     async def _next(self, news: "asyncio.Queue[News]") -> News:
-        """What comes next. Raises what has ended the pair."""
+        """Wait for the next item of news and return it. Raises the error that ended the pair."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_S):
@@ -176,12 +182,12 @@ class AsyncLLM:
         self._admit()
 
     def _admit(self) -> None:
-        """Tell those whose turn it is."""
+        """Give every free lane to a waiting text, and tell its request that the text may begin."""
         while (ticket := self.admission.next()) is not None:
             self._waiting.pop(ticket).put_nowait(ticket)
 
     def check_ready(self) -> None:
-        """Raises AwayError while no target is there, and what has ended the pair, if it ended."""
+        """Raise AwayError (no target is ready), ClosedError, or the error that ended the pair."""
         self._check_open()
         self.pair.service.check_alive()
         if not self.pair.is_ready:
@@ -212,7 +218,7 @@ class AsyncLLM:
 
 
 def _read(request: Request, stream: TokenStream) -> Step | None:
-    """What the next item of a text adds; a text that failed ends with a step that says so."""
+    """Return the step that a text's next item makes, or None; a failed text gets its last step."""
     try:
         return request.read(stream)
     except TextError as error:

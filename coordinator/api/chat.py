@@ -64,7 +64,7 @@ class ChatTemplate:
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "ChatTemplate":
-        """Read the template of a model in a folder or on the hub. Raises ModelError."""
+        """Read and return a model's chat template, from a folder or the hub. Raises ModelError."""
         config = _read_json(find_file(model, revision, "tokenizer_config.json"))
         path = find_file(model, revision, "chat_template.jinja")
         source = _in_config(config) if path is None else _read_text(path)
@@ -179,7 +179,7 @@ def _read_text(path: Path) -> str:
 
 
 def _in_config(config: dict[str, Any]) -> str | None:
-    """Return the template in a tokenizer_config.json: a string, or the one named "default"."""
+    """Return the template in a tokenizer_config.json (the "default" of several), or None."""
     entry = config.get("chat_template")
     if isinstance(entry, list):
         named = [item for item in entry if isinstance(item, dict)]

@@ -232,19 +232,19 @@ class PairConfig(ModelsConfig):
 
     @property
     def num_seqs(self) -> int:
-        """How many texts at once the nodes are asked to make room for."""
+        """Return how many texts at once the nodes are asked to make room for."""
         default = REPRODUCIBLE_NUM_SEQS if self.reproducible else NUM_SEQS
         return default if self.max_num_seqs is None else self.max_num_seqs
 
     @property
     def asked_len(self) -> int:
-        """The most tokens of a text that the nodes are asked for; 0: as many as possible."""
+        """Return the most tokens of a text that the nodes are asked for; 0: as many as possible."""
         default = REPRODUCIBLE_LEN if self.reproducible else 0
         return default if self.max_model_len is None else self.max_model_len
 
     @property
     def ranks(self) -> dict[Role, int]:
-        """How many processes share each model, by role."""
+        """Return how many processes share each model, by role."""
         return {
             Role.TARGET: num_ranks(self.target_device, self.tensor_parallel_size),
             Role.DRAFTER: num_ranks(self.drafter_device, self.drafter_tensor_parallel_size),
@@ -261,12 +261,12 @@ class PairConfig(ModelsConfig):
 
     @property
     def links(self) -> dict[Role, Links]:
-        """The simulated links, by the role of the node at their end."""
+        """Return the simulated links, by the role of the node at their end."""
         return parse_links(self.link)
 
     @property
     def simulated(self) -> Simulated | None:
-        """The simulated hardware; None if nothing is simulated."""
+        """Return the simulated hardware; None if nothing is simulated."""
         simulated = Simulated(
             self.simulate_target_ms,
             self.simulate_target_ms_per_row,
@@ -382,7 +382,7 @@ class SpeculationConfig(Frozen):
 
     @property
     def rule(self) -> Rule:
-        """The rule by which drafts are verified."""
+        """Return the rule by which drafts are verified."""
         return Rule[self.verify.upper()]
 
     @property

@@ -77,12 +77,12 @@ def named(name: str, info: ValidationInfo) -> str:
 
 
 def checked(kind: type[T], **values: object) -> T:
-    """Make a config from command line options. Raises ConfigurationError, which names the flag."""
+    """Return a config made from flags' values. Raises ConfigurationError, which names the flag."""
     return kind.model_validate(values, context=AS_FLAGS)
 
 
 def named_as(kind: type[T], names: Mapping[str, str], **values: object) -> T:
-    """Make a config. Raises ConfigurationError, which uses `names` for the settings."""
+    """Return a config. Raises ConfigurationError, which calls the settings by `names`."""
     return kind.model_validate(values, context=names)
 
 

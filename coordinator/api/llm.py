@@ -97,7 +97,7 @@ class LLM:
         *,
         use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
-        """Generate texts for one prompt or several, up to `max_num_seqs` at once; results in order.
+        """Generate texts for the prompts, up to `max_num_seqs` at once; return outputs in order.
 
         use_tqdm  show on stderr how many prompts are done; also a function that makes such a bar
 
@@ -116,7 +116,10 @@ class LLM:
         *,
         use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several with the target's chat template; see `generate`."""
+        """Answer one conversation or several by the target's chat template; return the outputs.
+
+        Raises ModelError if there is no usable template, and what `generate` raises.
+        """
         self._check_open()
         return self._answers(self.asking.chat_requests(messages, sampling_params), use_tqdm)
 
@@ -131,7 +134,7 @@ class LLM:
         return [request.whole() for request in requests]
 
     def get_tokenizer(self) -> TargetTokenizer:
-        """Return the target's tokenizer. Raises ConfigurationError if it has none."""
+        """Return the target's tokenizer. Raises ConfigurationError if it has none, ClosedError."""
         self._check_open()
         return TargetTokenizer(self.pair)
 
@@ -142,6 +145,8 @@ class LLM:
 
         With `n` > 1 the parts of the texts are interleaved, and each has the `index` of its text.
         Leaving the loop early, or closing the generator, ends the texts on both nodes.
+
+        Raises ConfigurationError, NodeError, ClosedError.
         """
         self._check_open()
         return self._parts(self.asking.request(prompt, sampling_params))
@@ -158,7 +163,7 @@ class LLM:
     async def agenerate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
     ) -> list[RequestOutput]:
-        """Like `generate`, for asyncio; cancelling the task ends its texts on both nodes."""
+        """Generate as `generate` does, in an event loop; cancelling the task ends its texts."""
         self._check_open()
         requests = await asyncio.to_thread(self.asking.requests, prompts, sampling_params)
         async with aclosing(Batch(self.pair, requests).steps_async()) as steps:
@@ -169,7 +174,7 @@ class LLM:
     async def astream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Like `stream`, for asyncio; closing the iterator or cancelling ends the texts."""
+        """Yield parts as `stream` does, in an event loop; closing or cancelling ends the texts."""
         self._check_open()
         request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
         async with aclosing(Batch(self.pair, [request]).steps_async()) as steps:

@@ -106,12 +106,12 @@ class Assembly:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens so far."""
+        """Return the number of tokens that the text has so far."""
         return len(self._token_ids)
 
     @property
     def has_parts(self) -> bool:
-        """Whether anything of it has come."""
+        """True if any output of the text has come."""
         return bool(self._parts)
 
     def scored(self, logprobs: Logprobs) -> None:
@@ -223,5 +223,5 @@ class Assembly:
 
 
 def merged(texts: Sequence[RequestOutput]) -> RequestOutput:
-    """Merge several continuations of one prompt; the first has the prompt's logprobs."""
+    """Return several texts of one prompt as one output; the first has the prompt's logprobs."""
     return replace(texts[0], outputs=[output for text in texts for output in text.outputs])

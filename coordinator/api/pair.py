@@ -143,7 +143,7 @@ class Pair:
         return self.service.states()
 
     def whereabouts(self) -> list[str]:
-        """Return a line on each node's host and device if nodes may be on other hosts."""
+        """Return a line on each node's host and device; [] if the pair has no keys (one host)."""
         if self._launcher.keys is None:
             return []
         registry = self.service.registry
@@ -192,17 +192,17 @@ class Pair:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a target is there that can work."""
+        """True if a target is there that can work."""
         return bool(self.service.registry.ready(Role.TARGET))
 
     @property
     def max_len(self) -> int:
-        """Most tokens of a text and its prompt."""
+        """Return the most tokens of a text and its prompt."""
         return self._limits()[0]
 
     @property
     def num_seqs(self) -> int:
-        """How many texts can be generated at once, by the config and the target's room."""
+        """Return how many texts can be generated at once, by the config and the target's room."""
         return min(self.config.num_seqs, self.hello(Role.TARGET).num_lanes)
 
     def pids(self) -> dict[str, int]:
@@ -229,7 +229,7 @@ class Pair:
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """The target's chat template. Raises ModelError."""
+        """Return the target's chat template. Raises ModelError."""
         return ChatTemplate.of_model(self.config.target, self.config.target_revision)
 
     def _tokenizer(self) -> Tokenization:
@@ -255,7 +255,7 @@ class Pair:
         sample_index: int = 0,
         reader: Reader | None = None,
     ) -> tuple[TokenStream, int]:
-        """Start a text; return its stream and the seed that it uses. Raises ConfigurationError.
+        """Start a text; return (its stream, its seed). Raises ConfigurationError, NodeError.
 
         The stream ends by tokens only: `Assembly`, which makes text of the tokens, finds stop
         strings.

@@ -14,14 +14,14 @@ MAX_TOKENS = (1 << 20) - 1
 
 
 def _listed(value: object) -> object:
-    """Accept one string, or None, where a list is expected."""
+    """Return one string as a tuple, None as an empty one, and any other value as it is."""
     if value is None:
         return ()
     return (value,) if isinstance(value, str) else value
 
 
 def _by_token(value: object) -> object:
-    """Accept None as no bias, and string keys (as in JSON) as token ids."""
+    """Return None as {} (no bias), and string keys (as in JSON) as token ids."""
     if not isinstance(value, dict):
         return {} if value is None else value
     return {
@@ -39,12 +39,12 @@ NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None
 
 
 def _whole_vocabulary(value: object) -> object:
-    """Turn top_k=-1 into 0; both mean "all tokens"."""
+    """Return top_k, with -1 changed to 0; both mean "all tokens"."""
     return 0 if type(value) is int and value == -1 else value
 
 
 def _as_long_as_it_may_be(value: object) -> object:
-    """Turn max_tokens=None into the maximum: the text may be as long as the target allows."""
+    """Return max_tokens, with None changed to the maximum: as long as the target allows."""
     return MAX_TOKENS if value is None else value
 
 

@@ -28,7 +28,7 @@ HUB_TIMEOUT_S = 5.0
 
 
 def find_file(model: str, revision: str | None, name: str) -> Path | None:
-    """Return the path of a file of a model in a folder or on the hub; None if there is none."""
+    """Return the path of a model's file, downloaded if need be; None if there is none."""
     folder = path_of(model) if is_folder(model) else _fetched(model, revision, name)
     path = folder and folder / name
     return path if path and path.exists() else None
@@ -79,7 +79,7 @@ class Tokenization:
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "Tokenization | None":
-        """Read a model's tokenizer; None if it has none. Raises ModelError."""
+        """Read and return a model's tokenizer; None if it has none. Raises ModelError."""
         path = find_file(model, revision, "tokenizer.json")
         if path is None:
             return None
@@ -87,13 +87,13 @@ class Tokenization:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the vocabulary, as `engine.loading.fingerprint` computes it."""
+        """Return the SHA-256 of the vocabulary, as `engine.loading.fingerprint` computes it."""
         vocabulary = sorted((index, token) for token, index in self._tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
     @property
     def raw(self) -> Tokenizer:
-        """The tokenizer object of the `tokenizers` package."""
+        """Return the tokenizer object of the `tokenizers` package."""
         return self._tokenizer
 
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
@@ -114,10 +114,12 @@ class Tokenization:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def bans(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the token sequences of these words, at the start of a text and after a space.
+        """Return the tokens of each word at the start of a text, and of some also after a space.
 
         As in vLLM, the form with a space is included only if it has as many tokens and begins with
         a different one.
+
+        Raises ConfigurationError if a word cannot be encoded.
         """
         found: list[tuple[int, ...]] = []
         for word in words:

@@ -55,12 +55,12 @@ class Request:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """Token ids of the prompt."""
+        """Return the token ids of the prompt."""
         return self._ids
 
     @property
     def num_texts(self) -> int:
-        """How many continuations are wanted."""
+        """Return how many texts are wanted for this prompt."""
         return self._num_texts
 
     def want_no_more(self) -> None:
@@ -94,7 +94,7 @@ class Request:
         return stream
 
     def read(self, stream: TokenStream) -> "Step | None":
-        """Return the step of the stream's next item, or None if it adds nothing.
+        """Take the stream's next item; return the step that it makes, or None if it adds nothing.
 
         Raises the error that ended the text.
         """
@@ -111,12 +111,12 @@ class Request:
         return self._ended(stream, ERROR, None, str(error))
 
     def aborted(self, stream: TokenStream) -> "Step":
-        """One of its texts is not wanted any more. What has come of it is the whole of it."""
+        """Cancel one of the texts; return its last step, with the tokens that have come."""
         stream.cancel()
         return self._ended(stream, ABORT, None)
 
     def so_far(self) -> RequestOutput:
-        """All texts that were begun, up to now."""
+        """Return all texts that were begun, as far as they have come."""
         texts = [
             *self._complete.values(),
             *(one.whole() for one in self._open.values() if one.has_parts),
@@ -169,7 +169,7 @@ class Step:
 
     @property
     def index(self) -> int:
-        """The index of the text among the continuations of its prompt."""
+        """Return the index of the text among the continuations of its prompt."""
         return self.part.outputs[0].index
 
     @property
@@ -203,7 +203,7 @@ class Batch:
 
     @property
     def num_open(self) -> int:
-        """The number of texts that are being generated."""
+        """Return the number of texts that are being generated."""
         return len(self._open)
 
     @property
@@ -219,7 +219,10 @@ class Batch:
         self._winds_up = True
 
     def steps(self) -> Generator[Step, None, None]:
-        """Yield each step as it comes, from all texts mixed; waits in this thread."""
+        """Start the texts and yield each step as it comes, all mixed; waits in this thread.
+
+        Raises the error that ended the pair, or another error than TextError that ended a text.
+        """
         news: queue.SimpleQueue[TokenStream] = queue.SimpleQueue()
         reader = Reader(self._since, news.put)
         try:
@@ -236,7 +239,10 @@ class Batch:
             self._leave()
 
     async def steps_async(self) -> AsyncGenerator[Step, None]:
-        """Yield the same steps for asyncio: the service wakes the event loop, no thread waits."""
+        """Yield the steps of all texts as they come, in an event loop, without a waiting thread.
+
+        Raises as `steps` does.
+        """
         news: asyncio.Queue[TokenStream] = asyncio.Queue()
         reader = Reader(self._since, teller(asyncio.get_running_loop(), news.put_nowait))
         try:
@@ -254,7 +260,7 @@ class Batch:
             self._leave()
 
     def _begin(self, reader: Reader) -> None:
-        """Start as many texts as there is room for."""
+        """Start waiting texts while lanes are free; after `wind_up`, drop the waiting ones."""
         if self._winds_up:
             for request in self._waiting:
                 request.want_no_more()
@@ -264,7 +270,7 @@ class Batch:
             self._open[request.start(reader)] = request
 
     def _read(self, stream: TokenStream, reader: Reader) -> Step | None:
-        """Return a stream's next step, or None; at a text's end the next text is started."""
+        """Take a stream's next item; return its step or None; after its last, begin more texts."""
         request = self._open[stream]
         try:
             step = request.read(stream)
@@ -284,7 +290,7 @@ class Batch:
 def teller(
     loop: asyncio.AbstractEventLoop, put: Callable[[TokenStream], None]
 ) -> Callable[[TokenStream], None]:
-    """Return the function that the service's thread calls to put a stream into `news`."""
+    """Return a function by which another thread passes a stream to `put` in the event loop."""
 
     def tell(stream: TokenStream) -> None:
         with suppress(RuntimeError):

@@ -131,13 +131,13 @@ class TargetTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The first of the target's end-of-text tokens; None if it has none."""
+        """Return the first of the target's end-of-text tokens; None if it has none."""
         ids: Sequence[int] = self._pair.hello(Role.TARGET).fingerprint.eos_ids
         return next(iter(ids), None)
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens, without added tokens."""
+        """Return the number of tokens, without added tokens."""
         return int(self._raw.get_vocab_size(with_added_tokens=False))
 
     def get_vocab(self) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _fit(values: dict[str, Any]) -> None:
 
 
 def _made(values: Mapping[str, Any]) -> SpeculationConfig:
-    """Make the SpeculationConfig. Raises ConfigurationError, which names a setting as vLLM does."""
+    """Return the SpeculationConfig. Raises ConfigurationError, in vLLM's names of settings."""
     try:
         return SpeculationConfig(**values)
     except ConfigurationError as error:

@@ -56,13 +56,13 @@ class Take:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens of the text."""
+        """Return all tokens of the text."""
         steps = (step for _, step in self.steps)
         return tuple(token for step in steps for token in step.part.outputs[0].token_ids)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second over the whole time, with the time for the prompt."""
+        """Return the tokens per second over the whole time, that of the prompt included."""
         return self.metrics.tokens_per_second
 
 
@@ -193,7 +193,7 @@ def _measured(
     request: SamplingParams,
     ways: Sequence[SpeculationConfig],
 ) -> list[list[Take]]:
-    """Measure takes of each setting in `ways`, in alternation. The first NUM_WARM of each warm up.
+    """Return takes of each setting in `ways`, made in turn; the first NUM_WARM of each warm up.
 
     Raises NodeError, ConfigurationError.
     """
@@ -210,7 +210,7 @@ def _measured(
 def _take(
     pair: Pair, way: SpeculationConfig, text: str, ids: tuple[int, ...], params: SamplingParams
 ) -> Take:
-    """Generate the text once; record only the time of each step."""
+    """Generate the text once; return its steps, each with its time, and its metrics."""
     request = Request(pair, way, text, ids, params)
     steps = []
     since = time.monotonic()
@@ -240,7 +240,10 @@ class Screen:
         self._factor = factor
 
     def show(self, title: str, explained: str, take: Take, shown: Callable[[Step], str]) -> None:
-        """Write the prompt and the text at the speed at which it came, then its figures."""
+        """Write the prompt and the text at the speed at which it came, then its figures.
+
+        Raises OutputError if it cannot be written.
+        """
         slow = f", shown {rounded(self._factor)} times slower" if self._factor > 1 else ""
         write_out(f"\n{self._styled(title + slow, BOLD)}\n")
         write_out(f"{explained}\n\n" if explained else "\n")
@@ -253,7 +256,10 @@ class Screen:
         write_out(f"\n\n{self._styled(_figures(take.metrics), DIM)}\n")
 
     def end(self, line: str) -> None:
-        """Write the last line."""
+        """Write `line` as the last line, in bold.
+
+        Raises OutputError if it cannot be written.
+        """
         write_out(f"\n{self._styled(line, BOLD)}\n")
 
     def _styled(self, text: str, style: str) -> str:

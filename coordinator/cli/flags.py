@@ -25,7 +25,7 @@ Command = Callable[..., None]  # a function that typer makes a command
 
 
 def parse_ids(flag: str, text: str) -> tuple[int, ...]:
-    """Parse numbers like 1,2,3. Raises ConfigurationError, which names the flag."""
+    """Return the numbers in text like 1,2,3. Raises ConfigurationError, which names the flag."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
@@ -35,7 +35,7 @@ def parse_ids(flag: str, text: str) -> tuple[int, ...]:
 
 
 def parse_biases(flag: str, text: str) -> dict[int, float]:
-    """Parse biases like 50:-100,7:2.5 into a dict. Raises ConfigurationError, naming the flag."""
+    """Return the biases in text like 50:-100,7:2.5. Raises ConfigurationError, naming the flag."""
     try:
         pairs = [part.split(":") for part in text.split(",")]
         return {int(token): float(bias) for token, bias in pairs}
@@ -46,7 +46,7 @@ def parse_biases(flag: str, text: str) -> dict[int, float]:
 
 
 def parse_options(flag: str, text: str) -> dict[str, float]:
-    """Parse numbers by name like width=4,branches=3. Raises ConfigurationError."""
+    """Return numbers by name from text like width=4,branches=3. Raises ConfigurationError."""
     try:
         pairs = [part.split("=") for part in text.split(",")]
         return {name.strip().replace("-", "_"): float(value) for name, value in pairs}
@@ -103,7 +103,7 @@ class Flags:
             yield _parameter(kind.__name__, name, field, default)
 
     def read(self, kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
-        """Make the config from the flags' values, which are removed from `values`.
+        """Return the config that the flags' values make, and remove these from `values`.
 
         Raises ConfigurationError.
         """

@@ -301,7 +301,7 @@ class Run:
     writer: Writer
 
     def every(self, asked: Sequence[Asked]) -> bool:
-        """Generate and show all prompts; True if all went well. Refused ones are shown as errors.
+        """Generate and show all prompts, refused ones as errors; True if all went well.
 
         Raises KeyboardInterrupt after the texts that ran, if Ctrl-C kept others from starting.
         """
@@ -317,7 +317,7 @@ class Run:
         return all(prompt.is_well for prompt in prompts)
 
     def _prompt(self, index: int, total: int, asked: Asked) -> _Prompt:
-        """Make the request of a prompt; a refused one gets a `misfit` if there are others."""
+        """Return a prompt with its request; a refused one gets a `misfit` if there are others."""
         skips = self.request.skip_special_tokens
         decoder = partial(self.pair.decoder, skip_special_tokens=skips)
         place = Place(index, total, asked.text, decoder)
@@ -379,7 +379,7 @@ def _text_of(place: Place, index: int, whole: RequestOutput) -> str:
 
 
 def _encoded(pair: Pair, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
-    """Return (prompt text or None, token ids). Raises ConfigurationError."""
+    """Return (prompt text or None, token ids). Raises ConfigurationError, ModelError."""
     if asked.text is None:
         return None, asked.ids
     if asked.is_chat:

@@ -226,7 +226,7 @@ def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:
 
 
 def rows_of(command: Any, ctx: Any) -> list[Row]:
-    """The flags of a command, each with what stands for its value, its help and its default."""
+    """Return a row for each flag of a command: placeholder of its value, help and default."""
     panels = _panels(command.get_params(ctx), ctx)
     return [row for _, rows in panels for row in rows]
 
@@ -267,7 +267,7 @@ def _default(parameter: Any) -> str:
 
 
 def _lines(rows: Sequence[Row], width: int, console: Console) -> RenderableType:
-    """A line for each flag with its help beside it; below it, where the flag is longer than that.
+    """Return a line for each flag, with its help beside it, or below it if the flag is long.
 
     width  of the column of flags; 0: the help is always below
     """
@@ -295,7 +295,7 @@ def _lines(rows: Sequence[Row], width: int, console: Console) -> RenderableType:
 
 
 def _wrapped(told: Text, room: int, console: Console) -> list[Text]:
-    """The lines of a help. Where it lists things, a line for each, what follows is indented."""
+    """Return the lines of a help text; a list in it has a line for each item, indented."""
     found: list[Text] = []
     for number, one in enumerate(told.split("\n")):
         indent = "  " if number else ""

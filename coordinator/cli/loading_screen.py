@@ -62,7 +62,7 @@ class Invitations:
         self.configs[config.role] = config
 
     def lines(self, states: dict[Role, str], now: float) -> list[str]:
-        """Return the lines to show once nodes have not joined for SAID_AFTER_S; only once."""
+        """Return, once, the lines to show when nodes have not joined for SAID_AFTER_S; else []."""
         missing = [role for role in self.configs if states.get(role) == NOT_JOINED]
         for role in missing:
             self.since.setdefault(role, now)
@@ -120,7 +120,7 @@ class Invitations:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for a shell; a leading ~/ stays, because another host may have another home."""
+    """Return a word quoted for a shell; a leading ~/ stays: another host has another home."""
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
@@ -143,7 +143,7 @@ class Model:
 
     @property
     def short_name(self) -> str:
-        """The last part of the name, for people."""
+        """Return the last part of the name, for people."""
         return Path(self.name).name
 
     def folder(self) -> Path | None:
@@ -166,7 +166,7 @@ def models_of(pair: PairConfig) -> dict[Role, Model]:
 
 
 def size_of(model: Model) -> str:
-    """Return the size of a model in words (bytes, layers), as far as files on this machine tell."""
+    """Return a model's size in words (bytes, layers) by files on this machine; "": unknown."""
     folder = model.folder()
     if folder is None:
         return ""
@@ -205,7 +205,7 @@ def shown_bytes(number: int) -> str:
 
 @dataclass(slots=True)
 class Loading:
-    """How far a node is with loading (pure).
+    """The progress of a node that loads its model (pure).
 
     since     when its process was started: seconds of a monotonic clock
     phase     what it is doing now; phase_since: since when
@@ -231,7 +231,10 @@ class Loading:
 
 @dataclass(slots=True)
 class Board:
-    """The lines of all nodes (pure). `models`: what they load, as far as that is known."""
+    """The states of all loading nodes, and the lines that show them (pure).
+
+    models  what the nodes load, as far as that is known
+    """
 
     models: Mapping[Role, Model] = field(default_factory=dict)
     nodes: dict[Role, Loading] = field(default_factory=dict)
@@ -265,7 +268,7 @@ class Board:
         return f"{start} {', '.join(word for word in about if word)}"[:79].rstrip()
 
     def news(self) -> list[Role]:
-        """Return the roles to report as ready now: each once, the target before the drafter."""
+        """Return the roles that became ready, and mark them as told; the target comes first."""
         found = []
         for role in self.roles():
             if self.nodes[role].ready_at is None:

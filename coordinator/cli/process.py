@@ -71,12 +71,12 @@ class Interruption:
 
     @property
     def line(self) -> str:
-        """The line for the user about the signal that has come."""
+        """Return the line for the user about the signal that has come."""
         return _line_of(self._number)
 
     @property
     def status(self) -> int:
-        """The exit status of a process that the signal ends."""
+        """Return the exit status of a process that the signal ends."""
         return SIGNALLED + self._number
 
     def __enter__(self) -> "Interruption":
@@ -119,7 +119,7 @@ def prepare_streams() -> None:
 
 @contextlib.contextmanager
 def lack_of_memory_said() -> "Iterator[None]":
-    """End the process with a line on stderr if an error means that there is too little memory."""
+    """While inside, an error that means lack of memory ends the process with a line on stderr."""
     try:
         yield
     except (MemoryError, ImportError, SyntaxError, OSError, RuntimeError, SystemError) as error:

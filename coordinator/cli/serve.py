@@ -64,6 +64,6 @@ def serve(
 
 
 def _name_of(pair: PairConfig) -> str:
-    """A name of the hub as it is, a folder by its last part: paths are nobody else's business."""
+    """Return the model's name on the hub, or the last part of a folder's path."""
     path = Path(pair.target)
     return path.name if path.exists() else pair.target

@@ -92,18 +92,18 @@ class SpeculationView:
         self._waiting: deque[Segment] = deque()
 
     def push(self, emit: Emit, text: str) -> str:
-        """Return what to show for a pass; `text`: what the pass adds to the text."""
+        """Add a pass; return what to show now that it adds `text` to the text."""
         self._waiting.append(Segment(Kind.BOUNDARY, PASS_SIGN))
         self._waiting.extend(self._segments(emit))
         return self._drawn(len(text))
 
     def finish(self, text: str) -> str:
-        """Return what to show at the end; `text`: the held-back text that belongs to the text."""
+        """Add held-back `text` that belongs to the text; return what to show at the end."""
         self._waiting.append(Segment(self._last, self._decoder.finish()))
         return self._drawn(len(text)) + self.close()
 
     def close(self) -> str:
-        """Return the closing mark that is needed where the text breaks off."""
+        """End the current mark; return the closing mark that the text needs where it breaks off."""
         return self._pen.close()
 
     def _drawn(self, room: int) -> str:
@@ -113,7 +113,7 @@ class SpeculationView:
         return "".join(map(self._pen.draw, segments))
 
     def _released(self, room: int) -> list[Segment]:
-        """Take the waiting segments that the next `room` characters of the text cover."""
+        """Take and return the waiting segments that the text's next `room` characters cover."""
         released = []
         while self._waiting:
             segment = self._waiting.popleft()
@@ -168,7 +168,7 @@ class ColourPen:
     _is_in_line: bool = False
 
     def draw(self, segment: Segment) -> str:
-        """Return the segment in colour, after the pass sign if one is due in this line."""
+        """Return the segment in colour, after the pass sign if one is due; "" for a new pass."""
         drawn = coloured(segment)
         if segment.kind is Kind.BOUNDARY:
             self._pending = drawn if self._is_in_line else ""

@@ -13,7 +13,7 @@ INDENT = "    "  # of the next
 
 
 def continued(command: str, width: int) -> list[str]:
-    """The lines of a command, each at most `width` long, that can be copied as they are.
+    """Return the lines of a command, each at most `width` long, that can be copied as they are.
 
     A single word that is longer than that stays whole, and so does what is no command: a quote in
     it has no end.
@@ -34,7 +34,7 @@ def continued(command: str, width: int) -> list[str]:
 
 
 def wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
-    """The lines of a text, each at most `width` long; all but the first are indented.
+    """Return the lines of a text, each at most `width` long; all but the first are indented.
 
     A single word that is longer than that stays whole.
     """
@@ -50,13 +50,13 @@ def wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
 
 
 def fitted(text: str, width: int) -> str:
-    """The text with every longer line wrapped."""
+    """Return the text with every longer line wrapped."""
     lines = (wrapped(line, width) if len(line) > width else [line] for line in text.split("\n"))
     return "\n".join(part for parts in lines for part in parts)
 
 
 def for_stderr(text: str) -> str:
-    """The text as it is written to stderr: wrapped on a terminal, unchanged elsewhere."""
+    """Return the text as it is written to stderr: wrapped on a terminal, unchanged elsewhere."""
     if not sys.stderr.isatty():
         return text
     return fitted(text, shutil.get_terminal_size().columns)

@@ -100,7 +100,7 @@ def _writing(m: Metrics) -> list[str]:
 
 
 def _details(m: Metrics, policy: str) -> list[str]:
-    """Return the figures that only --verbose shows."""
+    """Return the lines of figures that only --verbose shows: speed, host time, drafts."""
     lines = [
         f"in all {m.tokens_per_second:.1f} tokens/s in {m.elapsed_s:.2f} s, policy {policy}",
         f"target busy {m.target_busy:.0%}, host {m.host_ms_per_pass:.2f} ms a pass",
@@ -223,22 +223,22 @@ class Writer(Protocol):
     """Gets every text: begin, add..., then end, failed or break_off; close after the last."""
 
     def begin(self, place: Place) -> None:
-        """The text of this prompt comes next."""
+        """Called before the text of this prompt comes."""
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
         """Write what a pass adds to the text; `emit` is None at the end of the text."""
 
     def break_off(self) -> None:
-        """No more of this text will come; the error that ended it is reported next."""
+        """Called when no more of this text will come; the error is reported next."""
 
     def end(self, whole: RequestOutput) -> None:
-        """All texts of the prompt are complete."""
+        """Called when all texts of the prompt are complete."""
 
     def failed(self, place: Place, reason: str) -> None:
-        """The prompt was refused for this reason: there will be no text."""
+        """Called if the prompt was refused for this reason: there will be no text."""
 
     def close(self) -> None:
-        """There are no more prompts."""
+        """Called when there are no more prompts."""
 
 
 class JsonWriter:
@@ -249,7 +249,7 @@ class JsonWriter:
         self._index = 0
 
     def begin(self, place: Place) -> None:
-        """Remember which prompt it is."""
+        """Remember the number of the prompt whose text comes next."""
         self._index = place.index
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
@@ -342,7 +342,7 @@ class TextWriter:
             typer.echo(f"text {index + 1} of {self._request.n}", err=True)
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
-        """Show what a pass adds."""
+        """Write the text that a pass adds, coloured by who drafted it if that was asked for."""
         if part.outputs[0].index != self._text_index:
             self._end_line()
             self._begin_text(part.outputs[0].index)

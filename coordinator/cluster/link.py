@@ -62,7 +62,7 @@ class Links(NamedTuple):
 
     @property
     def hop_s(self) -> float:
-        """The mean delay of the two directions, in seconds."""
+        """Return the mean delay of the two directions, in seconds."""
         return (self.to_node.delay_s + self.from_node.delay_s) / 2
 
 
@@ -82,7 +82,7 @@ class Direction(Generic[Item]):
         self._flying: list[tuple[float, int, Item]] = []  # a heap: arrival, number, message
 
     def put(self, item: Item, now: float, *, may_be_lost: bool, num_bytes: int = 0) -> bool:
-        """Send a message; False if too many are on their way. Lost ones count as sent."""
+        """Send a message; False if too many are on their way; True also for one that gets lost."""
         if len(self._flying) >= MAX_IN_FLIGHT:
             return False
         self._free_s = max(now, self._free_s) + num_bytes / self._link.bytes_per_s
@@ -108,7 +108,7 @@ class Direction(Generic[Item]):
 
     @property
     def next_s(self) -> float:
-        """When the next message arrives; infinity if none is on its way."""
+        """Return when the next message arrives; infinity if none is on its way."""
         return self._flying[0][0] if self._flying else inf
 
 

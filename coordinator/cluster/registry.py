@@ -221,12 +221,12 @@ class Node:
 
     @property
     def num_lanes(self) -> int:
-        """How many texts the node has room for at once; 0 before it was accepted."""
+        """Return how many texts the node has room for at once; 0 before it was accepted."""
         return self.hello.num_lanes if self.hello is not None else 0
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's layers whose hidden states this drafter reads; () unless it is a head."""
+        """Return the target's layers whose hidden states this drafter reads; (): it is no head."""
         return self.hello.layers if self.hello is not None else ()
 
 
@@ -284,7 +284,7 @@ class Registry:
         return node
 
     def place_for(self, node_id: NodeId, role: Role, now: float) -> Node | None:
-        """Return the node with this id; add it if a node started by hand may take that id."""
+        """Return the node with this id, added if started by hand; None: unknown, may not join."""
         node = self.find(node_id)
         if node is not None or not self._is_open(node_id, role):
             return node
@@ -305,7 +305,7 @@ class Registry:
         return is_wanted and node_id in names_by_hand(role)
 
     def awaits_no_longer(self, now: float) -> list[Node]:
-        """Stop waiting for drafters, started by hand, that have not joined; return these."""
+        """Stop waiting for drafters, started by hand, that have not joined; return these, or []."""
         since = [node.joined_at for node in self.ready(Role.TARGET) if node.joined_at is not None]
         if not since or now - min(since) < JOIN_LIMIT_S:
             return []
@@ -324,7 +324,7 @@ class Registry:
         return f"the {name}" if name == str(node.role) else name
 
     def name(self, node: Node) -> str:
-        """Return the same name without an article: "drafter", or "drafter-2"."""
+        """Return the node's name without an article: "drafter", or "drafter-2" of several."""
         is_second = node.is_by_hand and node.id != names_by_hand(node.role)[0]
         is_one_of_several = node.is_by_hand and self.has_others(node)
         if is_second or is_one_of_several:
@@ -343,12 +343,12 @@ class Registry:
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """All nodes, in the order in which they were expected; also those that are gone."""
+        """Return all nodes, in the order in which they were expected; also those that are gone."""
         return tuple(self._nodes.values())
 
     @property
     def present(self) -> Sequence[Node]:
-        """The nodes that are there or are waited for."""
+        """Return the nodes that are there or are waited for."""
         return [
             node
             for node in self.nodes
@@ -373,7 +373,7 @@ class Registry:
         return [node for node in self.of_role(role) if node.health is Health.READY]
 
     def worked_s(self, node_id: NodeId, now: float) -> float | None:
-        """Return for how many seconds a node has been ready; None: it was never accepted."""
+        """Return for how many seconds a node has been ready (0: not yet); None: never accepted."""
         node = self._nodes.get(node_id)
         if node is None or node.hello is None:
             return None
@@ -387,7 +387,7 @@ class Registry:
         )
 
     def free_source(self, node: Node, known: Iterable[int]) -> int | None:
-        """Return a source number (which drafter) that no other node has; None: none is left.
+        """Return a source number no other live drafter has, not of `known` if possible, or None.
 
         A number that no open text knows is preferred. Otherwise it is that of a drafter that is
         gone. That is safe: the new drafter comes with a new incarnation, so drafts are not

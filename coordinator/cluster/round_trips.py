@@ -23,12 +23,12 @@ class RoundTrips:
 
     @property
     def now_s(self) -> float | None:
-        """The smallest of the latest round-trip times, seconds; None before the first."""
+        """Return the smallest of the latest round-trip times, seconds; None before the first."""
         return min(self._latest, default=None)
 
     @property
     def words(self) -> str:
-        """The round-trip times for people: now, and at the start."""
+        """Return the round-trip times for people: now, and at the start."""
         return f"{(self.now_s or 0) * 1e3:.1f} ms, at the start {(self.at_start_s or 0) * 1e3:.1f}"
 
     def add(self, stamp_us: int, held_us: int, now: float) -> bool:

@@ -199,28 +199,28 @@ class Router:
 
     @property
     def _room(self) -> int:
-        """How many texts may be open now."""
+        """Return how many texts may be open now."""
         num_lanes = sum(node.num_lanes for node in self.registry.ready(Role.TARGET))
         return min(self._max_num_seqs, num_lanes)
 
     @property
     def sessions(self) -> tuple[int, ...]:
-        """The session numbers of the open texts, oldest first."""
+        """Return the session numbers of the open texts, oldest first."""
         return tuple(self._open)
 
     @property
     def open_texts(self) -> tuple[SessionNodes, ...]:
-        """The open texts with their nodes, oldest first."""
+        """Return the open texts with their nodes, oldest first."""
         return tuple(self._open.values())
 
     @property
     def num_queued(self) -> int:
-        """How many texts wait to be opened."""
+        """Return how many texts wait to be opened."""
         return len(self._waiting)
 
     @property
     def queued(self) -> tuple[int, ...]:
-        """The session numbers of the texts that wait, oldest first."""
+        """Return the session numbers of the texts that wait, oldest first."""
         return tuple(running.machine.session for running in self._waiting)
 
     def check(self) -> None:

@@ -163,7 +163,7 @@ class Service:
 
     @property
     def registry(self) -> Registry:
-        """The nodes of this coordinator."""
+        """Return the nodes of this coordinator."""
         return self._router.registry
 
     def start(self) -> None:
@@ -191,7 +191,7 @@ class Service:
 
     @property
     def num_texts(self) -> int:
-        """Texts that were asked for and have not ended."""
+        """Return the number of texts that were asked for and have not ended."""
         return len(self._streams)
 
     def check_alive(self) -> None:

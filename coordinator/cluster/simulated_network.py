@@ -47,7 +47,7 @@ class SimulatedNetwork:
 
     @property
     def endpoint(self) -> str:
-        """The address to which nodes connect."""
+        """Return the address to which nodes connect."""
         return self._listener.endpoint
 
     def slow_down(self, node: bytes, links: Links) -> None:
@@ -81,7 +81,7 @@ class SimulatedNetwork:
             yield from direction.take(now)
 
     def send(self, node: bytes, frame: bytes) -> bool:
-        """Send without blocking; False if that is known to fail. On a slow link it is not known."""
+        """Send a frame without blocking; False if it is known to fail (never on a slow link)."""
         direction = self._to_nodes.get(node)
         if direction is None:
             return self._listener.send(node, frame)

@@ -11,7 +11,7 @@ REASONS = {"error": "error", "abort": "abort"}  # besides OpenAI's own "stop" an
 
 
 def usage(num_prompt: int, num_written: int) -> dict[str, int]:
-    """How many tokens were read and written."""
+    """Return the field `usage` of an answer: the numbers of prompt tokens and written tokens."""
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_written,
@@ -20,7 +20,7 @@ def usage(num_prompt: int, num_written: int) -> dict[str, int]:
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, int]:
-    """The same for whole requests: a prompt counts once, however many texts continue it."""
+    """Return `usage` for whole requests; a prompt counts once, however many texts continue it."""
     return usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(len(made.token_ids) for output in outputs for made in output.outputs),
@@ -28,7 +28,7 @@ def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, int]:
 
 
 def speculation_of(texts: Iterable[Metrics | None]) -> dict[str, Any] | None:
-    """The field `metrics` as benchmark clients of vLLM read it; of the first text that has it."""
+    """Return the field `metrics` (vLLM's name) of the first text that has it; None: no text."""
     for metrics in texts:
         if metrics is not None and metrics.speculative_decoding is not None:
             return {"speculative_decoding": asdict(metrics.speculative_decoding)}
@@ -36,7 +36,9 @@ def speculation_of(texts: Iterable[Metrics | None]) -> dict[str, Any] | None:
 
 
 class LegacyLogprobs:
-    """The `logprobs` of /v1/completions, piece by piece: tokens, their chances, where they start.
+    """Makes the `logprobs` of /v1/completions for a text that comes in parts.
+
+    A part has its tokens, their log-probabilities, and where each begins in the text (characters).
 
     num_top  likeliest tokens of each place that are named
     """
@@ -48,7 +50,11 @@ class LegacyLogprobs:
     def of(
         self, rows: Sequence[TokenLogprobs | None], tokens: Sequence[int], names: Sequence[str]
     ) -> dict[str, Any]:
-        """Of the next tokens. A row is None where nothing is known: the first token of a prompt."""
+        """Return `logprobs` for the next tokens of the text, and count their characters.
+
+        rows    log-probabilities of each token; None if unknown, as for the first token of a prompt
+        names   the tokens as text
+        """
         made: dict[str, list[Any]] = {
             "tokens": [],
             "token_logprobs": [],
@@ -71,7 +77,7 @@ class LegacyLogprobs:
 
 
 def chat_logprobs(made: CompletionOutput, num_top: int) -> dict[str, Any]:
-    """The `logprobs` of /v1/chat/completions."""
+    """Return the `logprobs` of /v1/chat/completions, with `num_top` alternatives for each token."""
     content = []
     for row, token in zip(made.logprobs or (), made.token_ids, strict=True):
         likely = sorted(row.values(), key=lambda one: one.rank)[:num_top]
@@ -88,5 +94,5 @@ def _named(one: Logprob) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float:
-    """JSON has no infinity; this is what OpenAI writes for a token that cannot come."""
+    """Return the value, at least -9999: JSON has no infinity, and OpenAI writes this number."""
     return max(value, -9999.0)

@@ -1,5 +1,6 @@
-"""Request bodies: OpenAI's fields, and those that vLLM adds. What a field may be is checked by
-`SamplingParams`; here are its names, its type and its default.
+"""Request bodies: OpenAI's fields, and those that vLLM adds.
+
+`SamplingParams` checks what a field may be; here are its name, its type and its default.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,7 +27,7 @@ SAME = (
 
 
 class Speculative(BaseModel):
-    """How one request is speculated; what is not said is as the server was started."""
+    """How drafts are made for one request; fields left out are as the server was started."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,14 +37,14 @@ class Speculative(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream says besides its text."""
+    """What a streamed answer reports besides its text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class Common(BaseModel):
-    """What both kinds of request have. Fields that nobody here knows are ignored."""
+    """The fields that completions and chat requests share; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -73,14 +74,14 @@ class Common(BaseModel):
     speculative: Speculative | None = None
 
     def given(self) -> dict[str, Any]:
-        """The fields that `SamplingParams` has under the same name, without those that are null."""
+        """Return the given fields that `SamplingParams` has under the same name, without nulls."""
         values = {name: getattr(self, name) for name in SAME}
         given = {name: value for name, value in values.items() if value is not None}
         given.setdefault("temperature", 1.0)  # OpenAI's default; ours is greedy
         return given
 
     def speculation(self, asking: Asking) -> SpeculationConfig:
-        """How drafts are made for this request. Raises ConfigurationError."""
+        """Return how drafts are made for this request. Raises ConfigurationError."""
         wanted = self.speculative
         if wanted is None:
             return asking.speculation
@@ -99,7 +100,7 @@ class Common(BaseModel):
 
 
 class CompletionBody(Common):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     max_tokens: int | None = Field(None, ge=0)
@@ -109,7 +110,7 @@ class CompletionBody(Common):
     suffix: str | None = None
 
     def prompts(self) -> list[Any]:
-        """The prompts, also one, as a list. Raises ConfigurationError."""
+        """Return the prompts as a list, also if one is given. Raises ConfigurationError."""
         given = self.prompt
         is_one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
         prompts: list[Any] = [given] if is_one else list(given)
@@ -120,7 +121,10 @@ class CompletionBody(Common):
         return prompts
 
     def params(self, most: int) -> SamplingParams:
-        """Raises ConfigurationError. `most`: tokens that may be asked for; 0: any number."""
+        """Return the sampling parameters. Raises ConfigurationError.
+
+        most  tokens that a request may ask for; 0: any number
+        """
         if self.suffix:
             raise ConfigurationError("suffix is not supported; leave it out")
         if self.best_of is not None and self.best_of != (self.n or 1):
@@ -138,7 +142,7 @@ class CompletionBody(Common):
 
 
 class ChatMessage(BaseModel):
-    """A turn of a conversation; templates may read other fields of it."""
+    """One message of a conversation; a chat template may read further fields of it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -147,7 +151,7 @@ class ChatMessage(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Which form the answer must have."""
+    """The form that the answer must have; only "text" is supported."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -155,7 +159,7 @@ class ResponseFormat(BaseModel):
 
 
 class ChatBody(Common):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
@@ -169,11 +173,14 @@ class ChatBody(Common):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages as chat templates read them: the parts of a text are put together."""
+        """Return the messages for a chat template, text parts joined. Raises ConfigurationError."""
         return [_joined(message.model_dump(exclude_unset=True)) for message in self.messages]
 
     def params(self, most: int) -> SamplingParams:
-        """Raises ConfigurationError. `most`: tokens that may be asked for; 0: any number."""
+        """Return the sampling parameters. Raises ConfigurationError.
+
+        most  tokens that a request may ask for; 0: any number
+        """
         if self.tools and self.tool_choice != "none":
             raise ConfigurationError("tools are not supported yet; leave them out")
         if self.response_format is not None and self.response_format.type != "text":
@@ -190,7 +197,7 @@ class ChatBody(Common):
 
 
 class TokenizeBody(BaseModel):
-    """POST /tokenize: of a text, or of a conversation."""
+    """The body of POST /tokenize: a text, or a conversation."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -202,7 +209,7 @@ class TokenizeBody(BaseModel):
 
 
 class DetokenizeBody(BaseModel):
-    """POST /detokenize."""
+    """The body of POST /detokenize."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -211,7 +218,7 @@ class DetokenizeBody(BaseModel):
 
 
 def limited(name: str, wanted: int, most: int) -> int:
-    """Raises ConfigurationError where more is asked for than this server gives."""
+    """Return `wanted`. Raises ConfigurationError if over `most` (0: no limit) or MAX_TOKENS."""
     if most and wanted > most:
         raise ConfigurationError(f"{name} is {wanted}; this server writes at most {most} tokens")
     if wanted > MAX_TOKENS:

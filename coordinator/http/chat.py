@@ -13,7 +13,7 @@ from coordinator.http.streams import Counts, with_counts
 
 
 class Chat:
-    """The answer of /v1/chat/completions."""
+    """Makes the answer of /v1/chat/completions to one job, whole or as a stream."""
 
     def __init__(self, job: Job, body: ChatBody, model: str) -> None:
         self.job = job
@@ -21,7 +21,7 @@ class Chat:
         self._head = {"id": job.name, "created": int(time.time()), "model": model}
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """All texts."""
+        """Return the JSON body of the answer with all texts."""
         (output,) = outputs
         choices = [
             {
@@ -43,7 +43,7 @@ class Chat:
         return chat_logprobs(made, self._body.top_logprobs or 0)
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """First who speaks, then a chunk for each pass, and one for the end of each text."""
+        """Yield chunks of the streamed answer: for each text its role, then one for each output."""
         counts = Counts(self.job)
         head = {**self._head, "object": "chat.completion.chunk"}
         spoken: set[int] = set()

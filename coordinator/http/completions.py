@@ -13,7 +13,7 @@ from coordinator.http.streams import Counts, with_counts
 
 
 class Completions:
-    """The answer of /v1/completions.
+    """Makes the answer of /v1/completions to one job, whole or as a stream.
 
     names  the texts of the tokens of each prompt, where it is echoed; else empty
     """
@@ -29,7 +29,7 @@ class Completions:
         self._n = body.n or 1
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """All texts."""
+        """Return the JSON body of the answer with all texts."""
         choices = [
             self._choice(index, output, made, self._new_logprobs(), is_first=True)
             for index, output in enumerate(outputs)
@@ -42,7 +42,7 @@ class Completions:
         return {**self._head, "choices": choices, "usage": counts, "metrics": metrics}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """A chunk for each pass that adds something, and one for the end of each text."""
+        """Yield chunks of the streamed answer, one for each output; then the usage, if wanted."""
         counts = Counts(self.job)
         logprobs: dict[int, LegacyLogprobs] = {}
         async with aclosing(self.job.parts()) as parts:
@@ -70,7 +70,7 @@ class Completions:
         *,
         is_first: bool,
     ) -> dict[str, Any]:
-        """A text, or a part of it; the first part has the prompt in front, where it is echoed."""
+        """Return the `choice` of a text or a part; an echoed prompt precedes the first part."""
         text, ids = made.text, list(made.token_ids)
         rows: list[TokenLogprobs | None] = list(made.logprobs or ())
         reason, stopped_by = made.finish_reason, made.stop_reason

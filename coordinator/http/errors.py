@@ -32,7 +32,7 @@ CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A status and its line."""
+    """The answer to a refused request: an HTTP status and one line that says why."""
 
     status: int
     line: str
@@ -40,7 +40,7 @@ class Refusal:
     headers: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The body."""
+        """Return the JSON body of the answer, in the form of OpenAI's API."""
         return {
             "error": {
                 "message": self.line,
@@ -52,7 +52,7 @@ class Refusal:
 
 
 class RefusedRequestError(Exception):
-    """A request that is answered with a refusal."""
+    """Raised in a handler to answer its request with `refusal`."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.line)
@@ -60,7 +60,7 @@ class RefusedRequestError(Exception):
 
 
 def refusal_of(error: SlipstreamError) -> Refusal:
-    """The status and the line for an error of ours."""
+    """Return the refusal (status and line) that answers a request which raised this error."""
     line = str(error)
     match error:
         case ConfigurationError() | ModelError():
@@ -73,7 +73,7 @@ def refusal_of(error: SlipstreamError) -> Refusal:
 
 
 def error_response(refusal: Refusal) -> JSONResponse:
-    """The response to a request that is refused."""
+    """Return the HTTP response to a request that is refused."""
     headers = dict(refusal.headers)
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"

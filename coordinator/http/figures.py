@@ -87,11 +87,11 @@ class Figures:
         self._lanes = gauge("slipstream:lanes", "Most texts that are written at once.")
 
     def refused(self, status: int) -> None:
-        """A request was answered with an error."""
+        """Count a request that was answered with this HTTP status instead of a text."""
         self._refusals.labels(self._model, str(status)).inc()
 
     def came(self, made: CompletionOutput, begun: float) -> None:
-        """A part of a text has come, whose request came at `begun` (monotonic seconds)."""
+        """Count a part of a text, whose request came at `begun` (monotonic seconds)."""
         for origin, number in Count(made.token_origins).items():
             self._tokens.labels(self._model, origin).inc(number)
         self._written_tokens.labels(self._model).inc(len(made.token_ids))
@@ -128,7 +128,7 @@ class Figures:
     def text(
         self, *, num_running: int, num_waiting: int, num_lanes: int, ready: Sequence[Role]
     ) -> bytes:
-        """Everything, in Prometheus' form."""
+        """Set the gauges to these numbers, and return all figures in Prometheus' text format."""
         self._running.labels(self._model).set(num_running)
         self._waiting.labels(self._model).set(num_waiting)
         self._lanes.labels(self._model).set(num_lanes)

@@ -1,4 +1,4 @@
-"""Who may ask, and how much they may send: ASGI middleware in front of all routes.
+"""Decides who may ask, and how much they may send: ASGI middleware in front of all routes.
 
 What it defends, and why (docs/security.md):
 
@@ -26,7 +26,12 @@ LOOPBACK_NAMES = ("localhost",)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is let through.
+    """Which requests are let through.
+
+    checks_host    True if `Host` must be a loopback name or one of `hosts`
+    key            the API key that clients must send; empty: none
+    max_body       most bytes of a request's body
+    io_timeout_s   most seconds for a request's body, and for each part of an answer
 
     checks_host    whether `Host` must be a loopback name or one of `hosts`
     key            that clients must send; empty: none
@@ -43,7 +48,7 @@ class Rules:
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without the port and in small letters."""
+    """Return the name in a Host header, without its port and in lower case."""
     name = header.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
@@ -51,7 +56,7 @@ def host_name(header: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name can only mean this machine."""
+    """True if the name can only mean this machine: "localhost", or a loopback address."""
     if name in LOOPBACK_NAMES:
         return True
     try:
@@ -63,7 +68,7 @@ def is_loopback(name: str) -> bool:
 def refusal(
     rules: Rules, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> Refusal | None:
-    """Why a request is refused, by its headers alone; None: it may pass (pure)."""
+    """Return why a request is refused, by its headers alone; None: it may pass (pure)."""
     given = {name.lower(): value.decode("latin-1") for name, value in headers}
     host = given.get(b"host", "")
     name = host_name(host)
@@ -95,19 +100,19 @@ def refusal(
 
 
 def too_large(rules: Rules) -> Refusal:
-    """What is said of a body over the limit."""
+    """Return the refusal (status 413) of a body that exceeds the limit."""
     return Refusal(413, f"the request is larger than {rules.max_body >> 20} MB")
 
 
 class Guard:
-    """Middleware: refuses by the rules, and holds clients to the limits of size and time."""
+    """Middleware that refuses requests by the rules, and limits the size and time of each."""
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self._app = app
         self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+        """Refuse a request by its headers or body, or let the application answer it in time."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -145,7 +150,7 @@ class Guard:
             return  # the client does not read: the server closes its connection
 
     async def _body(self, receive: Receive) -> bytes:
-        """The whole body. Raises TimeoutError, OversizeError, ConnectionError."""
+        """Read and return the whole body. Raises TimeoutError, OversizeError, ConnectionError."""
         parts, size = [], 0
         async with asyncio.timeout(self._rules.io_timeout_s):
             while True:
@@ -161,4 +166,4 @@ class Guard:
 
 
 class OversizeError(Exception):
-    """A body is larger than it may be."""
+    """A request's body exceeds the limit."""

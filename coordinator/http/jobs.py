@@ -1,4 +1,4 @@
-"""One HTTP request on its way: its prompts at once, and its end when the client goes."""
+"""One HTTP request: its prompts run at once, and they end when the client goes."""
 
 import asyncio
 import time
@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Job:
-    """The requests of one HTTP request on their way.
+    """The texts that one HTTP request asked for, from its arrival until all have ended.
+
+    requests  one for each prompt, with `n` texts each, in the order of their index in the answer
+    client    the API key or address of the client; clients share the lanes evenly
 
     texts   those of all prompts, `n` for each, in the order of their index in the answer
     client  whose they are: by API key or address
@@ -35,9 +38,9 @@ class Job:
     begun: float = field(default_factory=time.monotonic)
 
     async def parts(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """What is new, as (index of the prompt, output), of all prompts as it comes.
+        """Start all requests; yield (index of the prompt, new output) as outputs come.
 
-        Raises SlipstreamError. Ends every text if it is left early.
+        Raises SlipstreamError. Leaving the loop early ends every text.
         """
         news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
 
@@ -78,7 +81,7 @@ class Job:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def whole(self) -> list[RequestOutput]:
-        """Every prompt with all of its texts, at their end. Raises SlipstreamError."""
+        """Return each prompt's complete output. Raises SlipstreamError, RefusedRequestError."""
         async with aclosing(self.parts()) as parts:
             async for _ in parts:
                 pass
@@ -91,7 +94,7 @@ class Job:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What comes of the work; it is cancelled when the client goes."""
+    """Return the result of `work`; if the client goes, cancel it and raise ClientGoneError."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.create_task(_gone(request))
     try:
@@ -111,10 +114,10 @@ async def _gone(request: Request) -> None:
 
 
 class ClientGoneError(Exception):
-    """The client has closed its connection."""
+    """The client has closed its connection before the answer was complete."""
 
 
 def client_of(request: Request) -> str:
-    """By API key, else by address: whose texts share lanes as one."""
+    """Return the API key header or address that names the client, for sharing out lanes."""
     key = request.headers.get("authorization", "")
     return key or (request.client.host if request.client else "")

@@ -1,4 +1,4 @@
-"""The routes: what is asked becomes requests of `AsyncLLM`, what comes of them becomes JSON.
+"""The routes: they make requests for `AsyncLLM` of HTTP requests, and JSON of the outputs.
 
 Nothing is decided here about texts. A client that goes ends its texts on both nodes: the task that
 reads them is cancelled, whether it streams or not.
@@ -54,7 +54,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class Routes:
-    """The handlers of one server.
+    """The handlers of one HTTP server, for one running pair.
+
+    model    name of the target in the API
+    most     tokens that a request may ask for; 0: any number
+    version  of this software
 
     model    name of the target in the API
     most     tokens that a request may ask for; 0: any number
@@ -75,7 +79,7 @@ class Routes:
     # -- texts ------------------------------------------------------------------------------------
 
     async def completions(self, body: CompletionBody, request: Request) -> Response:
-        """Continue one prompt or several."""
+        """Continue one prompt or several. Raises RefusedRequestError, SlipstreamError."""
         self._check(body)
         speculation = body.speculation(self._llm.asking)
         params = body.params(self._most)
@@ -88,7 +92,10 @@ class Routes:
         return await self._respond(answer, body, request)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
-        """Answer a conversation, by the target's chat template."""
+        """Answer a conversation with the target's chat template.
+
+        Raises RefusedRequestError, SlipstreamError.
+        """
         self._check(body)
         speculation = body.speculation(self._llm.asking)
         params = body.params(self._most)
@@ -117,7 +124,7 @@ class Routes:
         )
 
     def _check(self, body: Common) -> None:
-        """Raises RefusedRequestError, SlipstreamError."""
+        """Raise RefusedRequestError for another model, SlipstreamError if the pair is not ready."""
         if body.model is not None and body.model not in self._names:
             line = f"there is no model {shown(body.model)} here; this one is {self._model}"
             raise RefusedRequestError(Refusal(404, line, "model_not_found"))
@@ -132,7 +139,7 @@ class Routes:
         return Job(self._llm, self._figures, name, asked, client_of(request))
 
     def _names_of(self, requests: Sequence[Asked]) -> list[list[str]]:
-        """The text of each token of each prompt; of token ids, if the target has no tokenizer."""
+        """Return the text of each token of each prompt; without a tokenizer, the ids as text."""
         if self._llm.pair.tokenization is None:
             return [[f"{token} " for token in request.prompt_ids] for request in requests]
         decode = TargetTokenizer(self._llm.pair).decode
@@ -141,7 +148,7 @@ class Routes:
     # -- the rest ---------------------------------------------------------------------------------
 
     async def models(self) -> dict[str, Any]:
-        """The one model that is served."""
+        """Return the list of models: the one that is served."""
         return {
             "object": "list",
             "data": [
@@ -160,7 +167,7 @@ class Routes:
     # These are no coroutines, so that long texts are read in a thread of their own.
 
     def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
-        """The token ids of a text or a conversation."""
+        """Return token ids of a text or conversation. Raises ConfigurationError, ModelError."""
         pair = self._llm.pair
         if (body.prompt is None) == (body.messages is None):
             raise ConfigurationError("give either prompt or messages")
@@ -177,20 +184,20 @@ class Routes:
         return made
 
     def detokenize(self, body: DetokenizeBody) -> dict[str, str]:
-        """The text of token ids."""
+        """Return the text of token ids. Raises ConfigurationError if there is no tokenizer."""
         return {"prompt": TargetTokenizer(self._llm.pair).decode(body.tokens)}
 
     async def health(self) -> Response:
-        """200 if texts can be written now; else 503."""
+        """Answer 200 if texts can be written now. Raises AwayError, ClosedError, NodeError."""
         self._llm.check_ready()
         return Response()
 
     async def version(self) -> dict[str, str]:
-        """Of this software."""
+        """Return the version of this software."""
         return {"version": self._version}
 
     async def metrics(self) -> Response:
-        """For Prometheus."""
+        """Return all figures in Prometheus' text format."""
         nodes = self._llm.pair.service.registry.nodes
         ready = [node.role for node in nodes if node.health is Health.READY]
         admission = self._llm.admission
@@ -209,7 +216,7 @@ class Routes:
 def make_app(
     llm: AsyncLLM, model: str, figures: Figures, *, most: int = 0, version: str = ""
 ) -> FastAPI:
-    """The application, without its guard."""
+    """Return the application: the routes and error handlers, without the guard in front of them."""
     app = FastAPI(title="Slipstream", version=version or "?", docs_url=None, redoc_url=None)
     routes = Routes(llm, model, figures, most, version)
     handlers: dict[str, tuple[str, Callable[..., Any]]] = {

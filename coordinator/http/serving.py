@@ -1,4 +1,4 @@
-"""Runs the server: socket, signals, limits, and an end within a limit."""
+"""Runs the HTTP server: its socket, signals and limits, and its end within a limited time."""
 
 import asyncio
 import logging
@@ -26,7 +26,10 @@ LOOK_S = 0.5  # between looks at whether the pair is alive
 
 
 def listen(config: ServeConfig) -> socket.socket:
-    """A socket at the address, before anything is loaded. Raises ConfigurationError."""
+    """Return a socket that listens at the configured address. Raises ConfigurationError.
+
+    Called before any model is loaded, so that a bad address is reported at once.
+    """
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
@@ -47,21 +50,21 @@ def listen(config: ServeConfig) -> socket.socket:
 
 
 def place_of(bound: socket.socket) -> str:
-    """The address as a URL."""
+    """Return the URL of a bound socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What clients are told of the server: the model's name, and the version of this software."""
+    """The names that clients see: of the model, and the version of this software."""
 
     model: str
     version: str = ""
 
 
 def application(llm: AsyncLLM, named: Named, config: ServeConfig, key: str) -> ASGIApp:
-    """Return all that answers: the routes, and the guard in front of them."""
+    """Return the complete application: the routes, and the guard in front of them."""
     app: ASGIApp = make_app(
         llm,
         named.model,
@@ -97,12 +100,12 @@ class HurriedProtocol(H11Protocol):
     _hurry: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The client has connected."""
+        """Start the time limit when a client has connected."""
         super().connection_made(transport)
         self._begin()
 
     def data_received(self, data: bytes) -> None:
-        """The client has sent something: a part of a header, a whole one, or a part of a body."""
+        """Handle bytes of the client; the time limit runs until a whole header has come."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._end()
@@ -110,7 +113,7 @@ class HurriedProtocol(H11Protocol):
             self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """Stop the time limit when the client has gone."""
         self._end()
         super().connection_lost(exc)
 
@@ -125,7 +128,7 @@ class HurriedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Ends when the pair has ended, too; then `failure` says why."""
+    """A server that also ends when the pair has ended, while `watch` runs; `failure` says why."""
 
     def __init__(self, config: uvicorn.Config, llm: AsyncLLM) -> None:
         super().__init__(config)
@@ -133,7 +136,7 @@ class Server(uvicorn.Server):
         self.failure: SlipstreamError | None = None
 
     async def watch(self) -> None:
-        """Look at the pair until it has ended."""
+        """Check the pair every LOOK_S seconds; when it has ended, note why and end the server."""
         while not self.should_exit:
             try:
                 self._llm.pair.service.check_alive()
@@ -151,7 +154,7 @@ def serve(
     bound: socket.socket,
     ready: Callable[[], None],
 ) -> None:
-    """Answer until a signal comes, which is raised again afterwards. Raises what ended the pair."""
+    """Answer requests until a signal, which is raised again. Raises what ended the pair."""
     server = Server(settings_for(application(llm, named, config, key), config), llm)
 
     async def run() -> None:
@@ -170,7 +173,7 @@ def serve(
 
 
 def settings_for(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
-    """How uvicorn runs the application: with limits, and without a word about requests."""
+    """Return uvicorn's settings for the application: with limits, and no logs of requests."""
     # Requests have prompts and keys in them: nothing of theirs is logged.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     limits = {"limit_s": config.io_timeout_s}

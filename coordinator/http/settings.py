@@ -1,4 +1,4 @@
-"""How the HTTP server listens, whom it lets in, and how much it takes."""
+"""The settings of the HTTP server: where it listens, whom it lets in, how much it takes."""
 
 import ipaddress
 import os
@@ -86,7 +86,7 @@ class ServeConfig(Frozen):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only programs of this machine can reach the address."""
+        """True if only programs of this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -95,7 +95,7 @@ class ServeConfig(Frozen):
             return False
 
     def read_key(self) -> str:
-        """The API key; empty: none is wanted. Raises ConfigurationError."""
+        """Return the API key that clients must send; "": none wanted. Raises ConfigurationError."""
         key, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
         if self.api_key_file is not None:
             where = str(self.api_key_file)

@@ -1,4 +1,4 @@
-"""Server-sent events, and what a stream says besides its text."""
+"""Server-sent events, and what a streamed answer reports besides its text."""
 
 import asyncio
 import json
@@ -14,25 +14,25 @@ from proto.errors import SlipstreamError
 
 
 class Counts:
-    """Tokens of a stream so far."""
+    """Counts the tokens of one streamed answer so far."""
 
     def __init__(self, job: Job) -> None:
         self._num_prompt = sum(len(request.prompt_ids) for request in job.requests)
         self._num_written = 0
 
     def add(self, made: CompletionOutput) -> None:
-        """Some more were written."""
+        """Add the tokens of a part of a text."""
         self._num_written += len(made.token_ids)
 
     def usage(self) -> dict[str, int]:
-        """As the API has it."""
+        """Return the field `usage` of OpenAI's API for the tokens so far."""
         return usage(self._num_prompt, self._num_written)
 
 
 def with_counts(
     chunk: dict[str, Any], counts: Counts, body: Common, made: CompletionOutput
 ) -> dict[str, Any]:
-    """The chunk with usage where the client wants it, and with what speculation did at the end."""
+    """Add usage (if wanted), the text's metrics (at its end) and its error; return the chunk."""
     if body.stream_options and body.stream_options.include_usage:
         continuous = body.stream_options.continuous_usage_stats
         chunk["usage"] = counts.usage() if continuous else None
@@ -46,7 +46,7 @@ def with_counts(
 async def event_stream(
     first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]
 ) -> AsyncIterator[bytes]:
-    """Server-sent events. Texts are read as they come, however slowly the client reads these."""
+    """Yield server-sent events; texts are read as they come, however slowly the client reads."""
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def read() -> None:

@@ -220,7 +220,7 @@ def _first_sibling(core: int, allowed: Set[int]) -> int:
 
 
 def _as_runs(cores: Sequence[int]) -> str:
-    """Spell ascending numbers as `0-3,6`."""
+    """Return ascending numbers as text like `0-3,6`."""
     runs: list[list[int]] = []
     for core in cores:
         if runs and core == runs[-1][1] + 1:

@@ -15,7 +15,7 @@ ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # ask whether it ended, but do not
 
 
 def has_ended(leader: Leader) -> bool:
-    """True if the process has ended; then the rest of its process group is killed as well."""
+    """True if the process has ended; then kill what is left of its process group."""
     if leader.returncode is not None:
         return True
     with contextlib.suppress(ChildProcessError):  # somebody else reaped it: `poll` knows

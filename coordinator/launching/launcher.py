@@ -156,7 +156,7 @@ class NodeProcess:
         return Obituary(self.identity, line, status)
 
     def new_lines(self) -> list[str]:
-        """Return the whole lines that the process has printed since the last call."""
+        """Read and return the whole lines that the process has printed since the last call."""
         try:
             with self.log.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self.num_read:
@@ -310,7 +310,7 @@ class Launcher:
         return replace(config, device=device, dtype=dtype or config.dtype, parent_pid=os.getpid())
 
     def ended(self) -> list[Obituary]:
-        """Return how each node ended that ended since the last call; shorten long logs."""
+        """Remove the nodes that have ended and return how each ended; shorten long logs."""
         self.logs.trim()
         found = [(node, end) for node in list(self._nodes) if (end := node.obituary())]
         for node, _ in found:
@@ -318,7 +318,7 @@ class Launcher:
         return [obituary for _, obituary in found]
 
     def has_room_again(self) -> bool:
-        """False: nodes never lose their place on this machine."""
+        """Return False: nodes never lose their place on this machine."""
         return False
 
     def new_lines(self) -> list[str]:

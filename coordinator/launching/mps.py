@@ -78,7 +78,7 @@ class Mps:
         shell: "subprocess.Popen[Any] | None",
         visible: Mapping[str, str],
     ) -> None:
-        """Use `start` instead.
+        """Keep what `start` has made; call `start`, not this.
 
         folder   the folder of the service's pipe
         shell    the process that ends the daemon; None: the service is the user's own

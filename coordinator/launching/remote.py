@@ -60,7 +60,7 @@ class RemoteNodes:
         return []
 
     def has_room_again(self) -> bool:
-        """False: no node is started here, so none loses its place."""
+        """Return False: no node is started here, so none loses its place."""
         return False
 
     def pids(self) -> dict[str, int]:

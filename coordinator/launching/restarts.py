@@ -49,7 +49,7 @@ class _Place:
 
     @property
     def identity(self) -> str:
-        """The identity of the latest process; no two processes have the same."""
+        """Return the identity of the latest process in this place; each process has its own."""
         first = self.config.identity
         return f"{first}.{self.number}" if self.number else first
 
@@ -98,7 +98,7 @@ class Restarts:
                 place.due = min(place.due, now)
 
     def due(self, now: float) -> list[Restart]:
-        """Return the restarts that are due at `now`; each is returned once."""
+        """Take and return the restarts that are due at `now`; each is returned once."""
         return [
             self._again(place)
             for place in self._places

@@ -99,7 +99,7 @@ class TextStream:
         return text + stream.finish() if any(map(self._is_text, tokens)) else text
 
     def finish(self) -> str:
-        """Return the text that was held back, as it is: no more tokens come."""
+        """Release and return the text that was held back, as it is: no more tokens come."""
         told = self._tell(self._text(self._window), num_kept=0)
         self._num_waiting = 0
         return told
@@ -126,7 +126,7 @@ class TextStream:
         return told
 
     def _tell(self, text: str, *, num_kept: int) -> str:
-        """Return the window's new text, without that of its last `num_kept` tokens."""
+        """Return the window's text that is new, without its last `num_kept` tokens; note it."""
         text = self._without(num_kept, text)
         num_alike = _num_alike(text, self._prompt)
         if num_alike > len(self._told):
@@ -227,7 +227,7 @@ class IdStream:
         return ""
 
     def single(self, token: int) -> str:
-        """Return the id as text."""
+        """Return the token id as text, in decimal."""
         return str(token)
 
 
@@ -297,7 +297,7 @@ class StopStrings:
         return self._held.find(stop, start) + len(stop) if stop in self._held[start:] else 0
 
     def _num_open(self) -> int:
-        """Return the longest end of the held text that begins a stop string: its length."""
+        """Return the length of the longest end of the held text that begins a stop string, or 0."""
         longest = max((len(stop) for stop in self._strings), default=0) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             tail = self._held[-size:]

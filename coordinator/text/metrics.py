@@ -94,7 +94,7 @@ class PassFigures:
 
     @property
     def no_model_us(self) -> int:
-        """The time of this pass in which neither model computed, as far as is known.
+        """Return the time of this pass in which neither model computed, as far as is known.
 
         The drafter may have drafted before the wait as well, so with a drafter that runs ahead the
         true time may be longer.
@@ -149,7 +149,7 @@ class SessionCounts:
     passes: list[PassFigures] = field(default_factory=list)  # all passes in order
 
     def count(self, one: PassFigures) -> None:
-        """Add one pass to the sums."""
+        """Add the figures of one pass to the sums."""
         self.num_passes += 1
         self.num_drafted += one.num_drafted
         self.num_accepted += one.num_accepted
@@ -233,7 +233,7 @@ class Simulated:
 
     @property
     def words(self) -> str:
-        """One line for people that says what is simulated."""
+        """Return a line for people that says what is simulated."""
         devices = {
             "a target pass": (self.target_ms, self.target_ms_per_row),
             "a draft step": (self.draft_ms, self.draft_ms_per_row),
@@ -244,7 +244,7 @@ class Simulated:
 
     @property
     def verdict(self) -> str:
-        """One line for people that says whether the figures can be trusted.
+        """Return a line for people that says whether the figures can be trusted.
 
         Empty if no forward was reported, or if it is not known in which time they ran.
         """
@@ -259,7 +259,7 @@ class Simulated:
 
     @property
     def late_share(self) -> float:
-        """The share of the time by which forwards took longer than simulated, at most."""
+        """Return at most which share of the time forwards took longer than simulated."""
         return late_share([(self.late_ms, self.elapsed_ms)])
 
     def since(self, before: "Simulated", elapsed_ms: float) -> "Simulated":
@@ -274,7 +274,7 @@ class Simulated:
 
 
 def late_share(times: Iterable[tuple[float, float]]) -> float:
-    """Return the share of the time by which forwards took longer than simulated, at most.
+    """Return at most which share of the time forwards took longer than simulated; 0: none.
 
     times  pairs (ms by which forwards were late, ms that elapsed). Each pair counts as late by at
            most its elapsed time: two devices can be late at once, and a device can be late by a
@@ -489,7 +489,7 @@ class Metrics:
 
 
 def _speedup(emitted: list[tuple[float, int]], plain_us: float) -> float:
-    """Return the speed divided by that of plain decoding, which takes `plain_us` a token."""
+    """Return the speed over that of plain decoding (`plain_us` a token); 0: no time passed."""
     elapsed_s = emitted[-1][0] - emitted[0][0]
     return _written(emitted) * plain_us / 1e6 / elapsed_s if elapsed_s > 0 else 0.0
 

@@ -175,7 +175,7 @@ class Session:
 
     @property
     def num_generated(self) -> int:
-        """The number of committed tokens after the prompt."""
+        """Return the number of committed tokens after the prompt."""
         return len(self.text) - self.num_prompt
 
     def mark_for(self, node: NodeId) -> SessionMark:
@@ -230,7 +230,7 @@ class Session:
     # -- opening ----------------------------------------------------------------------------------
 
     def _open(self, node: NodeId, role: Role, now: float) -> list[Action]:
-        """Send a node the whole text with a new incarnation: the repair of any trouble."""
+        """Return actions that send a node the whole text with a new incarnation: the repair."""
         if role is Role.DRAFTER and not self.policy.has_drafter:
             return []
         self._incarnation += 1
@@ -243,7 +243,7 @@ class Session:
         return [Send(node, self.opening(role))]
 
     def _ask_for_features(self, layers: tuple[int, ...], now: float) -> list[Action]:
-        """Reopen the text on the target if a new drafter reads other layers' hidden states.
+        """Reopen the text on the target if a drafter reads other hidden states; return actions.
 
         Nothing was wrong with the target, so this does not count as a repair.
         """
@@ -300,7 +300,7 @@ class Session:
         return self._repair(node, fault.incarnation, now)
 
     def _repair(self, node: NodeId | None, incarnation: int, now: float) -> list[Action]:
-        """Reopen the text on a node in trouble, unless a newer Open is under way to it.
+        """Reopen the text on a node in trouble, unless a newer Open is under way; return actions.
 
         If an Open with a newer incarnation was sent, it has answered the trouble already, unless so
         much time has passed that it must have been lost. A target that loses track at once after

@@ -57,7 +57,7 @@ class TokenStream:
             self._reader.notify(self)
 
     def take(self, timeout_s: float) -> Item | None:
-        """Return the next item; None if none came in time. Raises the error that ended the text."""
+        """Take and return the next item; None: none came in time. Raises what ended the text."""
         if self._failure is not None:
             raise copy(self._failure) from self._failure
         try:

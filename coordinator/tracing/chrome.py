@@ -34,7 +34,7 @@ HOST_TID, DEVICE_TID = 1, 2  # thread ids of a process's two tracks
 
 
 def round_us(ns: int) -> float:
-    """Convert nanoseconds to microseconds, exactly (three decimals)."""
+    """Return nanoseconds as microseconds, exactly (three decimals)."""
     return round(ns / 1000, 3)
 
 
@@ -61,7 +61,7 @@ class Scale:
         return cls(min(times, default=0), pids, texts)
 
     def us(self, ns: int) -> float:
-        """Convert a time in nanoseconds to microseconds since the file's zero."""
+        """Return a time (nanoseconds) as microseconds since the file's zero."""
         return round_us(ns - self.start_ns)
 
     def span(
@@ -117,7 +117,7 @@ FALLBACKS = {Cause.LATE, Cause.QUIET, Cause.CHEAP, Cause.RESTING}
 
 
 def arrows(timeline: Timeline, scale: Scale) -> Iterator[Event]:
-    """Yield arrows from each draft to the first verdict that could use it, and on to drafters."""
+    """Yield arrows of drafts, to the first verdict that could use them, and of verdicts."""
     onwards = _onwards(timeline.hops)
     number = 0
     for hop in timeline.hops:
@@ -153,7 +153,7 @@ def _onwards(hops: Sequence[Hop]) -> dict[int, list[Hop]]:
 
 
 def _along(hop: Hop, scale: Scale) -> list[tuple[int, int]]:
-    """Return the points (process id, time) of a message at the coordinator and at the node."""
+    """Return (process id, ns) where a message to a node was sent and received, where known."""
     points = [] if hop.sent_ns is None else [(COORDINATOR_PID, hop.sent_ns)]
     if hop.received_ns is not None:
         points.append((scale.pids[hop.node], hop.received_ns))
@@ -373,7 +373,7 @@ class _KindsAt:
         self._found = sorted(found, reverse=True)
 
     def within(self, span: Span) -> str:
-        """Return the kind of the message in this span; "" if unknown."""
+        """Return the kind of the message in this span; "" if unknown. Drops earlier messages."""
         while self._found and self._found[-1][0] < span.start_ns:
             self._found.pop()
         if self._found and self._found[-1][0] <= span.end_ns:

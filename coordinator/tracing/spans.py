@@ -429,7 +429,7 @@ def _depth(draft: Draft) -> int:
 
 
 def _num_right(draft: Draft, text: Text) -> int:
-    """Return the number of a draft's tokens that lie on the path that the text took."""
+    """Return how many of a draft's tokens lie on the path that the text took; 0: none."""
     if text.hashes[draft.parent_len] != draft.parent_hash:
         return 0
     at, length = -1, draft.parent_len

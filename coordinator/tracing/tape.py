@@ -38,12 +38,12 @@ class Passed(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """The length of the whole frame in bytes."""
+        """Return the length of the whole frame in bytes."""
         return len(self.frame) if self.whole is None else self.whole[0]
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 of the whole frame, as the nodes report it (`proto.stopwatch`)."""
+        """Return the CRC-32 of the whole frame, as the nodes report it (`proto.stopwatch`)."""
         return crc32(self.frame) if self.whole is None else self.whole[1]
 
 

@@ -57,17 +57,17 @@ class Exchange:
 
     @property
     def round_trip_ns(self) -> int:
-        """The time that both messages were on their way together."""
+        """Return how long request and answer were on their way, in sum."""
         return (self.came_ns - self.sent_ns) - (self.said_ns - self.heard_ns)
 
     @property
     def ahead_ns(self) -> int:
-        """How far the node's clock is ahead of ours, estimated from this exchange."""
+        """Return how far the node's clock is ahead of ours, estimated from this exchange."""
         return (self.heard_ns - self.sent_ns + self.said_ns - self.came_ns) // 2
 
     @property
     def error_ns(self) -> int:
-        """The largest error that `ahead_ns` can have."""
+        """Return the largest error that `ahead_ns` can have."""
         return self.round_trip_ns // 2 + 2 * ROUNDING_NS
 
 
@@ -87,12 +87,12 @@ class Clock:
 
     @property
     def is_same(self) -> bool:
-        """True if it is our own clock."""
+        """True if times of this clock need no correction: it is the coordinator's own clock."""
         return not self.error_ns
 
     @property
     def ahead_ns(self) -> int:
-        """How far the clock was ahead of ours at the first estimate."""
+        """Return how far the clock was ahead of ours at the first estimate."""
         return self.knots[0][1]
 
     def nearer(self, least_ns: int, most_ns: int) -> "Clock":
@@ -109,7 +109,7 @@ class Clock:
         return replace(self, knots=knots, error_ns=error_ns)
 
     def ours(self, theirs_ns: int) -> int:
-        """Convert a time of that clock to our clock; nanoseconds."""
+        """Return a time of that clock as a time of our clock; nanoseconds."""
         after = bisect_right(self.knots, (theirs_ns, 0))
         if after in (0, len(self.knots)):
             return theirs_ns - self.knots[min(after, len(self.knots) - 1)][1]
@@ -121,7 +121,7 @@ SAME = Clock()
 
 
 def clock_of(exchanges: Iterable[Exchange], *, same_host: bool) -> Clock | None:
-    """Estimate the clock of a node from its exchanges; None if there is nothing to tell it.
+    """Return the estimated clock of a node, from its exchanges; None: too few to tell.
 
     same_host  the node says that it runs on our host, where all processes have one clock; this is
                believed unless the exchanges contradict it

@@ -50,7 +50,7 @@ def _write_to(file: TextIO, trace: dict[str, Any]) -> None:
 
 
 def _removed(path: Path) -> str:
-    """Remove a file that was written in part; return the words that an error message says of it."""
+    """Remove a partly written file; return words on that for an error message, or ""."""
     if not path.is_file():
         return ""  # not a regular file, such as a device
     try:

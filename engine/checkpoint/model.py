@@ -301,7 +301,7 @@ def load_model(
     device: str = "cpu",
     rank: Rank | None = None,
 ) -> LoadedModel:
-    """Load a causal language model from a folder or from the Hugging Face hub.
+    """Load and return a causal language model from a folder or from the Hugging Face hub.
 
     name      a folder, or `organisation/model`; safetensors weights only, plain or packed as in
               `quantised/formats.py`; no code from the model
@@ -377,12 +377,12 @@ class Checked:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the end-of-text ids, as in `LoadedModel.eos_token_ids`."""
+        """Return the token ids that end a text (`LoadedModel.eos_token_ids`)."""
         return _eos_token_ids(self.stated_eos, self.text_config, self.vocab_size)
 
 
 def check_checkpoint(name: str, revision: str | None) -> Checked:
-    """Find a model's folder and check its tensors' sizes against config.json; reads no weight.
+    """Check a model's tensors' sizes against config.json; return the facts; reads no weight.
 
     Sets transformers' own logging to errors only, and its progress bars off.
 

@@ -377,7 +377,7 @@ def _bits(words: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(words: torch.Tensor, count: int) -> torch.Tensor:
-    """Shift int64 words right and fill with zeros; torch's own shift fills with the sign bit."""
+    """Return int64 words shifted right with zeros; torch's own shift fills with the sign bit."""
     return (words >> count) & ((1 << (64 - count)) - 1)
 
 

@@ -72,38 +72,40 @@ class Settings(Protocol):
 
     @property
     def repetition_penalty(self) -> float:
-        """Factor: positive logits of tokens in the text are divided by it, others multiplied.
+        """Return the factor by which the logits of tokens in the text are made smaller.
+
+        Positive logits are divided by it, others multiplied. 1 is off.
 
         1 is off.
         """
 
     @property
     def presence_penalty(self) -> float:
-        """Number subtracted once from the logit of each token that was generated; 0 is off."""
+        """Return what is subtracted once from the logit of a generated token; 0: off."""
 
     @property
     def frequency_penalty(self) -> float:
-        """Number subtracted from a token's logit for each time it was generated; 0 is off."""
+        """Return what is subtracted from a logit for each time its token was generated; 0: off."""
 
     @property
     def bias_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens whose logits get a bias."""
+        """Return the ids of the tokens whose logits get a bias."""
 
     @property
     def bias_values(self) -> tuple[float, ...]:
-        """Biases added to the logits of `bias_ids`, in the same order."""
+        """Return the biases that are added to the logits of `bias_ids`, in that order."""
 
     @property
     def banned(self) -> tuple[tuple[int, ...], ...]:
-        """Banned token sequences: the last token may not follow the others."""
+        """Return the banned token sequences: the last token of each may not follow the others."""
 
     @property
     def min_tokens(self) -> int:
-        """Number of tokens that must be generated before any of `late_ids` may come."""
+        """Return the number of tokens that must be generated before any of `late_ids` may come."""
 
     @property
     def late_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that would end the text."""
+        """Return the ids of the tokens that would end the text."""
 
 
 MAX_TEXTS = 64  # number of texts whose processors are kept; for others they are made anew
@@ -114,15 +116,15 @@ class Opened(Protocol):
 
     @property
     def session(self) -> int:
-        """Number of the text (session)."""
+        """Return the number of the text (session)."""
 
     @property
     def sampling(self) -> Settings:
-        """The text's settings."""
+        """Return the sampling settings of the text."""
 
     @property
     def num_prompt(self) -> int:
-        """Number of tokens of the text's prompt."""
+        """Return the number of tokens of the text's prompt."""
 
 
 class ProcessorsByText:
@@ -135,7 +137,7 @@ class ProcessorsByText:
         self._made: dict[int, tuple[Opened, Processors]] = {}  # session -> ..., the newest last
 
     def of(self, opened: Opened, text: Sequence[int], vocab_size: int) -> "Processors":
-        """Return the processors of the text that `opened` opened; `text` as in `Path`."""
+        """Return the processors of the opened text, made if not cached; `text` as in `Path`."""
         known = self._made.pop(opened.session, None)
         if known is None or known[0] is not opened:
             known = opened, Processors(opened.sampling, text, opened.num_prompt, vocab_size)
@@ -235,12 +237,12 @@ class BannedWords:
         self._longest = max((len(before) for before, _ in self._after), default=0)
 
     def __call__(self, path: Path, row: Floats) -> None:
-        """See `Processor`."""
+        """Set the logits of tokens that would complete a banned word to -inf (see `Processor`)."""
         row[self._always] = -np.inf
         row[self._following(path)] = -np.inf
 
     def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
-        """See `Processor`."""
+        """Return logits [n, V] in which tokens that would complete a banned word are -inf."""
         always = self._always.tolist()
         return _ruled_out(rows, [[*always, *self._following(path)] for path in paths])
 
@@ -258,12 +260,12 @@ class MinTokens:
         self._late_ids = late_ids
 
     def __call__(self, path: Path, row: Floats) -> None:
-        """See `Processor`."""
+        """Set the logits of end-of-text tokens to -inf where the text is too short yet."""
         if path.num_generated < self._min_tokens:
             row[self._late_ids] = -np.inf
 
     def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
-        """See `Processor`."""
+        """Return logits [n, V] with end-of-text tokens at -inf where the text is too short yet."""
         late = self._late_ids.tolist()
         is_early = [path.num_generated < self._min_tokens for path in paths]
         return _ruled_out(rows, [late if early else [] for early in is_early])
@@ -278,12 +280,12 @@ class Bias:
         self._values = np.array([value for _, value in pairs], dtype=np.float32)
 
     def __call__(self, path: Path, row: Floats) -> None:
-        """See `Processor`."""
+        """Add the biases to the logits of their tokens, in place (see `Processor`)."""
         del path  # a bias is the same at every position
         np.add.at(row, self._ids, self._values)
 
     def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
-        """See `Processor`."""
+        """Add the biases to the logits [n, V] of their tokens, in place; return the logits."""
         del paths
         ids = send(torch.from_numpy(self._ids), rows.device)
         values = send(torch.from_numpy(self._values), rows.device)
@@ -315,7 +317,7 @@ class Penalties:
         self._offsets: Floats = np.zeros(vocab_size, dtype=np.float32)
 
     def __call__(self, path: Path, row: Floats) -> None:
-        """See `Processor`."""
+        """Change the logits of tokens already in the text, in place (see `Processor`)."""
         self._catch_up(path)
         drafted = [token for token in path.drafted if token < len(row)]
         if self._repetition != 1.0:
@@ -329,7 +331,7 @@ class Penalties:
                 self._count(token, -1)
 
     def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
-        """See `Processor`."""
+        """Return logits [n, V] with penalties on tokens already in the text (see `Processor`)."""
         self._catch_up(paths[0])
         size = rows.shape[1]
         drafted = [[token for token in path.drafted if token < size] for path in paths]

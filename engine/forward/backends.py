@@ -41,7 +41,7 @@ def make_backend(
 def _make_backend(
     name: str, loaded: LoadedModel, lanes: LaneLayout, row_counts: tuple[int, ...], layers: Layers
 ) -> Backend:
-    """Make a backend in this process only. Raises ModelError as `make_backend`."""
+    """Make and return a backend in this process only. Raises ModelError as `make_backend`."""
     assert name in ("compiled", "fused", "graphs", "reference")
     if loaded.device.type in graphs.RECORDED_DEVICES:
         # Pad choices to the same numbers of rows as recordings do, without recording any; this also

@@ -240,7 +240,7 @@ class CompiledBackend(Backend):
         keep: torch.Tensor | None = None,
         layers: Layers = (),
     ) -> Output:
-        """See `Backend.forward`."""
+        """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         is_covered = keep is None and layers in ((), self._layers)
         if not is_covered or not self._has_program(spans, num_visible):
             return self._fused.forward(
@@ -266,7 +266,7 @@ class CompiledBackend(Backend):
         return spans[0].first_slot == 0 and len(spans) == 1 and spans[0].num_rows in self.row_counts
 
     def _make(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Find the program for so many rows from an earlier start, or compile it; run it."""
+        """Find the program for this many rows, or compile it; run it; return (logits, features)."""
         num_rows = len(inputs[0])
         key = program_key(*self._asked, num_rows)
         found = kept(key, self._pass)
@@ -288,14 +288,17 @@ class CompiledBackend(Backend):
     def _run(
         self, program: Program, inputs: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run a program directly, without torch's checks of its inputs; return logits, features."""
+        """Run a program without torch's checks; return logits, and features or None."""
         mask = inputs[-1]
         assert mask.is_contiguous()
         logits, *features = program((*inputs, *self._caches), mask.shape[3])
         return logits, features[0] if features else None
 
     def _compile(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compile the program for the inputs' number of rows, and run it. Raises ModelError."""
+        """Compile and run the program for this number of rows; return (logits, features).
+
+        Raises ModelError if torch.compile fails.
+        """
         if self._program is None:
             self._program = _compiled(self._pass, self._lengths)
         # The number of visible slots varies; everything else is fixed.
@@ -317,19 +320,19 @@ class CompiledBackend(Backend):
             torch.compiler.set_stance("eager_on_recompile")
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See `Backend.move`."""
+        """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
         self._fused.move(sources, targets)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See `Backend.copy`."""
+        """Copy `length` slots of the cache from `source` on to `target` on (see `Backend.copy`)."""
         self._fused.copy(source, target, length)
 
     def wipe(self, first: int, length: int) -> None:
-        """See `Backend.wipe`."""
+        """Write zeros to `length` slots of the cache from `first` on (see `Backend.wipe`)."""
         self._fused.wipe(first, length)
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """See `Backend.not_finite`."""
+        """Return where NaN or infinity first occurred in these slots, or None (see `Backend`)."""
         return self._fused.not_finite(first, length)
 
 

@@ -97,7 +97,7 @@ class FlexAttention:
         return num_rows <= _MOST_TILES * ((_QUERIES - 1) // self._group)
 
     def _tiles(self, num_queries: int) -> list[range]:
-        """Divide a lane's queries into ranges of equal size, of whole rows: one call for each.
+        """Return ranges of equal size that cover a lane's queries, whole rows each: one per call.
 
         If they do not divide evenly the last range overlaps the one before, because calls of two
         sizes would need two programs.

@@ -285,7 +285,7 @@ class HuggingFaceBackend(Recordable):
         keep: torch.Tensor | None = None,
         layers: Layers = (),
     ) -> Output:
-        """See `Backend.forward`."""
+        """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         counts = tuple(span.num_rows for span in spans)
         if self._device.type == "cpu":
             mask = self._masks.build(rows, num_visible, counts)
@@ -314,7 +314,7 @@ class HuggingFaceBackend(Recordable):
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
-        """Run the rows of one lane; everything is on the device."""
+        """Run the rows of one lane, all on the device; return logits and features."""
         ids, positions, slots = rows[:3]
         first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
         self.cache.begin(slots, first_slot, span.first_slot, mask.shape[3])
@@ -353,14 +353,14 @@ class HuggingFaceBackend(Recordable):
         del shapes
 
     def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
-        """See `Recordable.empty_features`."""
+        """Return uninitialised memory for features, [num_rows, len(layers) * hidden_size]."""
         size = num_rows, len(layers) * self._hidden_size
         return torch.empty(size, dtype=self._dtype, device=self._device)
 
     def compute_recorded(
         self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
     ) -> Output:
-        """See `Recordable.compute_recorded`: lanes are transformers' batch."""
+        """Compute a pass in a form that can be recorded; lanes are the batch of transformers."""
         assert mask is not None, "transformers' attention takes a mask"
         ids, positions, slots = rows[:3].reshape(3, *shape).unbind()
         self.cache.begin_lanes(slots, mask.shape[3], self._lanes)
@@ -368,22 +368,22 @@ class HuggingFaceBackend(Recordable):
             return self._call(ids, positions, mask.view(shape[0], 1, shape[1], -1), layers, {})
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See `Backend.move`."""
+        """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
         with torch.inference_mode():
             self.cache.move(sources, targets)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See `Backend.copy`."""
+        """Copy `length` slots of the cache from `source` on to `target` on (see `Backend.copy`)."""
         with torch.inference_mode():
             self.cache.copy(source, target, length)
 
     def wipe(self, first: int, length: int) -> None:
-        """See `Backend.wipe`."""
+        """Write zeros to `length` slots of the cache from `first` on (see `Backend.wipe`)."""
         with torch.inference_mode():
             self.cache.wipe(first, length)
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """See `Backend.not_finite`."""
+        """Return where NaN or infinity first occurred in these slots, or None (see `Backend`)."""
         with torch.inference_mode():
             return first_not_finite(self.cache.parts(), first, length)
 

@@ -247,7 +247,7 @@ class FusedBackend(Recordable):
         keep: torch.Tensor | None = None,
         layers: Layers = (),
     ) -> Output:
-        """See `Backend.forward`."""
+        """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         with torch.inference_mode():
             if self._device.type == "cpu":
                 several = [span.num_rows for span in spans] if len(spans) > 1 else ()
@@ -258,13 +258,13 @@ class FusedBackend(Recordable):
             return self.compute(rows, spans, mask, keep, layers)
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
-        """See `LaneAttention.make_rooms`."""
+        """Allocate the memory of recorded passes of these shapes."""
         self._attention.make_rooms(shapes)
 
     def compute_recorded(
         self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
     ) -> Output:
-        """See `Recordable.compute_recorded`; `make_rooms` must have been called for the shape.
+        """Compute a pass in a form that can be recorded; needs `make_rooms` for its shape before.
 
         mask  None: attention is split over the keys (`make_split`)
         """
@@ -302,7 +302,7 @@ class FusedBackend(Recordable):
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
-        """Run a pass with the operators one by one."""
+        """Run a pass with the operators one by one; return logits and features."""
         ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
@@ -326,11 +326,11 @@ class FusedBackend(Recordable):
         return Output(self._head(hidden), features)
 
     def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
-        """See `Recordable.empty_features`."""
+        """Return uninitialised memory for features, [num_rows, len(layers) * hidden_size]."""
         return self.cache.new_empty(num_rows, len(layers) * self._embeddings.shape[1])
 
     def make_split(self, shape: Shape) -> None:
-        """See `LaneAttention.make_split`."""
+        """Compile attention that is split over the keys, for passes of one shape."""
         self._attention.make_split(shape)
 
     def _attend(
@@ -473,23 +473,23 @@ class FusedBackend(Recordable):
         return room.look.gathered()
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See `Backend.move`."""
+        """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
         with torch.inference_mode():
             read, written = send(torch.tensor((sources, targets), dtype=torch.int64), self._device)
             self.cache.index_copy_(2, written, self.cache.index_select(2, read))
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See `Backend.copy`."""
+        """Copy `length` slots of the cache from `source` on to `target` on (see `Backend.copy`)."""
         with torch.inference_mode():
             self.cache.narrow(2, target, length).copy_(self.cache.narrow(2, source, length))
 
     def wipe(self, first: int, length: int) -> None:
-        """See `Backend.wipe`."""
+        """Write zeros to `length` slots of the cache from `first` on (see `Backend.wipe`)."""
         with torch.inference_mode():
             self.cache.narrow(2, first, length).zero_()
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """See `Backend.not_finite`."""
+        """Return where NaN or infinity first occurred in these slots, or None (see `Backend`)."""
         with torch.inference_mode():
             return first_not_finite(self.cache.unbind(), first, length)
 

@@ -202,13 +202,13 @@ class GraphBackend(Backend):
         return record
 
     def forget(self) -> None:
-        """Drop all recordings."""
+        """Drop all recordings (CUDA graphs) of passes and chains."""
         self._recorded.clear()
         self._chains.clear()
         self._warm.clear()
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """See `Backend.take_over`. Drops all recordings, because they read the old weights."""
+        """Repack the weights, and drop all recordings, because they read the old weights."""
         self.forget()
         # A memory pool whose graphs are gone must not be used again.
         self._record = self._recorder()
@@ -273,7 +273,7 @@ class GraphBackend(Backend):
         logger.info("%s: the small operators of a layer are %s", self._name, name)
 
     def _make_split(self, shape: Shape) -> None:
-        """See `LaneAttention.make_split`. Raises ModelError on all ranks if one rank cannot."""
+        """Compile split attention for a shape. Raises ModelError on all ranks if one cannot."""
         assert self._fused is not None
         why = None
         try:
@@ -292,7 +292,7 @@ class GraphBackend(Backend):
         keep: torch.Tensor | None = None,
         layers: Layers = (),
     ) -> Output:
-        """See `Backend.forward`."""
+        """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         with torch.inference_mode():
             shape = len(spans), spans[0].num_rows
             is_shape = keep is None and shape in self._shapes and _are_alike(spans)
@@ -312,18 +312,18 @@ class GraphBackend(Backend):
         return EVERY_LENGTH if is_split else num_visible
 
     def _captured(self, shape: Shape, rows: torch.Tensor, num_visible: int) -> Compute:
-        """Return the recording of passes of this shape; make it if there is none."""
+        """Return the recording of passes of this shape; record it first if there is none."""
         key = shape, num_visible
         if key not in self._recorded:
             self._recorded[key] = self._recording(rows, *key)
         return self._recorded[key]
 
     def has_chain(self, num_steps: int, *, num_visible: int, choice: Choice) -> bool:
-        """See `Backend.has_chain`."""
+        """True if `chain` has a recording of `num_steps` steps over `num_visible` slots."""
         return (num_steps, self._length((1, 1), num_visible), choice) in self._chains
 
     def chain(self, steps: torch.Tensor, *, num_visible: int, choice: Choice) -> torch.Tensor:
-        """See `Backend.chain`: all steps are one recording, so the host waits for no token."""
+        """Run n passes of one row as one recording, so that the host waits for no token."""
         with torch.inference_mode():
             length = self._length((1, 1), num_visible)
             key = steps.shape[1] - NUM_SETTINGS, length, choice
@@ -384,7 +384,7 @@ class GraphBackend(Backend):
             ) from error
 
     def _is_warm(self, kernels: Hashable) -> bool:
-        """Return True if this was called for these kernels before: then they have run."""
+        """True if this was called for these kernels before; note that they run now."""
         was_asked = kernels in self._warm
         self._warm.add(kernels)
         return was_asked
@@ -392,25 +392,25 @@ class GraphBackend(Backend):
     def _compute(
         self, rows: torch.Tensor, shape: Shape, num_visible: int, layers: Layers = ()
     ) -> Output:
-        """Compute a pass on the device, in the form that is recorded."""
+        """Compute a pass on the device in the form to be recorded; return logits and features."""
         split = num_visible == EVERY_LENGTH
         mask = None if split else from_words(rows[3:], num_visible, self._dtype)
         return self._inner.compute_recorded(rows, shape, mask, layers)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See `Backend.move`."""
+        """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
         self._inner.move(sources, targets)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See `Backend.copy`."""
+        """Copy `length` slots of the cache from `source` on to `target` on (see `Backend.copy`)."""
         self._inner.copy(source, target, length)
 
     def wipe(self, first: int, length: int) -> None:
-        """See `Backend.wipe`."""
+        """Write zeros to `length` slots of the cache from `first` on (see `Backend.wipe`)."""
         self._inner.wipe(first, length)
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """See `Backend.not_finite`."""
+        """Return where NaN or infinity first occurred in these slots, or None (see `Backend`)."""
         return self._inner.not_finite(first, length)
 
 

@@ -153,7 +153,7 @@ class LaneAttention:
         self._flex = FlexAttention(lanes.num_slots, group, num_lanes=lanes.count)
 
     def twin(self) -> "LaneAttention":
-        """Return a copy over the same cache, with memory of its own for the passes."""
+        """Return a copy that uses the same cache but has memory of its own for the passes."""
         made = copy(self)
         made._projections = {}
         made._looks = {}
@@ -172,7 +172,7 @@ class LaneAttention:
         return self._rooms[shape]
 
     def projections(self, num_rows: int) -> Projections:
-        """Return memory for a pass of `num_rows` rows; up to `NUM_TREE_SLOTS` always the same."""
+        """Return memory for a pass of `num_rows` rows; up to `NUM_TREE_SLOTS` it is kept."""
         made = self._projections.get(num_rows)
         if made is None:
             made = _projections(self._layers[0], num_rows, self._group)
@@ -258,7 +258,7 @@ class LaneAttention:
         return Plan((self._rooms[shape].look,), (visible,), zip(self._whole()))
 
     def _first_slots(self, slots: torch.Tensor, num_lanes: int) -> torch.Tensor:
-        """See `first_slots`."""
+        """Return the first slot of each lane of a pass, [lanes] int64 on the device of `slots`."""
         return first_slots(slots.view(num_lanes, -1), self._lanes.num_slots)
 
     def _whole(self) -> list[Seen]:

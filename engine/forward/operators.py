@@ -270,7 +270,7 @@ def side_by_side(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Attention by torch's fused kernel, with the heads of a group as rows over one key head."""
+    """Return attention by torch's fused kernel, a group's heads as rows over one key head."""
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
 
 
@@ -281,7 +281,7 @@ def head_by_head(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Attention by torch's fused kernel with grouped heads, for one row per lane."""
+    """Return attention by torch's fused kernel with grouped heads, for one row per lane."""
     num_lanes, kv_heads, group, dim = query.shape
     apart = query.view(num_lanes, kv_heads * group, 1, dim)
     out = F.scaled_dot_product_attention(
@@ -297,7 +297,7 @@ def twice(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Attention by torch's fused kernel over two copies of the rows: one row alone may be slow."""
+    """Return attention by torch's fused kernel, each row twice: one row alone may be slow."""
     both = torch.cat((query, query), dim=2)
     mask = mask if mask.shape[2] == 1 else torch.cat((mask, mask), dim=2)
     out = F.scaled_dot_product_attention(both, keys, values, attn_mask=mask, scale=scale)
@@ -311,7 +311,7 @@ def products(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Attention by two matrix products and a float32 softmax, for one lane."""
+    """Return attention by two matrix products and a float32 softmax, for one lane."""
     scores = torch.baddbmm(mask[0], query[0], keys[0].transpose(1, 2), alpha=scale)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     return torch.bmm(weights, values[0])[None]

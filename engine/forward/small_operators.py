@@ -118,7 +118,7 @@ class SmallOperators:
         self.made.add(shape)
 
     def add_and_norm(self, hidden: torch.Tensor, change: torch.Tensor, weight: torch.Tensor) -> Sum:
-        """Run the program of `add_and_norm`."""
+        """Return (hidden + change, RMS norm of that sum), by the compiled program."""
         self._mark(0, hidden, change)
         return cast(Sum, _compiled(add_and_norm)(hidden, change, weight, self.epsilon))
 
@@ -132,11 +132,13 @@ class SmallOperators:
         slots: torch.Tensor,
         cache: torch.Tensor,
     ) -> torch.Tensor:
-        """Run the program of `turn_and_write`, with inputs that are not divided into lanes.
+        """Norm and rotate queries and keys, write the cache; return queries, by compiled program.
 
         qkv       [lanes * n, (heads + 2 kv_heads) * dim]
         cos, sin  [lanes * n, 1, dim]
         slots     [lanes * n] int64
+
+        The inputs are not divided into lanes.
         """
         dim = cache.shape[2]
         by_lane = [part.view(*shape, -1, dim) for part in (qkv, cos, sin)]
@@ -148,7 +150,7 @@ class SmallOperators:
         return cast(torch.Tensor, found)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Run the program of `gate`."""
+        """Return silu(first half) * second half of `gate_up`, by the compiled program."""
         self._mark(0, gate_up)
         return cast(torch.Tensor, _compiled(gate)(gate_up))
 

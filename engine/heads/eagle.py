@@ -124,7 +124,7 @@ class Slots:
         return made, written[changed & hold], written[changed & ~hold]
 
     def _only_row(self, feed: Feed, num_asked: int) -> tuple[list[Wave], Integers, Integers]:
-        """Return what `waves` returns, for a pass of one row: a shortcut that saves host time."""
+        """Note a pass of one row; return what `waves` returns: a shortcut that saves host time."""
         first_slot, (slot,), (before,) = self._lanes.first_slot(feed.lane), feed.slots, feed.before
         given = feed.features[0] if feed.features else b""
         is_known = bool(given) or (given is not None and bool(self.are_held[first_slot + before]))
@@ -278,7 +278,7 @@ class EagleExecutor(Executor):
         self._attention = LaneAttention(self._cache[None], self.lanes, group, config.dim**-0.5)
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> EaglePass:
-        """Lay out a pass on the host; it must be run (`forward`) before another is laid out."""
+        """Lay out a pass on the host and return it; run it before another is laid out."""
         assert 0 < len(feeds) <= self.num_lanes_per_pass
         assert len({feed.lane for feed in feeds}) == len(feeds), "two feeds of one lane"
         assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)
@@ -368,7 +368,7 @@ class EagleExecutor(Executor):
         return self._head.states(send(features, self._device).to(self._dtype))
 
     def move(self, *moves: Move) -> None:
-        """See `Executor.move`."""
+        """Copy cache slots of all lanes, and the states kept for them (see `Executor.move`)."""
         pair = np.array(copied(moves, self.lanes), dtype=np.int64)
         self._slots.move(*pair)
         sources, targets = send(torch.from_numpy(pair), self._device)
@@ -378,7 +378,7 @@ class EagleExecutor(Executor):
                 held.index_copy_(0, targets, held.index_select(0, sources))
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
-        """See `Executor.copy_prefix`."""
+        """Copy the first `length` slots of one lane, and the states kept for them, to another."""
         assert source_lane != target_lane
         assert 0 < length <= self.capacity
         source, target = map(self.lanes.first_slot, (source_lane, target_lane))
@@ -389,7 +389,7 @@ class EagleExecutor(Executor):
                 held.narrow(dim, target, length).copy_(held.narrow(dim, source, length))
 
     def wipe(self, lane: int, start: int) -> None:
-        """See `Executor.wipe`."""
+        """Write zeros to the keys, values and states of a lane's slots from `start` on."""
         first, length = self.lanes.first_slot(lane) + start, self.capacity - start
         with torch.inference_mode():
             self._cache.narrow(1, first, length).zero_()

@@ -78,7 +78,7 @@ class EagleHead:
         return self.qkv(entering), residual
 
     def leave(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Return the rows' own states [n, width].
+        """Return the layer's output [n, width]: attention and MLP added to `residual`.
 
         residual  [n, width] as returned by `enter`
         attended  [n, heads * dim]: the attention heads' outputs
@@ -227,7 +227,7 @@ class _Reader:
         return self._norm_of(self._target.last_norm())
 
     def _targets(self) -> torch.Tensor | None:
-        """Return the target's token i + d2t[i] of each draft token i, int64; None: all the same.
+        """Return the target's token i + d2t[i] of each draft token i, int64; None: equal ids.
 
         Raises:
             ModelError: d2t names tokens that the target lacks, or names a token twice.

@@ -106,7 +106,7 @@ def load_head(
     device: str = "cpu",
     feature_dtype: str = "float32",
 ) -> LoadedHead:
-    """Load a head from a folder or from the Hugging Face hub, in any layout of `layouts.py`.
+    """Load and return a head from a folder or the hub, in any layout of `layouts.py`.
 
     name      a folder, or `organisation/head`; safetensors or PyTorch's files, no code from them
     target    name of the model that it was made for; tensors that both share are read from there

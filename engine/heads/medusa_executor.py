@@ -51,7 +51,7 @@ class MedusaExecutor(Executor):
         return Output(torch.stack(rows) if rows else self._nothing.expand(0, -1))
 
     def _rows(self, feed: Feed, ask: Sequence[int]) -> list[torch.Tensor]:
-        """Return the logits [V] of each row in `ask` of one lane."""
+        """Return the logits [V] of a lane's rows in `ask`; keep those of its last feature."""
         features = feed.features or (b"",) * len(feed.tokens)
         given = [row for row, feature in enumerate(features) if feature]
         if given and ask:

@@ -271,7 +271,7 @@ class SlotMap(Generic[K]):
         return Move(tuple(moves), tuple(moves.values()), self.lane) if moves else None
 
     def _relocate(self, kept: dict[K, _Place], new_prefix: int) -> dict[int, int]:
-        """Make survivors' masks relative to `new_prefix`; move nodes out of slots below it.
+        """Make masks relative to `new_prefix`, move nodes out of slots below it; return the moves.
 
         Returns the moves as {old slot: new slot}.
         """

@@ -100,7 +100,7 @@ def weight_shape(state: State, sizes: Sizes) -> tuple[int, int]:
 
 
 def stretch(state: State, sizes: Sizes, dim: int, run: range) -> Stretch[State]:
-    """Return what to read for a run of outputs (`dim` 0), or of inputs (1): then the whole weight.
+    """Return which slices to read for a run of outputs (`dim` 0); for inputs (1) all of it.
 
     The rows of a run of outputs are adjacent in the flattened weight, but any block may hold
     numbers of any column.

@@ -39,7 +39,7 @@ class LeadingBackend(Backend):
         call: MakeBackend,
         make: Callable[[], Backend],
     ) -> None:
-        """Make the same backend on every rank.
+        """Make the backend on rank 0, and one like it on every follower.
 
         rank, device  rank 0 and its device
         call  the message by which followers make their backends
@@ -59,7 +59,7 @@ class LeadingBackend(Backend):
 
     @property
     def is_loading(self) -> bool:
-        """See `Backend`."""
+        """True while the node loads; setting it sets it on all ranks."""
         return self._inner.is_loading
 
     @is_loading.setter
@@ -76,7 +76,7 @@ class LeadingBackend(Backend):
         keep: torch.Tensor | None = None,
         layers: Layers = (),
     ) -> Output:
-        """See `Backend.forward`."""
+        """Run n rows on all ranks; return logits and features (see `Backend.forward`)."""
         kept = None if keep is None else keep.numpy()
         with self._followers.together(Forward(rows.numpy(), spans, num_visible, kept, layers)):
             out = self._inner.forward(
@@ -87,39 +87,43 @@ class LeadingBackend(Backend):
         return out
 
     def has_chain(self, num_steps: int, *, num_visible: int, choice: Choice) -> bool:
-        """See `Backend.has_chain`."""
+        """True if `chain` has a recording of `num_steps` steps over `num_visible` slots."""
         return self._inner.has_chain(num_steps, num_visible=num_visible, choice=choice)
 
     def chain(self, steps: torch.Tensor, *, num_visible: int, choice: Choice) -> torch.Tensor:
-        """See `Backend.chain`."""
+        """Run n passes of one row on all ranks, each with the token the last one chose."""
         with self._followers.together(Chain(steps.numpy(), num_visible, choice)):
             return self._inner.chain(steps, num_visible=num_visible, choice=choice)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See `Backend.move`."""
+        """Copy slots of every rank's cache (see `Backend.move`)."""
         with self._followers.together(MoveSlots(tuple(sources), tuple(targets))):
             self._inner.move(sources, targets)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """See `Backend.copy`."""
+        """Copy `length` slots of every rank's cache from `source` to `target` (see `Backend`)."""
         with self._followers.together(CopySlots(source, target, length)):
             self._inner.copy(source, target, length)
 
     def wipe(self, first: int, length: int) -> None:
-        """See `Backend.wipe`."""
+        """Write zeros to `length` slots of every rank's cache from `first` on."""
         with self._followers.together(WipeSlots(first, length)):
             self._inner.wipe(first, length)
 
     def not_finite(self, first: int, length: int) -> int | None:
-        """See `Backend.not_finite`. Every rank looks, because NaN in one rank's heads reaches the
-        other heads, and all rows of the pass, only one layer further up.
+        """Return where NaN or infinity first occurred on any rank; None: nowhere (see `Backend`).
+
+        Every rank looks, because NaN in one rank's heads reaches the other heads, and all rows of
+        the pass, only one layer further up.
         """
         with self._followers.together(FindNotFinite(first, length)):
             return lowest(self._inner.not_finite(first, length), self._rank, self._device)
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """See `Backend.take_over`. Rank 0 chooses the forms of attention and norms for all ranks;
-        each rank chooses how its matrices are packed, which changes only the last bits.
+        """Repack the weights on all ranks (see `Backend.take_over`).
+
+        Rank 0 chooses the forms of attention and norms for all ranks; each rank chooses how its
+        matrices are packed, which changes only the last bits.
         """
         with self._followers.together(TakeOver(timed)):
             self._inner.take_over(timed=timed, say=say)

@@ -138,7 +138,7 @@ class Followers:
             self.is_told = False
 
     def failure(self, error: Exception) -> RankError:
-        """Return the error to raise when communication between the ranks has failed.
+        """Begin to end the process; return the error to raise after communication has failed.
 
         Waits up to `NEWS_LIMIT_S` seconds for the news which follower has ended. Ends the process
         after `LEAVE_LIMIT_S` seconds if it has not ended by then.
@@ -334,7 +334,7 @@ def _adder(failure: Callable[[Exception], RankError]) -> Callable[[torch.Tensor]
 
 
 def _started(words: str, start: Start) -> _Follower:
-    """Start a follower's process and send it `start`. Raises RankError if it cannot start."""
+    """Start a follower's process, send it `start`, and return it. Raises RankError if it fails."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     try:
         reading, writing = os.pipe()

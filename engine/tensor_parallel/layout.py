@@ -6,7 +6,7 @@ UNIT = 16  # ranks get multiples of 16 columns if possible, a size that kernels 
 
 
 def shares(count: int, num_ranks: int, unit: int = 1) -> tuple[range, ...]:
-    """Divide [0, count) into one range per rank, as evenly as whole units allow.
+    """Return one range of [0, count) per rank, as evenly as whole units allow.
 
     unit  a power of two: ranges are multiples of it. A smaller unit is used if `count` is no
           multiple of it, or if a rank would get nothing

@@ -198,7 +198,7 @@ def _path_of(file: Path) -> Path:
 
 
 def _overrides(texts: list[str]) -> dict[str, Any]:
-    """Parse the NAME=VALUE texts of `--set` into settings by name. Raises ConfigurationError."""
+    """Return the settings in the NAME=VALUE texts of `--set`. Raises ConfigurationError."""
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -227,7 +227,7 @@ def _that_run_here(arms: Sequence[Arm], warn: Callable[[str], None]) -> list[Arm
 
 
 def _what_is_missing(arm: Arm) -> str:
-    """Say in a few words what this machine lacks to run the arm; "" if nothing is known.
+    """Return in a few words what this machine lacks to run the arm; "" if nothing is known.
 
     Devices are looked at only for optional arms of a local pair.
     """

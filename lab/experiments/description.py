@@ -181,7 +181,7 @@ def num_devices(arm: Arm) -> int:
 
 
 def is_same_text(arm: Arm, other: Arm) -> bool:
-    """True if both arms must write the same tokens (in full precision)."""
+    """True if both arms must write equal tokens (in full precision)."""
 
     def asked(one: Arm) -> list[object]:
         values = {**dict(one.pair), **dict(one.sampling), **dict(one.work)}
@@ -196,7 +196,7 @@ def is_same_text(arm: Arm, other: Arm) -> bool:
 
 
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Read an experiment file; `overrides` replace settings of all its arms.
+    """Read and return an experiment file; `overrides` replace settings of all its arms.
 
     Raises ConfigurationError.
     """
@@ -325,13 +325,13 @@ def _settings_of(
 
 
 def _differing(tables: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the names of the settings that are not the same for all arms."""
+    """Return the names of the settings whose value differs between arms."""
     names = {name for table in tables for name in table}
     return {name for name in names if len({repr(table.get(name)) for table in tables}) > 1}
 
 
 def _short(key: str, value: object) -> str:
-    """Return how a setting is written in the name of an arm."""
+    """Return how a setting is written in an arm's name; "": the value is ""."""
     if value is True:
         return key.replace("_", " ")
     if value == "":

@@ -80,7 +80,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """End the engine's processes."""
+        """End the processes of the engine."""
 
 
 def host_of(arm: Arm) -> Hashable:
@@ -118,7 +118,7 @@ class Warm:
         self._engines: OrderedDict[Hashable, Engine] = OrderedDict()
 
     def of(self, arm: Arm) -> tuple[Engine, bool]:
-        """Return the engine of an arm, and True if it was started now.
+        """Return the engine of an arm, started if need be, and True if it was started now.
 
         Raises what starting an engine raises.
         """
@@ -138,7 +138,7 @@ class Warm:
             engine.close()
 
     def close(self) -> None:
-        """End all engines."""
+        """End the processes of all engines."""
         with contextlib.ExitStack() as stack:
             for engine in self._engines.values():
                 stack.callback(engine.close)
@@ -284,7 +284,7 @@ class PeerEngine:
         self.hosts: Mapping[str, str] = {"peer": f"{self._name} {self._answer('ready')['ready']}"}
 
     def _answer(self, *fields: str) -> dict[str, Any]:
-        """Read one line from the peer: a JSON object with these fields, within PEER_LIMIT_S.
+        """Read and return a line of the peer: a JSON object with these fields, in PEER_LIMIT_S.
 
         Raises NodeError; then the peer's process has ended.
         """
@@ -315,7 +315,7 @@ class PeerEngine:
     def write(
         self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
     ) -> list[Written]:
-        """Generate the texts of the prompts one after the other. Raises NodeError."""
+        """Generate the prompts' texts one after the other and return them. Raises NodeError."""
         return [
             self._one(arm.sampling, arm.work.mode, arm.work.peer_k, prompt, seed)
             for prompt, seed in zip(prompts, seeds, strict=True)

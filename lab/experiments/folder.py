@@ -89,7 +89,7 @@ class Header:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse the JSON text of a header. Raises ValueError."""
+        """Return the header that JSON text states. Raises ValueError."""
         return from_json(cls, text)
 
 
@@ -180,7 +180,7 @@ def _check_folder(path: Path) -> None:
 
 
 def read_header(folder: Path) -> Header:
-    """Read the header of an experiment from its folder. Raises ConfigurationError."""
+    """Read and return an experiment's header from its folder. Raises ConfigurationError."""
     path = folder / FILE
     try:
         return Header.from_json(path.read_text(encoding="utf-8"))

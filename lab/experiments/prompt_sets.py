@@ -43,7 +43,7 @@ def read(path: Path, limit: int | None) -> list[Prompt]:
 
 
 def _of_record(line: str, where: str) -> Prompt:
-    """Parse one line of JSON. Raises ConfigurationError that names the place `where`."""
+    """Return the prompt in a line of JSON. Raises ConfigurationError that names `where`."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -89,7 +89,10 @@ class Conversation:
         return not self._left
 
     def next_turn(self) -> tuple[int, ...]:
-        """Return the ids of the whole conversation so far, including the user's next turn."""
+        """Take the user's next turn; return the ids of the conversation, this turn included.
+
+        Raises ConfigurationError if the chat template refuses the conversation.
+        """
         turn = self._left.pop(0)
         encode = self._tokenization.encode
         if self._template is None:

@@ -100,7 +100,7 @@ def as_line(row: Row) -> str:
 
 
 def from_line(line: str) -> Row:
-    """Parse a line of JSON into a row. Raises ValueError."""
+    """Return the row that a line of JSON states. Raises ValueError."""
     row = from_json(Row, line)
     if row.figures is not None:
         from_json(Metrics, json.dumps(row.figures))  # checked here because the tables need them

@@ -223,7 +223,7 @@ class Runner:
         self._number += 1
 
     def _engine(self, job: Job) -> Engine:
-        """Return the engine of the job's arm; a new one first writes the warm-up prompts."""
+        """Return the engine of the job's arm; if it is new, it writes the warm-up prompts first."""
         engine, is_new = self._warm.of(job.arm)
         if is_new:
             for prompt in job.prompts[: self._description.warm_prompts]:

@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def _say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush it."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

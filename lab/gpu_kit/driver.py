@@ -225,7 +225,7 @@ class _Tail:
         self._thread.start()
 
     def _copy(self) -> None:
-        """Copy line by line until the process closes its output."""
+        """Copy each line to the log and to stdout until the output ends; `last` is the last one."""
         for line in self._lines:
             self._log.write(line)
             self._log.flush()

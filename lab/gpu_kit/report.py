@@ -245,7 +245,7 @@ def expectations(rows: Iterable[KitRow]) -> Table:
 
 
 def _expected(one: Compared) -> tuple[str, ...]:
-    """Return the row of one estimate."""
+    """Return the table row of one estimate: name, expected, measured, unit, ratio."""
     low, high = one.estimate.low, one.estimate.high
     expected = number(low) if low == high else f"{number(low)}-{number(high)}"
     measured = NOTHING if one.measured is None else number(one.measured)

@@ -39,7 +39,7 @@ def as_line(row: KitRow) -> str:
 
 
 def from_line(line: str) -> KitRow:
-    """Parse a line of JSON into a row. Raises ValueError."""
+    """Return the row that a line of JSON states. Raises ValueError."""
     return from_json(KitRow, line)
 
 

@@ -64,7 +64,7 @@ def without(arguments: list[str], name: str) -> list[str]:
 
 
 def environment_of(kit: Path, work: Path, others: list[str]) -> Path:
-    """Return the interpreter of an environment with all needed packages. Raises Problem.
+    """Make an environment with all needed packages, if new; return its Python. Raises Problem.
 
     others  folders of packages that it also searches, after its own; torch is in one of them
     """

@@ -132,7 +132,7 @@ def near_tie(dtype: str, *, reproducible: bool) -> float:
 def greedy(
     pair: Pair, prompts: Sequence[Text], policies: Sequence[SpeculationConfig]
 ) -> list[Check]:
-    """Compare every policy's greedy texts with those of the target alone; a line per policy."""
+    """Compare each policy's greedy texts with the target's alone; return a line per policy."""
     params = SamplingParams(max_tokens=GREEDY_LENGTH, ignore_eos=True)
     near = near_tie(pair.hello(Role.TARGET).dtype, reproducible=pair.config.reproducible)
     with_logprobs = params.model_copy(update={"logprobs": ALTERNATIVES})
@@ -196,7 +196,7 @@ def greedy_check(
 def seeds(
     pair: Pair, prompts: Sequence[Text], policies: Sequence[SpeculationConfig]
 ) -> list[Check]:
-    """Compare sampled texts of every policy with those of the target alone with the same seeds.
+    """Compare each policy's sampled texts with the target's of equal seeds; return lines.
 
     Returns a line per policy, or a single line that says "not tested" if equal texts are not
     promised.
@@ -291,7 +291,11 @@ def detectable(num_texts: int, chances: Joint) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a pair takes, in seconds.
+    """The measured times of a pair, in seconds, from which the duration of checks is estimated.
+
+    start_s  to load both models and become ready
+    long_s   for a text of `GREEDY_LENGTH` tokens, written by the target alone
+    short_s  for a text of `LENGTH` tokens with drafts
 
     start_s  to load both models and become ready
     long_s   for a text of `GREEDY_LENGTH` tokens, written by the target alone

@@ -77,7 +77,7 @@ class Layer:
 
 
 def _ignoring(run: Callable[[], torch.Tensor], _rows: torch.Tensor) -> torch.Tensor:
-    """Run `run` and ignore the rows: a function that is captured gets the integers of a pass."""
+    """Return what `run` returns; the rows, which a captured function is given, are ignored."""
     return run()
 
 

@@ -71,7 +71,7 @@ def measured_memory(tokens: Sequence[int]) -> list[tuple[int, float, float]]:
 
 
 def _find(earlier: EarlierTexts, recent: Sequence[int]) -> object:
-    """Look up a tree of drafts in the earlier texts."""
+    """Look up a tree of drafts in the earlier texts, and return it."""
     return earlier.find(recent, least=2, limit=NUM_DRAFTS, is_tree=True)
 
 

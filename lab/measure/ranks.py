@@ -31,7 +31,7 @@ FIRST_SEED = 1000  # seed of the first text, as in an experiment; each further t
 
 
 def load(model: str, options: argparse.Namespace) -> Engine:
-    """Load a model with room for one text."""
+    """Load and return a model with room for one text."""
     return load_engine(
         model,
         revision=None,

@@ -31,7 +31,7 @@ NUM_SLICES = 6  # of each number of clients, half of them plain
 
 @dataclass(slots=True)
 class Slice:
-    """What was measured in one span of time."""
+    """The sums measured in one span of time: tokens, texts, errors, latencies."""
 
     seconds: float = 0.0
     num_tokens: int = 0
@@ -41,7 +41,7 @@ class Slice:
     between_s: list[float] = field(default_factory=list)  # from chunk to chunk, by token
 
     def add(self, other: "Slice") -> None:
-        """Put two together."""
+        """Add the sums of another slice to this one."""
         self.seconds += other.seconds
         self.num_tokens += other.num_tokens
         self.num_texts += other.num_texts
@@ -51,7 +51,7 @@ class Slice:
 
     @property
     def rate(self) -> float:
-        """Tokens per second of all clients together."""
+        """Return the tokens per second of all clients together; 0: no time has passed."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
 
@@ -66,7 +66,10 @@ class Load:
         self.texts: dict[tuple[int, bool], str] = {}
 
     async def slice(self, num_clients: int, seconds: float, *, is_plain: bool, first: int) -> Slice:
-        """So many clients for so long; `first`: the number of the first request."""
+        """Let `num_clients` clients ask for `seconds` seconds; return the sums of their answers.
+
+        first  the number of the first request
+        """
         made = Slice()
         numbers = iter(range(first, first + 1_000_000))
         limits = httpx.Limits(max_connections=num_clients)
@@ -131,7 +134,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 async def measure(load: Load, num_clients: int, seconds: float) -> None:
-    """One number of clients, and its lines."""
+    """Measure `num_clients` clients with and without drafts in turn, and print two lines."""
     kinds = {False: Slice(), True: Slice()}
     ratios: list[float] = []
     rates = {False: 0.0, True: 0.0}
@@ -161,7 +164,7 @@ async def measure(load: Load, num_clients: int, seconds: float) -> None:
 
 
 def main() -> int:
-    """Measure and print; 1 if anything failed or texts differ."""
+    """Measure and print; return 1 if anything failed or texts differ, else 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

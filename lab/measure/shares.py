@@ -42,7 +42,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What some texts cost.
+    """The speed and the time shares of some texts.
 
     no_model_ms  median time per pass in which no model is known to have run
     host_ms      the part of it in which the target's host worked

@@ -101,7 +101,7 @@ class Race:
         return self.num_tokens * self._times.pass_ / self.now
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:
-        """Schedule an event."""
+        """Schedule `happen` for virtual time `when`."""
         self._num_events += 1
         heappush(self._events, (when, self._num_events, happen))
 
@@ -134,7 +134,7 @@ class Race:
             self._at(self._free_at, partial(self._drafted, tips))
 
     def _tips(self, root: Node) -> list[Node]:
-        """Return the likeliest nodes below a root that have not been expanded, at most WIDTH."""
+        """Return at most WIDTH likeliest nodes to expand; [] also if the tree is full."""
         open_: list[Node] = []
         found = [root]
         for node in found:

@@ -66,7 +66,7 @@ def turn(options: argparse.Namespace, device: str) -> dict[int, list[float]]:
 
 
 def in_a_process(arguments: Sequence[str], device: str) -> dict[int, list[float]]:
-    """Do the same as `turn` in a new process, and return its result."""
+    """Call `turn` in a new process, and return its result."""
     command = [sys.executable, "-m", "lab.measure.tensor_parallel", *arguments]
     done = subprocess.run(
         [*command, "--one", device], stdout=subprocess.PIPE, check=True, timeout=TURN_LIMIT_S

@@ -50,21 +50,24 @@ LIMIT_S = 1200.0
 
 
 def demo(out: Path) -> None:
-    """What `make demo` shows at a terminal of 80 columns, at the pace at which it shows it."""
+    """Run `make demo` on a terminal of 80 columns, and draw what it shows there."""
     said = screen.record([*COORDINATOR, "demo"], ROOT, LIMIT_S)
     shown = screen.after(said, "The target alone")
     (out / "demo.svg").write_text(screen.as_svg(shown, "make demo"), encoding="utf-8")
 
 
 def timeline(out: Path) -> None:
-    """Draw the same span of time under `sync` and under `tree`, from a trace of each."""
+    """Draw a span of time of equal length under `sync` and under `tree`, from a trace of each."""
     traces = {policy: _traced(policy) for policy in ("sync", "tree")}
     _write(out / "rounds.json", rounds.rounds_of(traces, ROUNDS_TITLE, ROUNDS_FACTS))
     redraw_timeline(out)
 
 
 def redraw_timeline(out: Path) -> None:
-    """Draw it of the data that are kept."""
+    """Draw the picture of rounds from the data in `rounds.json`.
+
+    Raises ConfigurationError if the picture cannot be drawn or saved.
+    """
     figure = empty(out / "rounds.png")
     rounds.draw(figure, from_json(rounds.Rounds, _read(out / "rounds.json")))
     save(figure, out / "rounds.png")
@@ -90,7 +93,7 @@ def recordings(out: Path) -> None:
 
 
 def experiment(name: str, out: Path) -> None:
-    """The figure of an experiment over what it varies."""
+    """Run an experiment, and draw its speed-up over what it varies. Raises ConfigurationError."""
     with tempfile.TemporaryDirectory() as name_of_folder:
         folder = Path(name_of_folder)
         screen.record([*COORDINATOR, "experiment", name, "--out", name_of_folder], ROOT, LIMIT_S)

@@ -24,7 +24,7 @@ NOT_HERE = ("--help",)
 
 
 def commands(app: typer.Typer) -> Iterator[tuple[str, Any]]:
-    """Every command by its whole name, in the order of the help: `generate`, `keys new`."""
+    """Return every command by its whole name, in the order of the help: `generate`, `keys new`."""
     yield from _below(typer.main.get_command(app), "")
 
 
@@ -38,7 +38,7 @@ def _below(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the text of the page that lists the flags of all commands."""
     seen: dict[tuple[str, str], str] = {}  # a flag and its help, and the command that has it first
     parts = [BEFORE]
     for name, command in sorted(commands(command_line(measurements())), key=_generate_first):

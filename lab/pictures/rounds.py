@@ -28,7 +28,7 @@ class Bar(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """When it came, and how many tokens it added to the text."""
+    """A verdict: when it came (ms), and how many tokens it added to the text."""
 
     at_ms: float
     tokens: int
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A policy. The bars are by role."""
+    """The panel of one policy: what each process did, and its verdicts. `bars` are by role."""
 
     __pydantic_config__ = NO_OTHERS
     policy: str
@@ -46,7 +46,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """All that the picture shows.
+    """The data of a picture that shows some rounds under several policies, a panel for each.
 
     facts  what was measured, what was simulated, and what was not measured
     """
@@ -59,7 +59,7 @@ class Rounds:
 
 
 def rounds_of(traces: Mapping[str, Trace], title: str, facts: tuple[str, ...]) -> Rounds:
-    """The same span of time of each policy: some rounds of the first one."""
+    """Return a span of each policy's time, as long as some rounds of the first policy."""
     paths = {name: paths_of(trace)[0] for name, trace in traces.items()}
     span_ns = _span_ns(next(iter(paths.values())))
     panels = (_panel(name, trace, paths[name], span_ns) for name, trace in traces.items())
@@ -97,7 +97,7 @@ def _bars(process: Process, start_ns: int, span_ns: int) -> list[Bar]:
 
 
 def draw(figure: Any, rounds: Rounds) -> None:
-    """A line for each process, a panel for each policy. Time runs to the right."""
+    """Draw a panel for each policy, with a line for each process; time runs to the right."""
     figure.set_size_inches(10, 1.6 * len(rounds.panels) + 2.1)
     panels: Sequence[Any] = figure.subplots(len(rounds.panels), 1, sharex=True, squeeze=False)[:, 0]
     legend: dict[str, Any] = {}

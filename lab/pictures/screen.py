@@ -22,7 +22,7 @@ READ_SIZE = 1 << 16
 
 
 def _parts(colour: str) -> tuple[int, int, int]:
-    """Red, green and blue of `#rrggbb`."""
+    """Return red, green and blue (0..255) of `#rrggbb`."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
@@ -115,7 +115,7 @@ def after(said: str, words: str) -> str:
 
 
 def as_svg(said: str, title: str, columns: int = COLUMNS) -> str:
-    """A drawing of what a terminal shows, in the colours of THEME. Deterministic."""
+    """Return a drawing of what a terminal shows, in the colours of THEME. Deterministic."""
     console = Console(
         record=True, width=columns, file=io.StringIO(), force_terminal=True, highlight=False
     )

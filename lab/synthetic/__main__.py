@@ -45,7 +45,7 @@ class Writes(Protocol):
     """An engine that generates a text under a policy."""
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
-        """Generate a text. Asserts that it is what the target alone would write."""
+        """Generate and return a text. Asserts that it is what the target alone would write."""
 
 
 class Either:
@@ -55,13 +55,16 @@ class Either:
         self._pair, self._one = pair, one
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
-        """Generate a text. Asserts that it is what the target alone would write."""
+        """Generate and return a text. Asserts that it is what the target alone would write."""
         writer = self._one if is_in_one_process(policy) else self._pair
         return writer.write(policy, prompt, request)
 
 
 def costs_of(text: str) -> Costs:
-    """Parse `5/1`: milliseconds of a target pass and of a draft step. Raises ValueError."""
+    """Return the costs in text like `5/1`: ms of a target pass and of a draft step.
+
+    Raises ValueError for other text.
+    """
     target, draft = map(float, text.split("/"))
     if not (target > 0 and draft > 0):
         raise ValueError(text)
@@ -100,7 +103,7 @@ def measured(
     num_tokens: int,
     temperature: float,
 ) -> list[Made]:
-    """Generate every text under every policy, in alternating order, after one that is not counted.
+    """Return the texts of every policy, generated in alternating order, after a warm-up text.
 
     Asserts that drafts were accepted under every policy that drafts.
     """

@@ -59,7 +59,7 @@ class Watch:
         self._deadline: float | None = None  # deadline that the state machine set at that tick
 
     def heard(self, now: float) -> None:
-        """Note that a frame has come."""
+        """Note the time of a frame, if it is the first since the last tick without a launch."""
         if self._event is None:
             self._event = now
 
@@ -73,7 +73,7 @@ class Watch:
             self._had_nothing, self._event, self._deadline = True, None, deadline
 
     def launched(self, now: float, ends: float, num_forwards: int = 1) -> None:
-        """Note that forwards were launched."""
+        """Note that forwards were launched at `now`, and when they end."""
         self.launches.append(Launch(self._due(now), now, ends, num_forwards))
         self._ends, self._is_running = ends, True
         self._had_nothing, self._event, self._deadline = False, None, None

@@ -52,7 +52,7 @@ class InOneProcess:
         self._is_ready = False
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
-        """Generate a text. Asserts that it is what the target alone would write.
+        """Generate and return a text. Asserts that it is what the target alone would write.
 
         Raises NodeError.
         """
@@ -90,7 +90,7 @@ class InOneProcess:
         )
 
     def _answer(self) -> dict[str, Any]:
-        """Read one line of JSON from the process. Raises NodeError."""
+        """Read and return one line of JSON from the process. Raises NodeError."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -85,7 +85,7 @@ class SyntheticPair:
         self._num_read = dict.fromkeys(map(str, Role), 0)
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
-        """Generate a text. Asserts that it is what the target alone would write.
+        """Generate and return a text. Asserts that it is what the target alone would write.
 
         Raises NodeError.
         """
@@ -123,7 +123,7 @@ class SyntheticPair:
         return {OURS: time.process_time(), **{role: cpu_s_of(pid) for role, pid in nodes}}
 
     def _launches(self, role: Role) -> list[Launch]:
-        """Return the launches that a node noted during the latest text.
+        """Wait for and return the launches that a node has noted during the latest text.
 
         Raises NodeError after a wait.
         """

@@ -57,7 +57,7 @@ class _Asked:
         return actions
 
     def _write(self) -> None:
-        """Append the launches since the last call to the file, as a line of JSON."""
+        """Append the forwards launched since the last call to the file, as one line of JSON."""
         launches, self._watch.launches = self._watch.launches, []
         with self._path.open("a") as file:
             file.write(json.dumps({"launches": launches}) + "\n")

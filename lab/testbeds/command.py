@@ -32,7 +32,7 @@ MEMORY = Path("/proc/meminfo")
 
 
 def _size(what: str) -> Any:
-    """A flag that sets this size of the target."""
+    """Return a flag that sets this size of the target."""
     return typer.Option(min=1, max=1 << 17, help=f"{what} of the target. Default: --like's.")
 
 

@@ -81,7 +81,10 @@ def _chosen(trace: Trace, text: int | None, file: Path) -> list[CriticalPath]:
 
 
 def _rounds(rounds: str | None, paths: list[CriticalPath]) -> range | None:
-    """Return the wanted rounds as indices of the first path's rounds. Raises ConfigurationError."""
+    """Return the wanted rounds as indices of the first path's rounds; None: none are wanted.
+
+    Raises ConfigurationError for numbers that are no rounds.
+    """
     if rounds is None:
         return None
     found = re.fullmatch(r"(\d+)-(\d+)", rounds)

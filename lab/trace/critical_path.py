@@ -347,7 +347,7 @@ def _last_launch_ns(target: Process, sent_ns: int) -> int:
 
 
 def _gap(process: Process, start_ns: int, end_ns: int) -> Iterator[tuple[int, int, Busy | None]]:
-    """Yield the parts of a gap between spans: where the process is recorded, it waited."""
+    """Yield (start, end, waiting) of a gap's parts; None in place of waiting: not recorded."""
     at_ns = start_ns
     for first, last in process.recorded:
         low, high = max(at_ns, first), min(end_ns, last)

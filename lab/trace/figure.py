@@ -64,7 +64,7 @@ def interesting(path: Path) -> range:
 
 
 def draw(figure: Any, trace: Trace, path: Path, rounds: range) -> None:
-    """Draw these rounds of a text, and everything else that happened at that time."""
+    """Draw these rounds of a text, with all processes, messages and arrows of that time."""
     start_ns, end_ns = path.rounds[rounds[0]].start_ns, path.rounds[rounds[-1]].end_ns
     picture = _Picture(figure, trace, start_ns, end_ns)
     for process in trace.processes.values():
@@ -130,7 +130,7 @@ class _Picture:
         category: str,
         role: str,
     ) -> None:
-        """Draw spans of one category as bars."""
+        """Draw the spans in view as bars, `height` high, whose lower edge is `y - HEIGHT / 2`."""
         bars = [
             (self._ms(one.start_ns), (one.end_ns - one.start_ns) / 1e6)
             for one in spans
@@ -262,7 +262,7 @@ def _directions(
 
 
 def _simulated(trace: Trace) -> str:
-    """What is not of this machine, in words; empty: nothing."""
+    """Return what was simulated, in words that begin with ";"; "": nothing."""
     settings = trace.about.get("settings", {})
     names = {"simulate_target_ms": "target", "simulate_draft_ms": "drafter", "link": "link"}
     found = [words for name, words in names.items() if settings.get(name)]
@@ -270,7 +270,7 @@ def _simulated(trace: Trace) -> str:
 
 
 def _colour(category: str, role: str) -> str:
-    """A model has its process's colour, and choosing tokens a paler one."""
+    """Return a colour: a process's own for its model, a paler one for choosing tokens."""
     if category in COLOURS:
         return COLOURS[category]
     own = ROLES.get(role, COORDINATOR)

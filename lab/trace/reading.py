@@ -117,7 +117,7 @@ class Trace:
 
 
 def parse(text: str, name: str) -> Trace:
-    """Parse the text of a trace file; `name` is used in messages. Raises ConfigurationError."""
+    """Return the trace in a file's text; `name` is for messages. Raises ConfigurationError."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

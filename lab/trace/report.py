@@ -99,7 +99,7 @@ def _record(sums: Sums) -> dict[str, Any]:
 
 
 def show(trace: Trace, paths: Sequence[Path], overlap: float | None, listed: range | None) -> None:
-    """Print the table of shares and everything else; `listed` rounds get a table of their own."""
+    """Print the sums of all texts, then a table of the first text's `listed` rounds, if any."""
     sums = Sums.of(paths)
     policies = ", ".join(sorted({path.policy for path in paths}))
     machine = trace.about.get("machine") or {}

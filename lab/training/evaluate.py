@@ -97,7 +97,7 @@ def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def evaluate(folder: Path, prompts: Path | None) -> None:
-    """Print the figures of the models in `folder`, a column for each drafter."""
+    """Measure the models in `folder` and print the figures, a column for each drafter."""
     torch.manual_seed(SEED)
     names = ["target", *(name for name in DRAFTERS if (folder / name).exists())]
     models = [load_written(folder / name) for name in names]
@@ -125,7 +125,7 @@ def evaluate(folder: Path, prompts: Path | None) -> None:
 
 
 def show(label: str, *values: str) -> None:
-    """Print a line of the table."""
+    """Print one line of the table of figures."""
     print(f"{label:40}" + "".join(f"{value:>16}" for value in values), flush=True)
 
 

@@ -92,7 +92,7 @@ class Attention(nn.Module):
         return self.o_proj(mixed.flatten(1, 2).transpose(1, 2).flatten(2))
 
     def heads(self, x: Tensor) -> Tensor:
-        """Split [B, N, heads * head_dim] into [B, heads, N, head_dim]."""
+        """Return [B, N, heads * head_dim] split into [B, heads, N, head_dim]."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def angles(self, num_rows: int, step: int, device: torch.device) -> Tensor:
@@ -106,7 +106,7 @@ class Attention(nn.Module):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate the pairs of x by these angles, as llama does: j is paired with j + head_dim / 2."""
+    """Return x with pairs rotated by these angles, as llama does: j goes with j + head_dim / 2."""
     left, right = x.chunk(2, dim=-1)
     return x * angles.cos() + torch.cat((-right, left), dim=-1) * angles.sin()
 
@@ -383,7 +383,7 @@ def write_head(head: Head, name: str, target: LlamaForCausalLM, folder: Path) ->
 
 
 def load_head(name: str, target: LlamaForCausalLM, folder: Path) -> Head:
-    """Load a head that `write_head` wrote, in float32."""
+    """Load and return a head that `write_head` wrote, in float32."""
     head = new_head(name, target, torch.arange(DRAFT_VOCAB_SIZE))
     head.load_state_dict(load_file(folder / FILES[name]))
     return head.eval()

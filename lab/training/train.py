@@ -211,7 +211,7 @@ def current_model(recipe: Recipe) -> LlamaForCausalLM:
 
 
 def load_written(folder: Path) -> LlamaForCausalLM:
-    """Load a model that `export` wrote, in float32."""
+    """Load and return a model that `export` wrote, in float32."""
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE).eval()
 
 

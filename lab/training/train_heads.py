@@ -95,7 +95,7 @@ RECIPES = {
 
 
 def target() -> LlamaForCausalLM:
-    """Load the embedded target in float32, with its weights frozen."""
+    """Load and return the embedded target in float32, with its weights frozen."""
     return load_written(MODELS / "target").requires_grad_(requires_grad=False)
 
 

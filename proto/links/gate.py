@@ -232,7 +232,7 @@ class Gate:
         self._asked.close(linger=0)
 
     def _verdict(self, given: list[bytes]) -> tuple[bytes, bytes, bytes, bytes]:
-        """Return the ZAP answer for a shown key: status code, text, user id (the key), metadata."""
+        """Count a shown key; return the ZAP answer: status, text, user id (the key), metadata."""
         key = z85.encode(given[0]) if len(given) == 1 else b""
         if not self._keys.lets_in(key.decode()):
             self.num_unknown += 1
@@ -261,7 +261,7 @@ class Gate:
         return self._keys.name_of(property_of(frame, "User-Id")) or b""
 
     def _of_older_release(self, key: str) -> Claim | None:
-        """Return a claim by the key alone: nodes of older releases state none in the handshake."""
+        """Return the claim of a node of an older release, by its key; None: the key is unknown."""
         name = self._keys.name_of(key)
         return None if name is None else Claim(name, NO_LIFE)
 
@@ -284,7 +284,7 @@ class Gate:
 
     @property
     def num_refused(self) -> int:
-        """How many connections were refused so far.
+        """Return how many connections were refused so far.
 
         Must be read often: it also reads pending events.
 

@@ -36,7 +36,7 @@ class KeyPair:
 
     @classmethod
     def new(cls) -> "KeyPair":
-        """Return a freshly made pair."""
+        """Make and return a new pair of keys."""
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
 
@@ -138,7 +138,7 @@ def write_new(folder: Path, num_drafters: int = 1) -> list[Path]:
 
 
 def add_drafter(folder: Path) -> list[Path]:
-    """Make a key pair for one more drafter; returns its files.
+    """Make a key pair for one more drafter, and return its files.
 
     Raises ConfigurationError if the folder has no coordinator's key, has keys of as many drafters
     as can take part, or cannot be written.
@@ -165,7 +165,7 @@ def _written(folder: Path, names: list[str]) -> list[Path]:
 
 
 def of_coordinator(folder: Path, roles: Iterable[Role]) -> CoordinatorKeys:
-    """Read the coordinator's keys from a folder: its own pair, and the public keys of its nodes.
+    """Read and return the coordinator's own key pair, and the public keys of its nodes.
 
     roles  the first node of each must have a key; more nodes may have one
 
@@ -189,7 +189,7 @@ def own_name(folder: Path | None, role: Role) -> str:
 
 
 def of_node(folder: Path, name: str) -> NodeKeys:
-    """Read the keys of the node with this name. Raises ConfigurationError if one is unusable."""
+    """Read and return the keys of the node with this name. Raises ConfigurationError."""
     return NodeKeys(_pair(folder, file_of(name)), _public(folder, COORDINATOR))
 
 

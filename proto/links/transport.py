@@ -142,7 +142,7 @@ def _wait(
 
 
 def _poll_exactly(poller: zmq.Poller, timeout_s: float) -> list[tuple[Any, int]]:
-    """Poll for `timeout_s` with an error of about 0.1 ms: in the kernel, then in short sleeps.
+    """Return the sockets that are ready within `timeout_s`, kept to about 0.1 ms.
 
     The kernel waits whole milliseconds. The short sleeps keep no core busy.
     """
@@ -263,21 +263,21 @@ class Listener:
 
     @property
     def num_refused(self) -> int:
-        """How many connections over TCP were refused so far."""
+        """Return how many connections over TCP were refused so far."""
         return 0 if self._gate is None else self._gate.num_refused
 
     @property
     def num_unknown(self) -> int:
-        """How many connections have shown a key that is not known."""
+        """Return how many connections have shown a key that is not known."""
         return 0 if self._gate is None else self._gate.num_unknown
 
     def turned_away(self) -> list[str]:
-        """Return lines, new since the last call, on processes whose name another one holds."""
+        """Take and return the new lines about processes whose name another process holds."""
         lines, self._turned_away = self._turned_away, []
         return lines
 
     def misnamed(self) -> list[str]:
-        """Return lines, new since the last call, about nodes with a known key of another node."""
+        """Take and return the new lines about nodes that show the known key of another node."""
         lines, self._misnamed = self._misnamed, []
         return lines
 

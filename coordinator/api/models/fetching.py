@@ -91,7 +91,7 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class Count:
-    """How far a download is. The threads of the hub's library add to it.
+    """Counts the bytes of a download; the threads of the hub's library add to it.
 
     total  number of bytes to download
     """
@@ -107,11 +107,11 @@ class Count:
 
     @property
     def done(self) -> int:
-        """The number of bytes so far."""
+        """Return the number of bytes received so far."""
         return min(self.total, max((bar.n for bar in self._bars), default=0))
 
     def words(self, now: float) -> str:
-        """Return the progress in words: bytes done, total, speed over the last seconds."""
+        """Note the progress at `now`; return it in words: bytes done, total, and recent speed."""
         self._seen.append((now, self.done))
         while len(self._seen) > 2 and now - self._seen[1][0] >= RATE_OVER_S:
             self._seen.popleft()
@@ -159,7 +159,7 @@ def _bars_of(count: Count) -> type[_Bar]:
 
 
 def _watched(download: Callable[[], str], name: str, count: Count, say: Say | None) -> Path:
-    """Run the download in a thread; report its progress, and raise ModelError if it stalls."""
+    """Run a download in a thread, report progress; return its path. Raises ModelError."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="fetching")
     running = threads.submit(download)
     moved_at, before = time.monotonic(), 0

@@ -37,12 +37,12 @@ class Checkpoint:
 
     @property
     def config(self) -> Path:
-        """The path of config.json, for messages."""
+        """Return the path of config.json, for messages."""
         return self.folder / "config.json"
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The part of config.json that describes the language model."""
+        """Return the part of config.json that describes the language model."""
         inner = self.stated.get("text_config")
         return inner if isinstance(inner, dict) else self.stated
 
@@ -108,6 +108,8 @@ class Checkpoint:
         """Return the shapes of a head's tensors by name, read from its safetensors file.
 
         Empty if there is no such file, or if it is not downloaded yet.
+
+        Raises ModelError if the file cannot be read.
         """
         from engine.checkpoint import files as shards
         from engine.heads.stated import find_head_file
@@ -120,7 +122,7 @@ class Checkpoint:
 
 
 def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoint:
-    """Find a model's folder and check its config.json; on the hub the weights are not downloaded.
+    """Find a model's folder and check its config.json; return it as Checkpoint; fetches no weights.
 
     Raises ModelError; ConfigurationError where the program has an `engine` of its own.
     """
@@ -149,7 +151,7 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
 
 
 def _near(name: str) -> str:
-    """Return a suggestion of the folder that was probably meant, if a similar one is beside it."""
+    """Return a suggestion of a folder with a similar name beside it; "": there is none."""
     path = path_of(name)
     if is_folder(name) or not path.name or not is_folder(str(path.parent)):
         return ""
@@ -171,7 +173,7 @@ def _fetch(name: str, revision: str | None, wanted: Sequence[str], say: Say | No
 
 @contextmanager
 def _as_ours() -> Iterator[None]:
-    """Turn the engine's errors into ModelError."""
+    """While inside, turn the engine's errors into ModelError."""
     from engine.errors import EngineError
 
     try:

@@ -99,7 +99,7 @@ class ModelsConfig(Frozen):
 
     @property
     def drafter_head(self) -> HeadKind | None:
-        """The drafter's kind of head; None: it is no head, or its kind is not known."""
+        """Return the drafter's kind of head; None: it is no head, or its kind is not known."""
         return None if self.drafter == NGRAM else kind_of(self.drafter, self.drafter_revision)
 
     @property
@@ -114,7 +114,7 @@ class ModelsConfig(Frozen):
 
     @property
     def home_heads(self) -> tuple[str, str | None] | None:
-        """Name and revision of the heads in the target's process; None: there are none."""
+        """Return name and revision of the heads in the target's process; None: there are none."""
         if self._drafts_at_home:
             return self.drafter, self.drafter_revision
         return (self.heads, self.heads_revision) if self.heads else None
@@ -128,7 +128,7 @@ class ModelsConfig(Frozen):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Layers of the target whose hidden states the heads will read, as far as is known."""
+        """Return the target's layers whose hidden states the heads will read, as far as known."""
         drafter = (self.drafter, self.drafter_revision) if self.drafter_is_head else None
         found: list[int] = []
         for head in (drafter, self.home_heads):

@@ -84,7 +84,7 @@ class Interrupts:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Context for reading a line, in which Ctrl-C raises LineInterruptedError.
+        """While inside, a line is read, and Ctrl-C raises LineInterruptedError.
 
         Also raises the error that has ended the nodes.
         """
@@ -99,7 +99,7 @@ class Interrupts:
 
     @contextmanager
     def answering(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Context for writing an answer, in which Ctrl-C calls `stop` to end it."""
+        """While inside, an answer is written, and Ctrl-C calls `stop` to end it."""
         self._stop = stop
         try:
             if self._pressed_at is not None:
@@ -168,11 +168,11 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens so far."""
+        """Return the number of tokens that the answer has so far."""
         return self._num_tokens
 
     def stop(self) -> None:
-        """End the text where it is; from any thread or a signal handler."""
+        """End the text where it is; may be called from any thread or a signal handler."""
         self._news.put(None)
 
     def steps(self) -> Generator[Step, None, None]:
@@ -180,6 +180,8 @@ class Answer:
 
         If it is stopped before its first token, there is no last step. Raises the error that ended
         the text.
+
+        Raises SlipstreamError if the text or the pair has ended with an error.
         """
         stream = self._request.start(Reader(time.monotonic(), self._news.put))
         try:

@@ -39,7 +39,7 @@ ALSO = {"clear": "reset", "exit": "quit", "q": "quit", "bye": "quit", "?": "help
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A message of the user."""
+    """User input that is a message (not a command)."""
 
     text: str
 
@@ -96,7 +96,7 @@ class Lines:
         return self.finish()
 
     def finish(self) -> Say | None:
-        """No more lines come: return the message so far; None if it is empty."""
+        """Return the message so far, since no more lines come; None if it is empty."""
         text = "\n".join(self._held).strip()
         self.discard()
         return Say(text) if text else None
@@ -133,7 +133,7 @@ ROOM_SHARE = 4  # turns are dropped until a quarter of the context is free for t
 
 
 class TooLongError(ConfigurationError):
-    """The conversation leaves no room for even one token of an answer."""
+    """Raised if the conversation leaves no room for even one token of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +167,12 @@ class Conversation:
 
     @property
     def num_turns(self) -> int:
-        """The number of questions that have an answer."""
+        """Return the number of questions that have an answer."""
         return len(self._turns)
 
     @property
     def messages(self) -> list[Message]:
-        """All messages, in the form that a chat template reads."""
+        """Return all messages, in the form that a chat template reads."""
         said = [("system", self.system)] if self.system else []
         for turn in self._turns:
             said += [("user", turn.question), ("assistant", turn.answer)]
@@ -192,7 +192,7 @@ class Conversation:
         self._question = None
 
     def withdraw(self) -> str:
-        """Remove the last question and return it."""
+        """Remove the question that has no answer yet and return it; there must be one."""
         assert self._question is not None, "nothing was asked"
         question, self._question = self._question, None
         return question
@@ -204,7 +204,7 @@ class Conversation:
         return had_one
 
     def reset(self) -> None:
-        """Remove all turns."""
+        """Remove all turns of the conversation."""
         self._turns.clear()
 
     def rendered(self, encode: Encode, max_len: int) -> Rendered:

@@ -193,7 +193,7 @@ class Chat:
 
     @property
     def _longer(self) -> str:
-        """Advice on how to allow longer texts, after ", or"; "" if the model takes no more."""
+        """Return advice on how to allow longer texts, after ", or"; "": the model takes no more."""
         more = self._pair.how_longer()
         return f", or {more}" if more else ""
 
@@ -349,7 +349,7 @@ def chat(
 
 
 def template_arguments(text: str | None) -> dict[str, Any]:
-    """Parse the JSON object of variables for the chat template. Raises ConfigurationError."""
+    """Return the variables for the chat template, read from JSON. Raises ConfigurationError."""
     flag = "--chat-template-kwargs"
     try:
         arguments = {} if text is None else json.loads(text)

@@ -132,7 +132,7 @@ class Terminal:
 
 @contextmanager
 def _typed_ahead() -> Iterator[None]:
-    """While an answer is written, keep what is typed for the next line.
+    """While inside, an answer is written, and what the user types is kept for the next line.
 
     Without this, Ctrl-C would throw away what was typed, and a Ctrl-D would be lost that is typed
     before `input` reads with readline. Readline needs Ctrl-D as a character; it is one while the

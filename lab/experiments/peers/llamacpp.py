@@ -92,7 +92,9 @@ def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Reorder rows for llama.cpp's rotary embedding, which rotates neighbours, not the two halves.
+    """Return rows in the order of llama.cpp's rotary embedding, which rotates neighbours.
+
+    The other form rotates the two halves.
 
     weight  [num_heads * head_dim, hidden size] of q_proj or k_proj
     """
@@ -138,7 +140,7 @@ class Peer:
             }
 
     def _model(self, path: Path, draft: Any) -> Any:
-        """Load the GGUF file, with `draft` as the source of drafts (None: plain decoding)."""
+        """Load and return the GGUF file's model; `draft` makes drafts (None: plain decoding)."""
         cores = len(os.sched_getaffinity(0))
         return llama_cpp.Llama(
             str(path),

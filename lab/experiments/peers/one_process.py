@@ -128,7 +128,7 @@ class OneProcess:
     def write(
         self, prompt: Sequence[int], num_tokens: int, *, k: int, sampling: Sampling, seed: int
     ) -> Text:
-        """Generate exactly `num_tokens` tokens with `k` drafts per pass (0: plain decoding)."""
+        """Generate and return exactly `num_tokens` tokens, with `k` drafts per pass (0: plain)."""
         started = time.perf_counter()
         self._text = made = Text()
         self.target.num_cached = self.drafter.num_cached = 0

@@ -47,7 +47,7 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A row of a picture: a value in its interval.
+    """A row of a picture: a name, a value and the value's interval.
 
     words  what is written at its end
     """
@@ -61,7 +61,7 @@ class Dot:
 
 
 def looks(families: Iterable[str]) -> dict[str, Look]:
-    """The colour and mark of each family. A policy has the same ones in every experiment."""
+    """Return the colour and mark of each family; a policy has its own in all experiments."""
     found: dict[str, Look] = dict(POLICIES)
     others = [name for name in dict.fromkeys(families) if name not in found]
     return found | {name: PEERS[number % len(PEERS)] for number, name in enumerate(others)}
@@ -69,30 +69,30 @@ def looks(families: Iterable[str]) -> dict[str, Look]:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Fonts and lines of everything that is drawn within."""
+    """While inside, matplotlib draws with our fonts and lines (`STYLE`)."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         yield
 
 
 def canvas(height: float) -> Figure:
-    """An empty picture of so many inches."""
+    """Return an empty figure of this height in inches."""
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def as_png(figure: Figure) -> bytes:
-    """The bytes of the file. The same figure gives the same bytes at any time, on any machine."""
+    """Return the figure as a PNG file; equal figures give equal bytes on every machine."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return file.getvalue()
 
 
 def height_of(num_rows: int) -> float:
-    """Of the rows of `draw_rows`, in inches."""
+    """Return the height of `num_rows` rows of `draw_rows`, in inches."""
     return ROW * num_rows
 
 
 def draw_rows(axes: Axes, dots: Sequence[Dot], *, base: float = 1.0) -> None:
-    """A row for each, top to bottom, and a line where nothing is gained."""
+    """Draw a row for each dot, from top to bottom, and a dashed line at `base` (no gain)."""
     axes.axvline(base, color=PLAIN, linewidth=1.2, linestyle="--", zorder=1)
     for row, dot in enumerate(dots):
         draw_dot(axes, dot, row)
@@ -104,7 +104,7 @@ def draw_rows(axes: Axes, dots: Sequence[Dot], *, base: float = 1.0) -> None:
 def draw_dot(
     axes: Axes, dot: Dot, height: float, *, size: float = 6.5, is_named: bool = False
 ) -> None:
-    """A value and its interval; in the legend if it is named."""
+    """Draw a value and its interval; name it in the legend if `is_named`."""
     if dot.low is not None and dot.high is not None:
         ends = (dot.low, dot.high)
         axes.plot(ends, (height, height), color=dot.look.colour, linewidth=2.2, alpha=0.5)
@@ -123,7 +123,7 @@ def draw_dot(
 
 
 def write(axes: Axes, side: Literal[0, 1], height: float, words: str) -> None:
-    """At the left or the right end of a row, over the lines that pass there."""
+    """Write words at the left (0) or right (1) end of a row, over lines that pass there."""
     axes.text(
         side,
         height,
@@ -138,7 +138,7 @@ def write(axes: Axes, side: Literal[0, 1], height: float, words: str) -> None:
 
 
 def without_y(axes: Axes, *, top: float, bottom: float) -> None:
-    """Rows have names in place of an axis."""
+    """Remove the y axis, since rows have names instead; set its limits."""
     axes.set_ylim(bottom, top)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -147,13 +147,13 @@ def without_y(axes: Axes, *, top: float, bottom: float) -> None:
 
 
 def counted(axes: Axes, most: int) -> None:
-    """Shares over counts from 1 on."""
+    """Label the x axis with counts 1..most, and the y axis with percentages."""
     axes.set_xticks(range(1, most + 1, 1 + (most - 1) // 6))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
 def legend_below(figure: Figure) -> None:
-    """What the lines mean, beneath everything: the picture becomes as much longer as that takes."""
+    """Add a legend below the figure, which becomes higher by the legend's lines."""
     handles: dict[str, Artist] = {}
     for axes in figure.axes:
         found, labels = axes.get_legend_handles_labels()

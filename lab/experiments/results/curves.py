@@ -57,7 +57,9 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A policy, or what a peer does, and whatever else differs between lines.
+    """A line of the picture: the points of a policy (or peer) whose other settings are alike.
+
+    family  decides the line's colour
 
     family  decides its colour
     """
@@ -70,7 +72,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """All that the picture shows.
+    """The data of a picture: speed-up over a setting, a line for each policy.
+
+    facts  what was measured, what was simulated, and what was not measured
+    x      name of the setting on the x axis
+    unit   the setting's unit, with a space before it
+    base   what a speed-up of 1 means
 
     facts  what was measured, what was simulated, and what was not measured
     x      what the x axis shows
@@ -88,7 +95,7 @@ class Curves:
 
 
 def curves_of(header: Header, speedups: Mapping[str, Ratio]) -> Curves | None:
-    """Speed-up over the setting on the x axis. None: there are fewer than two values of it."""
+    """Return speed-ups over the setting on the x axis; None: it has fewer than two values."""
     lines = series(header, list(speedups))[:MAX_LINES]
     if len({x for line in lines for x, _ in line.points}) < 2:
         return None
@@ -113,7 +120,7 @@ def curves_of(header: Header, speedups: Mapping[str, Ratio]) -> Curves | None:
 
 
 def draw(curves: Curves, look_of: Mapping[str, Look] | None = None) -> bytes:
-    """The PNG file. A line for each policy and whatever else differs, with whiskers.
+    """Return a PNG with a line for each policy (and other difference), with whiskers.
 
     look_of  by family; None: as its lines come
     """
@@ -146,7 +153,7 @@ def draw(curves: Curves, look_of: Mapping[str, Look] | None = None) -> bytes:
 
 
 def _aside(axes: Axes, number: int, of: int) -> Transform:
-    """Moves a line a little to the side, so that its whiskers do not cover those of others."""
+    """Return a transform that moves a line aside, so that whiskers do not cover each other."""
     step = min(APART, SPREAD / max(1, of - 1))
     points = (number - (of - 1) / 2) * step
     figure = axes.get_figure(root=True)
@@ -219,7 +226,7 @@ def _crossed(
 
 
 def crossings(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, bool]]:
-    """Where straight lines from point to point go through 1, and whether they fall there."""
+    """Return (x, goes down) of each point where the line through the points crosses y = 1."""
     return [
         (x + (next_x - x) * (1 - y) / (next_y - y), y >= 1)
         for (x, y), (next_x, next_y) in pairwise(zip(xs, ys, strict=True))

@@ -114,7 +114,7 @@ def draw_all(
 
 
 def speedup(material: Material) -> bytes | None:
-    """Draw the speed-up of each arm over its baseline with its interval; None if there is none."""
+    """Return a PNG of each arm's speed-up over its baseline, with intervals; None: no data."""
     dots = [
         Dot(arm, material.look(arm), ratio.mean, ratio.low, ratio.high, ratio.words)
         for arm, ratio in material.speedups.items()
@@ -129,7 +129,7 @@ def speedup(material: Material) -> bytes | None:
 
 
 def categories(material: Material) -> bytes | None:
-    """Speed-up by category, of the arm of each family whose mean is the highest."""
+    """Return a PNG of the speed-up by category, for each family's best arm; None: one category."""
     best: dict[str, str] = {}
     for arm, ratio in material.speedups.items():
         name = material.families[arm]
@@ -161,7 +161,7 @@ def categories(material: Material) -> bytes | None:
 
 
 def acceptance(material: Material) -> bytes | None:
-    """Draw how often each draft of a pass is accepted, by its position; None if there are no data.
+    """Return a PNG of how often drafts are accepted, by position in the pass; None: no data.
 
     Many arms get one panel per family. Peers do not report acceptance by position.
     """
@@ -218,7 +218,7 @@ def _draw_positions(
 
 
 def tokens_per_pass(material: Material) -> bytes | None:
-    """Draw a histogram of the tokens per pass for each arm that drafts; None if there is none."""
+    """Return a PNG of histograms of tokens per pass, for arms that draft; None: no data."""
     every: dict[str, list[int]] = {}
     for arm in material.whole:
         lengths = [one for row in material.rows.get(arm, ()) for one in row.accept_lengths]
@@ -253,7 +253,7 @@ def tokens_per_pass(material: Material) -> bytes | None:
 
 
 def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None:
-    """Draw predicted over measured tokens per second, and the relative error of each prediction.
+    """Return a PNG of predicted and measured tokens per second, with errors; None: no data.
 
     Returns None if nothing was predicted.
     """
@@ -289,7 +289,7 @@ def compared(material: Material, predicted: Mapping[str, float]) -> bytes | None
 
 
 def _finished(material: Material, figure: Figure, title: str, *more: str) -> bytes:
-    """The picture with its heading: what was measured, what simulated, and what neither."""
+    """Add the title and the facts (what was measured, what simulated); return the PNG."""
     heading(figure, title, [*facts(material.header, material.whole), *more])
     return as_png(figure)
 

@@ -154,7 +154,7 @@ def _device(forward_ms: float, row_ms: float) -> Forwards:
 
 
 def _delay_s(config: PairConfig) -> float:
-    """Return the one-way delay (seconds) of the drafter's simulated link."""
+    """Return the one-way delay of the drafter's simulated link in seconds; 0: no such link."""
     link = config.links.get(Role.DRAFTER)
     return 0.0 if link is None else link.hop_s
 

@@ -94,7 +94,7 @@ class Ratio:
 
     @property
     def again_words(self) -> str:
-        """Return the interval for the same prompts as text; "" if there is none."""
+        """Return the interval again_low to again_high as text; "" if there is none."""
         return "" if self.again_low is None else f"{self.again_low:.2f}-{self.again_high:.2f}"
 
     @property

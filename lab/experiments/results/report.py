@@ -144,7 +144,7 @@ def table(summaries: Iterable[Summary]) -> str:
 
 
 def _beside(rows: Iterable[tuple[str, list[str]]], width: int) -> str:
-    """Arms and their figures, which are `width` long; a long name has a line of its own."""
+    """Return lines of arms and figures (`width` long); a long name has a line of its own."""
     names = max(0, TERMINAL - width)
     lines: list[str] = []
     for arm, (first, *others) in rows:
@@ -405,7 +405,7 @@ def _cell(one: Summary) -> str:
 
 
 def _shared(arms: Sequence[ArmRecord]) -> dict[str, str]:
-    """Return the settings that have the same value in all arms."""
+    """Return the settings that have one value in all arms."""
     if not arms:
         return {}
     return {

@@ -25,7 +25,7 @@ class Spread(NamedTuple):
 
 
 class Place(NamedTuple):
-    """How many rows of an arm a node (role) on a host has made."""
+    """How many rows of an arm were made by a node (role) on a host."""
 
     role: str
     host: str
@@ -165,7 +165,7 @@ def overall(summaries: Iterable[Summary]) -> list[Summary]:
 
 
 def sound(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are not void; a void text makes all texts of the same time void."""
+    """Return the rows that are not void; a void text makes all texts of its turn void."""
     void = {(row.key, row.turn) for row in rows if row.void}
     return [row for row in rows if (row.key, row.turn) not in void]
 
@@ -267,7 +267,7 @@ def _drafts(rows: Sequence[Row], figures: Sequence[Mapping[str, Any]]) -> Drafts
 
 
 def _miss_share(figures: Mapping[str, Any], why: str) -> float:
-    """Return the share of passes (for which anybody drafted) that missed for this cause."""
+    """Return the share of passes (for which anybody drafted) that missed for `why`, or 0.0."""
     misses = figures["misses"]
     total = sum(misses.values())
     return float((1 - figures["hit_rate"]) * misses[why] / total) if total else 0.0

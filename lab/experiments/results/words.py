@@ -91,7 +91,7 @@ class Series:
 
 
 def x_of(header: Header, arm: ArmRecord) -> float | str | None:
-    """Return the arm's value on the x axis; None if the arm has none."""
+    """Return the arm's value on the x axis (hops: ms, 0 without a link); None: it has none."""
     if header.x == COST_RATIO:
         target, draft = (arm.settings.get(name) or 0.0 for name in COSTS)
         return target / draft if target and draft else None
@@ -105,7 +105,7 @@ def x_of(header: Header, arm: ArmRecord) -> float | str | None:
 
 
 def series(header: Header, measured: Sequence[str]) -> list[Series]:
-    """Return the lines of a picture over `header.x`, from those measured arms that have a baseline.
+    """Return the lines of a picture over `header.x`, from measured arms with a baseline.
 
     Arms are on one line if all other settings are the same. Settings that were swept are ignored,
     because (for example) the best number of drafts differs with the distance.
@@ -183,7 +183,9 @@ SIMULATED = (
 
 
 def facts(header: Header, measured: Collection[str]) -> list[str]:
-    """What a picture has to say besides its figures, a sentence or two each.
+    """Return sentences on what was measured or simulated, and what was not measured.
+
+    measured  names of the measured arms
 
     measured  the arms that were
     """
@@ -203,7 +205,7 @@ def facts(header: Header, measured: Collection[str]) -> list[str]:
 
 
 def _simulation(arms: Sequence[ArmRecord]) -> str:
-    """Which other hardware these arms have, in words."""
+    """Return which hardware was simulated for these arms, in words."""
     words = []
     for name, what in (
         ("simulate_target_ms", "a target pass"),
@@ -220,7 +222,7 @@ def _simulation(arms: Sequence[ArmRecord]) -> str:
 
 
 def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
-    """For each baseline the fastest arm, if there is one; then whether the texts are the same."""
+    """Return sentences: the fastest arm for each baseline, then whether the texts are equal."""
     whole = overall(summaries)
     rivals: dict[str, list[Summary]] = defaultdict(list)
     baselines = {arm.name: arm.baseline for arm in header.arms}
@@ -240,7 +242,7 @@ def answers(header: Header, summaries: Sequence[Summary]) -> list[str]:
 
 
 def _compared(arms: Sequence[Summary], base: str) -> str:
-    """Arms with the same baseline: which is the fastest, or that no difference is shown."""
+    """Return a sentence on arms of one baseline: which is fastest, or that none is shown to be."""
     ranked = sorted(arms, key=_mean, reverse=True)
     first = ranked[0]
     ratio = first.speedup
@@ -277,7 +279,7 @@ def _figures(one: Summary, base: str) -> str:
 
 
 def _counted(names: Sequence[str], num_all: int) -> str:
-    """By name if they are few, else by number."""
+    """Return the names of a few arms, or else only how many of all they are."""
     if len(names) <= MAX_NAMES:
         return _listed(names)
     return f"all {num_all} arms" if len(names) == num_all else f"{len(names)} of {num_all} arms"
@@ -289,7 +291,7 @@ def _mean(summary: Summary) -> float:
 
 
 def _overlap(one: Summary, other: Summary) -> bool:
-    """Whether no difference is shown between them. An arm without an interval shows none."""
+    """True if no difference is shown between both arms; one without an interval shows none."""
     a, b = one.speedup, other.speedup
     if a is None or b is None:
         return False
@@ -380,7 +382,7 @@ def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
 
 
 def _kind(kind: tuple[str, dict[str, str]], num_all: int) -> str:
-    """A sentence. Arms that are too many for their names are counted, by what is wrong."""
+    """Return a sentence on what is wrong with arms, named, or only counted if they are many."""
     words, arms = kind
     if len(arms) <= MAX_WARNED:
         named = [f"{shortened(arm)} ({number})" for arm, number in arms.items()]

@@ -90,7 +90,7 @@ def _began(row: Row) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be written besides the summary and the pictures.
+    """Options of writing results, besides the summary and the pictures.
 
     decoders   by arm: the function that turns token ids into the text of an answer
     predicted  predicted tokens per second by arm; None: not wanted

@@ -150,7 +150,10 @@ def expected(operands: Operands) -> torch.Tensor:
 
 
 def measure(context: Context) -> None:
-    """Measure all shapes with all kernels; a kernel that refuses a shape gets a failed row."""
+    """Measure all shapes with all kernels; a kernel that refuses a shape gets a failed row.
+
+    Raises ModelError if the device cannot be used.
+    """
     device = torch_device(context.device)
     for shape, given in _shapes(context, device):
         with torch.inference_mode():

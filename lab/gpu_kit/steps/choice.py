@@ -32,7 +32,10 @@ Run = Callable[[], object]
 
 
 def measure(context: Context) -> None:
-    """Measure every sampling setting with every number of rows."""
+    """Measure every sampling setting with every number of rows.
+
+    Raises ModelError if the device cannot be used.
+    """
     device = torch_device(context.device)
     vocab = VOCAB_SMALL if context.is_small else VOCAB
     for num_rows in ROW_COUNTS_SMALL if context.is_small else ROW_COUNTS:

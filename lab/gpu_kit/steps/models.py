@@ -75,7 +75,10 @@ def models_in(context: Context) -> Models:
 
 
 def make_models(work: Path, scale: Scale, device: str) -> Models:
-    """Inflate both models to the scale's shapes, unless they exist. Raises ValueError."""
+    """Inflate both models to the scale's shapes, unless they exist; return them.
+
+    Raises ValueError, ModelError.
+    """
     folders = {}
     for role, shape in (("target", scale.target), ("drafter", scale.drafter)):
         folder = work / f"{role}-{shape.hidden_size}x{shape.num_layers}"
@@ -88,7 +91,7 @@ def make_models(work: Path, scale: Scale, device: str) -> Models:
 
 
 def long_model(context: Context, folder: Path) -> Path:
-    """Return the folder of the same model with a larger limit of positions, for long texts."""
+    """Make a copy of the model's folder with a larger limit of positions; return the folder."""
     longest = LONGEST_SMALL if context.is_small else LONGEST
     beside = folder.with_name(f"{folder.name}-long")
     beside.mkdir(exist_ok=True)
@@ -114,7 +117,10 @@ def _check_room(context: Context) -> None:
 
 
 def copy_bandwidth(device: str, num_bytes: int) -> float:
-    """Return the bytes per second, read plus written, of a copy of `num_bytes`: a median."""
+    """Return the median bytes per second, read plus written, of a copy of `num_bytes`.
+
+    Raises ModelError if the device cannot be used.
+    """
     where = torch_device(device)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=where)
     copy = torch.empty_like(source)
@@ -122,7 +128,10 @@ def copy_bandwidth(device: str, num_bytes: int) -> float:
 
 
 def measure(context: Context) -> None:
-    """Measure how long it takes to make the pair, and how fast the device copies."""
+    """Measure how long it takes to make the pair, and how fast the device copies.
+
+    Raises ModelError if the device cannot be used.
+    """
     started = time.monotonic()
     made = models_in(context)
     took_s = time.monotonic() - started

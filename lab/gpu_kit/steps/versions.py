@@ -102,7 +102,7 @@ def _gpus() -> Mapping[str, str]:
 
 
 def _state() -> Mapping[str, str]:
-    """Return clocks, MIG and compute mode as the driver states them, and whether MPS runs."""
+    """Return what the driver says of clocks, MIG, compute mode and MPS; {}: no GPU to use."""
     if why_no_gpu():
         return {}
     found = {}
