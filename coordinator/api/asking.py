@@ -39,7 +39,7 @@ class Asking:
         """Return the request of one prompt. Raises ConfigurationError, also for several prompts."""
         requests = self.requests(prompt, params, speculation)
         if len(requests) != 1:
-            raise ConfigurationError(f"stream takes one prompt, not {len(requests)}")
+            raise ConfigurationError(f"give one prompt here, not {len(requests)}")
         return requests[0]
 
     def requests(

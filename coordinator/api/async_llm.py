@@ -88,8 +88,8 @@ class AsyncLLM:
 
         client  whose request it is: free lanes are shared out evenly among clients
 
-        Raises ConfigurationError, BusyError (the queue is full), ClosedError, NodeError. A text
-        that cannot be completed has the finish_reason "error".
+        Raises ConfigurationError, BusyError (the queue is full), AwayError (no target is there),
+        ClosedError, NodeError. A text that cannot be completed has the finish_reason "error".
         """
         self._check_open()
         request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
@@ -134,7 +134,7 @@ class AsyncLLM:
             news.put_nowait(None)
 
     async def _steps(self, request: Request, name: str, client: str) -> AsyncGenerator[Step, None]:
-        self._check_open()
+        self.check_ready()
         tickets = self.admission.ask(client, request.num_texts)
         if tickets is None:
             most = self.admission.max_waiting
