@@ -48,7 +48,7 @@ def acceptance_of(tokens: float, k: int) -> float:
 
 
 def _t5() -> list[str]:
-    lines = ["T5-XXL with 11 billion parameters, English to German, temperature 0"]
+    lines = ["T5-XXL with 11 billion parameters"]
     for drafter, a, step, k, measured in T5:
         predicted = 1 / step / synchronous(a, k, 1 / step, 0.0)
         row = (f"{a:.2f}", f"{step:.2f}", f"{k}", f"{measured} x", f"{predicted:.1f} x")

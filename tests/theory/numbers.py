@@ -184,7 +184,7 @@ def _lengths() -> list[str]:
         cells = " | ".join(f"K = {k}: {decimal(rate, 2)} x" for k, rate in best)
         lines.append(f"| {decimal(a, 1)} | {cells} |")
     limit = 1 / (1 - ACCEPTANCES[3])
-    lines.append(f"at a = {decimal(ACCEPTANCES[3], 1)} no draft length passes {limit} tokens")
+    lines.append(f"at a = {decimal(ACCEPTANCES[3], 1)} the mean stays below {limit} tokens a pass")
     return lines
 
 
@@ -256,8 +256,8 @@ def _coupling() -> list[str]:
     made = [tokens_per_pass(a, 4) for a in (ratio, coupled)]
     lines += [
         f"| the embedded pair, temperature 1 | {values} |",
-        f"{decimal(made[0], 2)} tokens a pass against {decimal(made[1], 2)}, "
-        f"{decimal(100 * (1 - made[1] / made[0]), 0)} % fewer",
+        f"{decimal(made[0], 2)} tokens a pass for the ratio test and {decimal(made[1], 2)} for "
+        f"coupling, {decimal(100 * (1 - made[1] / made[0]), 0)} % fewer",
     ]
     return lines
 
@@ -274,6 +274,6 @@ def _roofline() -> list[str]:
     lines += [
         f"{name} reads the weights of a model of 8 billion parameters in {decimal(read_ms, 2)} ms; "
         f"the arithmetic of 5 rows takes {decimal(compute_ms, 2)} ms",
-        f"with 8-bit weights {decimal(rows_until_compute(peak, bandwidth, 1), 0)}",
+        f"with 8-bit weights, at {decimal(rows_until_compute(peak, bandwidth, 1), 0)}",
     ]
     return lines
