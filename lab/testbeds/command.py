@@ -152,7 +152,14 @@ def testbed(
             "writes exactly the small model's texts. Default: that of the small model.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights that have no effect.", min=0)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Seed of the added random weights. They make the model larger and have no effect "
+            "on its texts.",
+        ),
+    ] = 0,
 ) -> None:
     """Make a model that takes as long as a large one and writes what a small one writes."""
     given = Sizes(
