@@ -64,7 +64,7 @@ class ModelsConfig(Frozen):
         str,
         AfterValidator(_located),
         Field(
-            description="A head that drafts beside the drafter. A folder or a name on the hub "
+            description="A head that drafts in addition to the drafter. A folder or a name on the hub "
             f"({KINDS}). It runs in the target's process."
         ),
     ] = ""
