@@ -123,7 +123,8 @@ TABLE = (
     # the target waits for, and whether to draft at all. The numbers below are upper limits.
     PolicyRow(
         "auto",
-        "like tree; how much and how long is decided by measured costs",
+        "like tree, but measured costs decide how many drafts are verified and how long the target "
+        "waits",
         "cf. SwiftSpec, 2506.11309",
         k=15,  # with the committed token as many rows as `--reproducible` has
         window=32,

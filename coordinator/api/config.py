@@ -75,7 +75,8 @@ class PairConfig(ModelsConfig):
             "cuda:0: that GPU. cpu: all cores. cpu:0, cpu:0-6: these cores.\n"
             "cuda:0-3 or cpu:0,cpu:1: these devices share the model.\n"
             "Default: each model has a GPU, or both share the only one. Without a GPU the "
-            "drafter has one core, and the target as many of the others as are fastest."
+            "drafter gets one core, and the target gets as many of the other cores as make it "
+            "fastest."
         ),
     ] = ""  # chosen by `devices.default_devices`
     drafter_device: Annotated[
@@ -107,9 +108,9 @@ class PairConfig(ModelsConfig):
     drafter_dtype: Annotated[
         Dtype | Literal["", "fastest"],
         Field(
-            description="The drafter's number type. One of those of --dtype, or fastest: the "
-            "fastest of them, by timing. Default: fastest on a CPU; --dtype on a GPU "
-            "and for a head."
+            description="The drafter's number type. A value of --dtype, or fastest: that of the "
+            "checkpoint or float32, whichever is faster by timing. Default: fastest on a CPU; "
+            "--dtype on a GPU and for a head."
         ),
     ] = ""
     max_model_len: Annotated[
@@ -158,9 +159,9 @@ class PairConfig(ModelsConfig):
         Field(
             ge=0,
             le=6,
-            description="How often a drafter that ended is soon started again. The texts "
-            "continue meanwhile. The waits grow; afterwards a drafter that had "
-            "worked is started again every two minutes. 0: never.",
+            description="How many quick restarts a drafter gets after it has ended. The texts "
+            "continue meanwhile, and the wait before each restart grows. After these restarts "
+            "a drafter that had worked is started again every two minutes. 0: never.",
         ),
     ] = 3
     busy_poll_us: Annotated[
@@ -177,7 +178,7 @@ class PairConfig(ModelsConfig):
         Field(
             ge=1,
             le=MAX_CANDIDATES,
-            description="From how many tokens a draft is sampled at most. Only --verify token "
+            description="The most tokens from which a draft is sampled. Only --verify token "
             "and block use this.",
         ),
     ] = 64
@@ -216,17 +217,17 @@ class PairConfig(ModelsConfig):
             description="Simulate a slow or lossy link to a node. For example\n"
             "drafter:delay=5ms,jitter=1ms,loss=1%\n"
             "Other settings are bandwidth=100Mbit and reorder (messages may overtake "
-            "each other). The link to the target begins with target:. Both "
-            "directions are slow, or one: to-drafter: or from-drafter:. May be given "
-            "once for each node or direction."
+            "each other). For the link to the target, write target: in the place of "
+            "drafter:. To slow one direction only, write to-drafter: or from-drafter:. May be "
+            "given once for each node or direction."
         ),
     ] = ()
     link_seed: Annotated[
         int,
         Field(
             ge=0,
-            description="Seed of the chance in --link. It decides which messages are lost and "
-            "how late the others are.",
+            description="Seed of the random numbers of --link. They decide which messages are "
+            "lost and how late the others are.",
         ),
     ] = 0
 
@@ -321,15 +322,16 @@ class SpeculationConfig(Frozen):
         dict[str, Annotated[float, Field(allow_inf_nan=True)]],
         AfterValidator(_check_options),
         Field(
-            description=f"Set other numbers of the policy. Their names are {', '.join(OPTIONS)}."
+            description=f"Set other numbers of the policy. Their names are {', '.join(OPTIONS)}. "
+            "The file proto/policies.py explains them."
         ),
     ] = Field(default_factory=dict)
     adaptive: Annotated[
         bool,
         Field(
-            description="Decide by measured costs how much is drafted. They also decide how many "
-            "drafts are verified and, under auto and pipelined, whether the drafter "
-            "rests while the target is faster alone."
+            description="Decide by measured costs how much is drafted. The costs also decide how "
+            "many drafts are verified and, under auto and pipelined, whether the drafter rests "
+            "while the target is faster alone."
         ),
     ] = True
     verify: Annotated[
@@ -345,7 +347,7 @@ class SpeculationConfig(Frozen):
     also_ngram: Annotated[
         bool,
         Field(
-            description="N-gram drafts beside those of the draft model. The target copies what "
+            description="Add n-gram drafts to those of the draft model. The target copies what "
             "followed its last tokens earlier in the text."
         ),
     ] = False

@@ -72,7 +72,7 @@ class SamplingParams(Frozen):
         int,
         BeforeValidator(_whole_vocabulary),
         Field(
-            ge=0, lt=1 << 31, description="Sample from the k likeliest tokens only; 0: from all."
+            ge=0, lt=1 << 31, description="Sample only from the k likeliest tokens; 0: from all."
         ),
     ] = 0
     top_p: Annotated[
@@ -80,8 +80,8 @@ class SamplingParams(Frozen):
         Field(
             gt=0,
             le=1,
-            description="Sample from the likeliest tokens only. They are as many as together "
-            "have this probability.",
+            description="Sample only from the likeliest tokens. They are the fewest that together "
+            "have at least this probability.",
         ),
     ] = 1.0
     min_p: Annotated[
@@ -89,8 +89,8 @@ class SamplingParams(Frozen):
         Field(
             ge=0,
             le=1,
-            description="Sample from tokens that are likely enough only. Their probability is at "
-            "least this share of the likeliest one's; 0: from all.",
+            description="Sample only from tokens that are likely enough. Their probability is at "
+            "least this share of the likeliest token's; 0: from all.",
         ),
     ] = 0.0
     repetition_penalty: Annotated[

@@ -79,8 +79,8 @@ class ServeConfig(Frozen):
         Field(
             gt=0,
             le=3600,
-            description="Longest time without progress by a client. In it the client must send "
-            "its request, take a part of the answer, or send the next request.",
+            description="Longest time without progress by a client. Within this time the client "
+            "must send its request, take a part of the answer, or send the next request.",
         ),
     ] = 30.0
 

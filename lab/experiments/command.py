@@ -61,7 +61,7 @@ Prompts = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Prompts to use instead of the experiment's.")
 ]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="Use only this many prompts, the first ones.")
+    int | None, typer.Option(min=1, help="Use only this many prompts, spread over the file.")
 ]
 Repetitions = Annotated[
     int | None,

@@ -18,7 +18,7 @@ BEFORE = """\
 <!-- Made by `.venv/bin/python -m lab.pictures.flags` from the help: change it there. -->
 
 `COMMAND --help` shows the same at the terminal. [The command line](command-line.md) explains the
-flags that matter most. A flag that several commands have is in the first table only.
+flags that matter most. A flag that several commands have is explained in the first table only.
 """
 NOT_HERE = ("--help",)
 
@@ -39,7 +39,7 @@ def _below(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def page() -> str:
     """Return the text of the page that lists the flags of all commands."""
-    seen: dict[tuple[str, str], str] = {}  # a flag and its help, and the command that has it first
+    seen = dict[tuple[str, str], tuple[str, str]]()  # a flag, help: first command, its default
     parts = [BEFORE]
     for name, command in sorted(commands(command_line(measurements())), key=_generate_first):
         parts.append(_section(name, command, seen))
@@ -50,21 +50,22 @@ def _generate_first(named: tuple[str, Any]) -> bool:
     return named[0] != "generate"
 
 
-def _section(name: str, command: Any, seen: dict[tuple[str, str], str]) -> str:
+def _section(name: str, command: Any, seen: dict[tuple[str, str], tuple[str, str]]) -> str:
     context = command.make_context(name, [], resilient_parsing=True)
     lines, others = [], dict[str, list[str]]()
     for flag, told, default in rows_of(command, context):
         if flag.strip() in NOT_HERE:
             continue
-        first = seen.setdefault((flag, told), name)
+        first, usual = seen.setdefault((flag, told), (name, default))
         if first != name:
-            others.setdefault(first, []).append(f"`{_flag(flag.partition(' ')[0].rstrip(','))}`")
+            other = f" (default: {_shown(default)})" if default not in ("", usual) else ""
+            others.setdefault(first, []).append(f"`{flag.partition(' ')[0].rstrip(',')}`{other}")
         else:
             lines.append(f"| `{_flag(flag)}` | {_cell(told)} | {_shown(default)} |")
     if lines:
         lines = ["| flag | meaning | default |", "|---|---|---|", *lines]
     for first, flags in others.items():
-        lines += ["", f"Those of `{first}`: {', '.join(flags)}."]
+        lines += ["", f"Also these flags of `{first}`: {', '.join(flags)}."]
     about = " ".join((command.help or "").split())
     return "\n".join((f"## {name}", "", about, "", *lines, "")).replace("\n\n\n", "\n\n")
 

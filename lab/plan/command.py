@@ -33,7 +33,7 @@ def plan(
 ) -> None:
     """Predict how fast each policy would be on given hardware.
 
-    The processes of the policy run in virtual time; no model is loaded.
+    The state machines of drafter and target run in virtual time; no model is loaded.
     """
     from lab.plan import figure, report
 

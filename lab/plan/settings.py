@@ -24,9 +24,9 @@ class Costs(Frozen):
         Field(
             description="The target has the shape of this model.\n"
             f"{', '.join(MODELS)}.\n"
-            "A pass takes as long as reading its bfloat16 weights or its arithmetic, "
-            "on as many H100 SXM as hold the weights. For other devices set "
-            "--target-bandwidth and --target-flops."
+            "A pass takes the time to read the bfloat16 weights, or the time of the arithmetic if "
+            "that is longer. The number of H100 SXM is the smallest power of two that holds the "
+            "weights. For other devices set --target-bandwidth and --target-flops."
         ),
     ] = None
     drafter_like: Annotated[
@@ -127,19 +127,19 @@ class Texts(Frozen):
     acceptance: Annotated[
         str,
         Field(
-            description="How often the target says the drafter's first choice. Then how often "
-            "its second, third and so on: 0.75,0.12,0.05. After a single number, the "
-            "second choice has 0.4 of the rest, and each further one 0.25 of what is "
-            'left. This is not the "% of drafts accepted" that `generate` shows; '
-            "`python -m lab.measure.ranks` measures it.",
+            description="How often the drafter's first choice is the target's token. The same for "
+            "its second choice, its third and so on may follow: 0.75,0.12,0.05. After a single "
+            "number, the second choice gets 0.4 of the remaining probability, and each further "
+            'choice 0.25 of what then remains. This is not the "% of drafts accepted" that '
+            "`generate` shows; `python -m lab.measure.ranks` measures it.",
             json_schema_extra={"metavar": "SHARE,..."},
         ),
     ] = "0.75"
     trace: Annotated[
         str,
         Field(
-            description="Rehearse what a real pair did, from this file. `python -m "
-            "lab.measure.ranks` records it. It replaces --acceptance.",
+            description="Take the acceptance of a real pair from this file. `python -m "
+            "lab.measure.ranks` records the file. The file replaces --acceptance.",
             json_schema_extra={"metavar": "FILE"},
         ),
     ] = ""

@@ -42,6 +42,14 @@ IntermediateSize = Annotated[int | None, _size("Width of the feed-forward blocks
 NumHeads = Annotated[int | None, _size("Number of attention heads")]
 NumKvHeads = Annotated[int | None, _size("Number of key and value heads")]
 HeadDim = Annotated[int | None, _size("Width of an attention head")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Seed of the added random weights. They make the model larger and have no effect on "
+        "its texts.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +160,7 @@ def testbed(
             "writes exactly the small model's texts. Default: that of the small model.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights that have no effect.", min=0)] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Make a model that takes as long as a large one and writes what a small one writes."""
     given = Sizes(
