@@ -68,17 +68,17 @@ class FollowerRank:
     def answer(self, call: Call) -> None:
         """Do this rank's part of a call.
 
-        A ModelError (this backend cannot run the model) is not raised: rank 0 meets it too, and
-        makes another backend.
+        A ModelError (this backend cannot run the model) is not raised: rank 0 mostly meets it too,
+        and makes another backend. Until then this rank has none.
 
         Raises:
-            EngineError: rank 0 calls a backend that could not be made on this rank.
+            EngineError: rank 0 calls a backend that could not be made, or has failed, on this rank.
         """
         running.begin()
         try:
             self._answer(call)
         except ModelError as error:
-            self._why = str(error)
+            self._backend, self._why = None, str(error)
         finally:
             running.end()
 
