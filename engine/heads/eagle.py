@@ -51,7 +51,7 @@ class Wave:
     before    [n] int64: per row, the slot of the whole cache with the state of the row before it;
               0 if a feature is given instead
     given     indices of the rows that have a given feature
-    features  bytes of those features, concatenated
+    features  bytes of those features, concatenated; of a prompt's chunk up to 50 MB, so copied once
     wanted    indices of the rows whose logits are wanted
     places    for each of these, its index among all logits that the pass returns
     """
@@ -60,7 +60,7 @@ class Wave:
     spans: tuple[Span, ...]
     before: Integers
     given: Sequence[int]
-    features: bytes
+    features: bytes | bytearray
     wanted: Sequence[int]
     places: Sequence[int]
 
@@ -204,7 +204,7 @@ def _wave(laid: Sequence[_Laid], number: int) -> Wave:
         spans=tuple(spans),
         before=np.array(before, dtype=np.int64),
         given=given,
-        features=b"".join(features),
+        features=bytearray().join(features),
         wanted=wanted,
         places=places,
     )
