@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import engine.choice.first_uses
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import chain_choice, rank_scored, row_keys
@@ -21,6 +23,7 @@ from engine.choice.coupling_on_gpu import (
     record_choices,
 )
 from engine.choice.logit_graphs import Captures, Compute
+from engine.choice.processors import BannedWords, Bias, MinTokens, Penalties
 from engine.choice.sampling import Sampling
 from engine.executor import ModelExecutor
 from engine.forward.forward import FEWEST_PROMPT_ROWS, Layers
@@ -233,6 +236,47 @@ def test_prompts_of_all_numbers_of_rows_are_run_before_a_text_comes(
     monkeypatch.setattr(executor._backend, "forward", spy)
     executor.warm_up((), choices=())
     assert set(seen) == {(num_rows, layers) for num_rows in expected for layers in ((), (1,))}
+    assert not any(part.any() for part in executor._backend.cache.parts())  # type: ignore[union-attr]
+
+
+def test_what_few_texts_ask_of_a_gpu_is_run_before_a_text_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    executor = ModelExecutor(loaded, 64, num_lanes=2, row_counts=(1, 4))
+    executor.pads_prompts = True
+    monkeypatch.setattr(type(executor._backend), "row_counts", (1, 4), raising=False)
+    seen: dict[str, list[int]] = {}
+
+    def watch(owner: object, name: str) -> None:
+        right = getattr(owner, name)
+
+        def spy(first: Any, *args: Any, **options: Any) -> object:
+            rows = args[-1] if name == "there" else first
+            seen.setdefault(name, []).append(len(rows) if torch.is_tensor(rows) else rows)
+            return right(first, *args, **options)
+
+        monkeypatch.setattr(owner, name, spy)
+
+    for name in ("judge_there", "candidates_there", "report_there"):
+        watch(engine.choice.first_uses, name)
+    for name in ("not_finite", "copy"):
+        watch(executor._backend, name)
+    kinds = (BannedWords, MinTokens, Bias, Penalties)
+    for kind in kinds:
+        watch(kind, "there")
+    executor.warm_up((), choices=())
+    for name in ("judge_there", "report_there", "there"):
+        assert set(seen[name]) == {1, 4}, "libraries have kernels of their own for one row"
+    assert len(seen["there"]) == 2 * len(kinds)
+    assert {*seen} == {
+        "judge_there",
+        "candidates_there",
+        "report_there",
+        "there",
+        "not_finite",
+        "copy",
+    }
     assert not any(part.any() for part in executor._backend.cache.parts())  # type: ignore[union-attr]
 
 
