@@ -1,5 +1,6 @@
 """A follower rank: loads its part of the model, then executes rank 0's calls."""
 
+import gc
 from multiprocessing.connection import Connection
 
 import torch
@@ -125,3 +126,6 @@ class FollowerRank:
                 self._backend.take_over(timed=timed)
             case Loading(is_loading):
                 self._backend.is_loading = is_loading
+                if not is_loading:  # as on rank 0 (`load` in node/loop.py): all wait for this rank
+                    gc.collect()
+                    gc.freeze()
