@@ -12,17 +12,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import engine.memory
 from drafter_node.compute import Compute, Part
 from drafter_node.worker import Worker
+from engine.errors import OutOfMemory
+from engine.forward.flex_attention import BLOCK
+from engine.forward.forward import PROMPT_ROWS
 from engine.heads.eagle import EagleExecutor
+from engine.heads.eagle_layer import EagleHead
 from engine.heads.head_loading import load_head, load_head_engine
 from engine.layout.slots import Feed
 from engine.loading import fingerprint
+from engine.memory import longest_text
 from node.forwards import Forwards, SimulatedDevice
 from proto.head_kinds import HeadKind
 from tests.engine.conftest import Folder
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, HIDDEN, VOCAB, checkpoint
-from tests.engine.heads.conftest import feature
+from tests.engine.heads.conftest import LoadHead, feature
 from tests.policies import synchronous
 from tests.texts import opening
 from tests.tiny_models import MAX_POSITIONS
@@ -236,3 +242,22 @@ def test_an_engine_of_a_head_drafts_for_a_worker(target: Path, tmp_path: Path) -
     (children,) = proposed.children[0]
     want = engine.executor.run(feed, (1,))[0].argmax()
     assert children.tokens == (int(want),)
+
+
+def test_the_masks_of_a_prompt_are_in_a_heads_budget_of_a_gpu(
+    eagle: LoadHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, _ = eagle("eagle")
+    assert isinstance(loaded.module, EagleHead)
+    config = loaded.module.config
+    group = config.num_heads // config.num_kv_heads
+    assert group > 1
+    # float32: of the tree, with empty slots hidden, and once for each query head of a key head
+    masks = PROMPT_ROWS * 4 * (2 + group)
+    monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
+    free = (100 + 192 + BLOCK) * (loaded.slot_bytes + masks)
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
+    gpu = replace(loaded, device=torch.device("cuda:0"))
+    assert longest_text(gpu, 100) == 100
+    with pytest.raises(OutOfMemory):
+        longest_text(gpu, 101)
