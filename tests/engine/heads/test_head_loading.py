@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import engine.heads.head_loading
 import engine.memory
 from drafter_node.compute import Compute, Part
 from drafter_node.worker import Worker
@@ -242,6 +243,51 @@ def test_an_engine_of_a_head_drafts_for_a_worker(target: Path, tmp_path: Path) -
     (children,) = proposed.children[0]
     want = engine.executor.run(feed, (1,))[0].argmax()
     assert children.tokens == (int(want),)
+
+
+@pytest.mark.parametrize("layout", ["eagle3", "medusa"])
+@pytest.mark.parametrize("num_children", [(), (1, 3)])
+def test_what_texts_ask_first_of_a_head_on_a_gpu_is_run_at_load(
+    layout: str,
+    num_children: tuple[int, ...],
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine.heads.head_loading, "WARMED_DEVICES", ("cpu",))
+    tried: list[object] = []
+    for name in ("try_choices", "use_once"):
+        monkeypatch.setattr(
+            engine.heads.head_loading, name, lambda *given, name=name: tried.append((name, given))
+        )
+    chunks: list[int] = []
+    lay_out = EagleExecutor.lay_out
+
+    def noted(self: EagleExecutor, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> object:
+        of_prompts = [feed for feed in feeds if feed.masks is None]
+        chunks.extend(len(feed.tokens) for feed in of_prompts)
+        assert all(all(feed.features or ("",)) for feed in of_prompts)
+        return lay_out(self, feeds, asks)
+
+    monkeypatch.setattr(EagleExecutor, "lay_out", noted)
+    made = load_head_engine(
+        str(checkpoint(layout).save(tmp_path)),
+        revision=None,
+        target=str(target),
+        target_revision=None,
+        dtype="float32",
+        device="cpu",
+        max_len=100,
+        num_lanes=2,
+        warm_rows=(1, 2),
+        num_children=num_children,
+        say=lambda _: None,
+    )
+    if isinstance(made.executor, EagleExecutor):
+        assert chunks == [64, 128, made.executor.capacity - 1]
+        assert not made.executor._slots.are_held.any()
+        assert not made.executor._cache.any()
+    assert [name for name, _ in tried] == (["try_choices", "use_once"] if num_children else [])
 
 
 def test_the_masks_of_a_prompt_are_in_a_heads_budget_of_a_gpu(
