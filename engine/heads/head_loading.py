@@ -221,8 +221,7 @@ def load_head_engine(
     check_outputs(executor)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
-    if loaded.device.type in WARMED_DEVICES:
-        _use_once(executor, max(warm_rows), num_children)
+    _use_once(executor, max(warm_rows), num_children)
     return Engine(
         executor=executor,
         loaded=loaded,
@@ -243,6 +242,8 @@ def _use_once(
     num_rows      most rows of a usual pass
     num_children  as for `load_head_engine`; (): choices are left to the target's engine
     """
+    if executor.loaded.device.type not in WARMED_DEVICES:
+        return
     if isinstance(executor, EagleExecutor):
         executor.warm_up_prompts()
     if num_children:
