@@ -111,10 +111,17 @@ def fetch(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     here = pinned(tensor.shape, tensor.dtype)
     here.copy_(tensor, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
-    copied.synchronize()
+    wait_for(tensor)
     return here
+
+
+def wait_for(tensor: torch.Tensor) -> None:
+    """Wait until the GPU of `tensor` has done the work launched before; nothing on the host."""
+    if is_host(tensor):
+        return
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(tensor.device))
+    done.synchronize()
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -176,7 +183,7 @@ class Inbox:
             self._copied.synchronize()
         self._here.copy_(tensor)
         self.there.copy_(self._here, non_blocking=True)
-        self._copied.record()
+        self._copied.record(torch.cuda.current_stream(self.there.device))
 
 
 def cpu_is_fast_in(dtype: torch.dtype) -> bool:

@@ -23,6 +23,7 @@ import torch
 
 from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices, try_choices
+from engine.choice.first_uses import use_once
 from engine.choice.sampling import Sampling
 from engine.device import pin_ahead, send
 from engine.forward.backends import make_backend
@@ -473,8 +474,17 @@ class ModelExecutor(Executor):
             # Token 0, of these passes, may give NaN in some models: clear what it has written.
             for lane in range(max(lanes)):
                 self.wipe(lane, 0)
+            if self.pads_prompts:
+                self._use_once()
             self._backend.is_loading = False
         return seconds
+
+    def _use_once(self) -> None:
+        """Run on a GPU what few texts ask for, so that none waits until kernels are loaded."""
+        use_once(max(self.row_counts, default=1), self.loaded.vocab_size, self.loaded.device)
+        self.not_finite(0)
+        if self.lanes.count > 1:
+            self.copy_prefix(0, 1, 1)
 
     def _lanes_of_passes(self) -> Sequence[int]:
         """Return the numbers of lanes for which passes are run at load."""

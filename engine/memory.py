@@ -13,6 +13,7 @@ from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.forward.kv_cache import slot_bytes
 from engine.heads.loaded import Loaded, LoadedHead
+from engine.heads.medusa import Medusa
 from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
 from engine.tensor_parallel.calls import FindFree
 from engine.tensor_parallel.split import lowest
@@ -105,20 +106,26 @@ def _slot_bytes(loaded: Loaded) -> int:
 
 
 def _mask_bytes(loaded: Loaded) -> int:
-    """Return the bytes that one slot takes in the attention mask of a prefill chunk.
+    """Return the bytes that one slot takes in the attention masks of a prefill chunk.
 
     On a GPU the mask covers all slots for each row of the chunk, and where g query heads share a
-    key head there are g more copies of it. One text is prefilled at a time. Returns 0 on a CPU,
-    where chunks are short and half of the memory is left free.
+    key head there are g more copies of it. An EAGLE head makes a second mask, which hides empty
+    slots too. One text is prefilled at a time. Returns 0 on a CPU, where chunks are short and half
+    of the memory is left free.
     """
     if loaded.device.type != "cuda":
         return 0
-    group = 1
-    if not isinstance(loaded, LoadedHead):
+    num_masks = 1
+    if isinstance(loaded, LoadedHead):
+        if isinstance(loaded.module, Medusa):
+            return 0  # it has no attention
+        group = loaded.module.config.num_heads // loaded.module.config.num_kv_heads
+        num_masks = 2
+    else:
         config = loaded.model.config.get_text_config(decoder=True)
         num_heads = getattr(config, "num_attention_heads", 1)
         group = num_heads // (getattr(config, "num_key_value_heads", None) or num_heads)
-    return PROMPT_ROWS * loaded.dtype.itemsize * (1 + (group if group > 1 else 0))
+    return PROMPT_ROWS * loaded.dtype.itemsize * (num_masks + (group if group > 1 else 0))
 
 
 def _scored_bytes(loaded: Loaded) -> int:

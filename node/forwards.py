@@ -9,6 +9,7 @@ from engine import running
 from engine.checkpoint.files import one_line
 from engine.choice.coupling_on_gpu import Choice, chosen_there
 from engine.choice.processors import ProcessorsByText
+from engine.device import wait_for
 from engine.errors import EngineError, lacks_memory
 from engine.executor import Executor
 from engine.forward.forward import Layers, Output
@@ -111,6 +112,8 @@ class Forwards:
         self._started = 0.0
         self._num_rows = 0
         self._num_forwards = 0  # forwards of the last call of `run` or `run_chain`
+        # Result of a forward that was asked for no logits: nobody has waited for it yet.
+        self._unread: torch.Tensor | None = None
         self._has_begun = False  # a simulated forward has begun, and its end was not awaited yet
         # When the last forward ends on the simulated device, by `time.perf_counter`.
         self.ends_at: float | None = None
@@ -128,9 +131,10 @@ class Forwards:
         running.begin()
         self._started = time.perf_counter()
         self._num_rows = sum(len(feed.tokens) for feed in feeds)
-        self._num_forwards = 1
+        self._num_forwards, self._unread = 1, None
+        num_asked = sum(map(len, asks))
         self._heart.watch.enter(Phase.PREPARE)
-        self._heart.watch.forward(self._num_rows, sum(map(len, asks)))
+        self._heart.watch.forward(self._num_rows, num_asked)
         laid_out = self._executor.lay_out(feeds, asks)
         self._heart.watch.enter(Phase.MODEL)
         if self._device.is_simulated:  # the device begins when it gets the rows
@@ -138,6 +142,8 @@ class Forwards:
             self._heart.watch.device_begins()
             self._has_begun = True
         out = self._executor.forward(laid_out, layers)
+        if not num_asked:
+            self._unread = out.logits
         self._heart.watch.enter(Phase.CHOOSE)
         return out
 
@@ -211,8 +217,13 @@ class Forwards:
     def done(self) -> int:
         """End the forward after the choice of tokens; returns microseconds since `run` began.
 
-        On a simulated device the end may lie in the future.
+        Waits for a GPU's forward from which nothing was fetched (a chunk of a prompt): else the
+        next forward would seem to take as long as the rest of this one too. On a simulated device
+        the end may lie in the future.
         """
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            wait_for(unread)
         running.end()
         self._heart.progress += self._num_forwards
         self._heart.num_uncaptured = self._executor.num_uncaptured

@@ -159,6 +159,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
             part=PARTS[config.role],
             num_lanes=config.max_num_seqs,
             warm_rows=TIMED_ROWS[config.role],
+            num_children=RECORDED_CHILDREN,
             say=say,
         )
     engine = load_engine(

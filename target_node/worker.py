@@ -230,8 +230,11 @@ def _with_features(part: Part, outcome: Outcome, features: torch.Tensor) -> Outc
     if not part.layers:
         return outcome
     rows = rows_on_text(part, outcome)
-    found = fetch(features[: len(rows)] if rows[-1] == len(rows) - 1 else _picked(features, rows))
-    if not bool(found.isfinite().all()):
+    there = features[: len(rows)] if rows[-1] == len(rows) - 1 else _picked(features, rows)
+    # Decided on the device: for a chunk of a prompt the host would take longer than the pass.
+    is_finite = there.isfinite().all()[None]
+    found = fetch(there)
+    if not bool(fetch(is_finite)):
         return outcome  # a head can do without features
     dtype = str(features.dtype).removeprefix("torch.")
     return replace(outcome, features=FeatureRows(dtype, len(rows), as_bytes(found)))

@@ -45,7 +45,7 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import NUM_SETTINGS, Choice, capture_on
 from engine.choice.logit_graphs import Captures, Compute, Record
 from engine.device import Inbox, refusing_to_wait, send
-from engine.errors import ModelError, OutOfMemory, kind_of, lacks_memory
+from engine.errors import ModelError, OutOfMemory, RankError, kind_of, lacks_memory
 from engine.forward.flex_attention import (
     EVERY_LENGTH,
     SPLIT_DEVICES,
@@ -335,7 +335,7 @@ class GraphBackend(Backend):
 
                 is_warm = self._is_warm((choice, length == EVERY_LENGTH))
                 try:
-                    self._chains[key] = self._record(compute, steps, is_warm=is_warm)
+                    self._chains[key] = self._recorded_on_all(compute, steps, is_warm=is_warm)
                 except RuntimeError as error:
                     logger.info("%s: a chain is not recorded: %s", self._name, one_line(error))
                     return compute(send(steps, self._device))
@@ -358,7 +358,7 @@ class GraphBackend(Backend):
         """Return a recording of passes of this shape; it writes features and returns logits.
 
         Raises:
-            ModelError: the pass cannot be recorded, or there is no memory for it.
+            ModelError: the pass cannot be recorded, or there is no memory for it; on all ranks.
         """
         logits, features = self._logits[: rows.shape[1]], self._features[: rows.shape[1]]
 
@@ -371,7 +371,7 @@ class GraphBackend(Backend):
         is_merged = self._fused is not None and self._fused.is_merged
         is_warm = self._is_warm((shape, num_visible == EVERY_LENGTH, is_merged))
         try:
-            return self._record(compute, rows, is_warm=is_warm)
+            return self._recorded_on_all(compute, rows, is_warm=is_warm)
         except RuntimeError as error:
             if kind_of(error) is OutOfMemory:
                 raise OutOfMemory(
@@ -382,6 +382,33 @@ class GraphBackend(Backend):
                 f"{self._name}: a pass of {rows.shape[1]} rows cannot be captured as a CUDA graph "
                 f"({one_line(error)}); use the backend {self._inner.name}"
             ) from error
+
+    def _recorded_on_all(self, compute: Compute, rows: torch.Tensor, *, is_warm: bool) -> Compute:
+        """Return a recording of `compute`; arguments as for `Record`.
+
+        All ranks make it, or none: a rank that has it would add up its results with another pass of
+        the others. A capture adds up nothing, so the ranks can agree after one that has failed.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or memory is missing; on all ranks.
+            RankError: memory was missing in a run, which the other ranks wait for.
+        """
+        # A library may have chosen another kernel, which must be prepared by a run first.
+        for is_prepared in (True, False) if is_warm else (False,):
+            error: RuntimeError | None = None
+            try:
+                recorded = self._record(compute, rows, is_warm=is_prepared)
+            except RuntimeError as failure:
+                error = failure
+            if self._rank is not None and isinstance(error, RanShort):
+                raise RankError(f"{self._name}: {one_line(error)}") from error
+            if all_agree(error, self._rank, self._device):
+                return recorded
+            short = error if error is not None and lacks_memory(error) else None
+            if not all_agree(short, self._rank, self._device):
+                raise short or RuntimeError("out of memory on another rank")
+            logger.info("not recorded: %s", error and one_line(error))
+        raise error or RuntimeError("it fails on another rank")
 
     def _is_warm(self, kernels: Hashable) -> bool:
         """True if this was called for these kernels before; note that they run now."""
@@ -466,8 +493,7 @@ def recorder(device: torch.device) -> Record:
         try:
             side.wait_stream(stream)
             with torch.cuda.stream(side):
-                for _ in range(num_warm):
-                    compute(there)
+                _run(compute, there, num_warm)
             # "thread_local": other threads may make calls that are forbidden during a capture.
             with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 result = compute(there)
@@ -484,14 +510,21 @@ def recorder(device: torch.device) -> Record:
         return replay
 
     def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
-        if is_warm:
-            try:
-                return capture(compute, rows, 0)
-            except RuntimeError as error:
-                if lacks_memory(error):
-                    raise
-                # A library may have chosen another kernel, which must be prepared by a run first.
-                logger.info("recorded at the second try: %s", one_line(error))
-        return capture(compute, rows, _NUM_WARM)
+        return capture(compute, rows, 0 if is_warm else _NUM_WARM)
 
     return record
+
+
+class RanShort(RuntimeError):
+    """Memory was missing in a run before a capture."""
+
+
+def _run(compute: Compute, there: torch.Tensor, count: int) -> None:
+    """Run a computation `count` times. Raises RanShort for lack of memory."""
+    try:
+        for _ in range(count):
+            compute(there)
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        raise RanShort(str(error)) from error

@@ -16,7 +16,7 @@ from engine.checkpoint.files import one_line
 from engine.device import pin_ahead, send
 from engine.errors import kind_of
 from engine.executor import Executor
-from engine.forward.forward import PROMPT_ROWS, Layers, Output, rows_of
+from engine.forward.forward import FEWEST_PROMPT_ROWS, PROMPT_ROWS, Layers, Output, rows_of
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
@@ -51,7 +51,7 @@ class Wave:
     before    [n] int64: per row, the slot of the whole cache with the state of the row before it;
               0 if a feature is given instead
     given     indices of the rows that have a given feature
-    features  bytes of those features, concatenated
+    features  bytes of those features, concatenated; of a prompt's chunk up to 50 MB, so copied once
     wanted    indices of the rows whose logits are wanted
     places    for each of these, its index among all logits that the pass returns
     """
@@ -60,7 +60,7 @@ class Wave:
     spans: tuple[Span, ...]
     before: Integers
     given: Sequence[int]
-    features: bytes
+    features: bytes | bytearray
     wanted: Sequence[int]
     places: Sequence[int]
 
@@ -204,7 +204,7 @@ def _wave(laid: Sequence[_Laid], number: int) -> Wave:
         spans=tuple(spans),
         before=np.array(before, dtype=np.int64),
         given=given,
-        features=b"".join(features),
+        features=bytearray().join(features),
         wanted=wanted,
         places=places,
     )
@@ -418,6 +418,27 @@ class EagleExecutor(Executor):
         pin_ahead(PROMPT_ROWS * self.loaded.feature_bytes, self._states)
         self.forget()
         return seconds
+
+    def warm_up_prompts(self) -> None:
+        """Run chunks of a prompt, and what a text that begins like another does, on a GPU.
+
+        A GPU loads a kernel at its first call and allocates memory at its first use. Call it before
+        any text is opened.
+        """
+        most, num_rows = min(PROMPT_ROWS, self.capacity - 1), FEWEST_PROMPT_ROWS // 2
+        most = min(most, self.loaded.max_model_len - 1)
+        feature = bytes(self.loaded.feature_bytes)
+        while num_rows < most:
+            num_rows *= 2
+            where = tuple(range(1, min(num_rows, most) + 1))
+            before, features = tuple(at - 1 for at in where), (feature,) * len(where)
+            shape = (0,) * len(where), where, where, 1
+            feed = Feed(*shape, None, before=before, features=features)
+            self.run(feed, (len(where) - 1,))
+        if self.lanes.count > 1:
+            self.copy_prefix(0, 1, 1)
+        self.wipe(0, 0)
+        self.forget()
 
     def forget(self) -> None:
         """Mark all slots as empty; call it only while no text is open."""

@@ -9,6 +9,9 @@ import torch
 from engine.checkpoint.checkpoint import WANTED_OF_HEADS, find_folder
 from engine.checkpoint.files import one_line, read_config
 from engine.checkpoint.model import DTYPES, refuse_unknown_dtype
+from engine.choice.coupling import rare_choices, usual_choices
+from engine.choice.coupling_on_gpu import try_choices
+from engine.choice.first_uses import use_once
 from engine.device import claim, cpu_is_fast_in, pin
 from engine.errors import ModelError, OutOfMemory
 from engine.fastest import FASTEST, usual_num_threads
@@ -95,6 +98,8 @@ def _feed(token: int, slot: int, feature: bytes) -> Feed:
 
 __all__ = ["LoadedHead", "load_head", "load_head_engine"]
 
+WARMED_DEVICES = ("cuda",)  # devices that load kernels and allocate memory at their first use
+
 
 def load_head(
     name: str,
@@ -171,6 +176,7 @@ def load_head_engine(
     warm_rows: Sequence[int],
     say: Callable[[str], None],
     feature_dtype: str = "float32",
+    num_children: Sequence[int] = (),
     is_alone: bool = True,
 ) -> Engine:
     """Load a head, check it and warm it up; return the engine, as `loading.load_engine` does.
@@ -182,6 +188,8 @@ def load_head_engine(
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
     say      is called with a short text for each stage
+    num_children  numbers of children per tree node that a head on a device of its own drafts; those
+             of a head in its target's process are given to `loading.load_engine`
     is_alone  False: the head runs in its target's process, which has chosen cores and threads
 
     `feature_dtype` of `Engine.loaded` may still be changed until the first features come.
@@ -213,6 +221,7 @@ def load_head_engine(
     check_outputs(executor)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
+    _use_once(executor, max(warm_rows), num_children)
     return Engine(
         executor=executor,
         loaded=loaded,
@@ -223,6 +232,25 @@ def load_head_engine(
         pass_s=pass_s,
         device=device,
     )
+
+
+def _use_once(
+    executor: EagleExecutor | MedusaExecutor, num_rows: int, num_children: Sequence[int]
+) -> None:
+    """Run on a GPU what texts do first, so that none waits until kernels are loaded.
+
+    num_rows      most rows of a usual pass
+    num_children  as for `load_head_engine`; (): choices are left to the target's engine
+    """
+    if executor.loaded.device.type not in WARMED_DEVICES:
+        return
+    if isinstance(executor, EagleExecutor):
+        executor.warm_up_prompts()
+    if num_children:
+        device, vocab_size = executor.loaded.device, executor.loaded.vocab_size
+        choices = (*usual_choices(num_children), *rare_choices(num_children))
+        try_choices(choices, torch.zeros(num_rows, vocab_size, device=device))
+        use_once(num_rows, vocab_size, device)
 
 
 def _choose_dtype(dtype: str, tensors: HeadTensors, device: torch.device) -> torch.dtype:

@@ -69,12 +69,16 @@ class LoadedHead:
         num_numbers = 2 * config.num_kv_heads * config.dim + config.width
         return num_numbers * self.module.embeddings.itemsize
 
-    def features_of(self, data: bytes, count: int) -> torch.Tensor:
-        """Return received bytes as features [count, feature_size] in their dtype, on the CPU."""
+    def features_of(self, data: bytes | bytearray, count: int) -> torch.Tensor:
+        """Return received bytes as features [count, feature_size] in their dtype, on the CPU.
+
+        data  a bytearray is not copied; it may not be changed as long as the features are used
+        """
         assert len(data) == count * self.feature_bytes, (
             f"features of {len(data)} bytes for {count} rows"
         )
-        numbers = torch.frombuffer(bytearray(data), dtype=DTYPES[self.feature_dtype])
+        writable = data if isinstance(data, bytearray) else bytearray(data)  # torch warns of others
+        numbers = torch.frombuffer(writable, dtype=DTYPES[self.feature_dtype])
         return numbers.view(count, self.feature_size)
 
 

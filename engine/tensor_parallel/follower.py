@@ -1,5 +1,6 @@
 """A follower rank: loads its part of the model, then executes rank 0's calls."""
 
+import gc
 from multiprocessing.connection import Connection
 
 import torch
@@ -68,17 +69,17 @@ class FollowerRank:
     def answer(self, call: Call) -> None:
         """Do this rank's part of a call.
 
-        A ModelError (this backend cannot run the model) is not raised: rank 0 meets it too, and
-        makes another backend.
+        A ModelError (this backend cannot run the model) is not raised: rank 0 mostly meets it too,
+        and makes another backend. Until then this rank has none.
 
         Raises:
-            EngineError: rank 0 calls a backend that could not be made on this rank.
+            EngineError: rank 0 calls a backend that could not be made, or has failed, on this rank.
         """
         running.begin()
         try:
             self._answer(call)
         except ModelError as error:
-            self._why = str(error)
+            self._backend, self._why = None, str(error)
         finally:
             running.end()
 
@@ -125,3 +126,6 @@ class FollowerRank:
                 self._backend.take_over(timed=timed)
             case Loading(is_loading):
                 self._backend.is_loading = is_loading
+                if not is_loading:  # as on rank 0 (`load` in node/loop.py): all wait for this rank
+                    gc.collect()
+                    gc.freeze()

@@ -252,8 +252,8 @@ class _Event:
     def __init__(self, device: StandIn) -> None:
         self.device = device
 
-    def record(self) -> None:
-        pass
+    def record(self, stream: Stream) -> None:
+        """Every event says on which stream: the current device may be another one."""
 
     def query(self) -> bool:
         return True
@@ -309,7 +309,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         "set_sync_debug_mode": refuse,
         "graph_pool_handle": lambda: 1,
         "Stream": new_stream,
-        "current_stream": lambda *_: made.current,
+        "current_stream": lambda _: made.current,
         "set_stream": set_stream,
         "stream": on,
         "graph": _Capturing,

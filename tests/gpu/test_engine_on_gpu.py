@@ -1,8 +1,11 @@
 """Recordings that are CUDA graphs, and choices made on the device: the same as elsewhere."""
 
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +15,15 @@ from engine.choice.coupling import choose, rank_scored, rare_choices, usual_choi
 from engine.choice.sampling import Sampling
 from engine.device import fetch, free_bytes
 from engine.executor import ModelExecutor
+from engine.forward.forward import Output
 from engine.forward.fused import FAMILIES
 from engine.forward.graphs import GraphBackend
 from engine.layout.slots import Feed, SlotMap
 from engine.loading import load_engine, make_executor
 from engine.selfcheck import check_reproducible
 from engine.tensor_parallel.group import Rank
+from node.forwards import Forwards, SimulatedDevice
+from proto.stopwatch import Stopwatch
 from tests.engine.choice.test_device_choice import SETTINGS, some_logits
 from tests.engine.forward.test_fused import save, session_differences
 from tests.engine.test_slot_cache import difference
@@ -278,3 +284,16 @@ def test_weights_come_straight_onto_the_gpu(
     monkeypatch.setattr("engine.checkpoint.model.put", put)
     load_model(folder, device=GPU)
     assert set(where) == {torch.device(GPU)}
+
+
+def test_a_pass_that_is_asked_for_nothing_has_ended_when_it_is_done() -> None:
+    def forward(*_: object) -> Output:
+        torch.cuda._sleep(1 << 28)
+        return Output(torch.zeros(0, 4, device=GPU))
+
+    executor: Any = SimpleNamespace(lay_out=lambda *_: None, forward=forward, num_uncaptured=0)
+    heart: Any = SimpleNamespace(watch=Stopwatch(time.monotonic_ns), progress=0)
+    forwards = Forwards(executor, heart, SimulatedDevice(0.0, 0.0))
+    forwards.run([Feed((1,), (5,), (5,), 5, (1,))], [()])
+    forwards.done()
+    assert torch.cuda.current_stream(GPU).query()

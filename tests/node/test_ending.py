@@ -105,3 +105,23 @@ def test_a_signal_ends_a_node_whose_main_thread_waits_in_a_library(number: signa
     finally:
         node.kill()
     assert (node.returncode, said) == (0, f"target: {SIGNALS[number]}\n")
+
+
+# A signal that comes while the main thread gives the device its work, as in a pass.
+IN_A_PASS = """
+from node.ending import end_at_once_on_signals
+end_at_once_on_signals("target")
+import signal, time
+from engine import running
+running.wait_at_end(lambda: print("the device is idle", flush=True))
+running.begin()
+signal.raise_signal(signal.SIGTERM)
+running.end()
+time.sleep(30)
+"""
+
+
+def test_a_signal_in_the_middle_of_a_pass_lets_it_come_to_its_end() -> None:
+    done = python(IN_A_PASS)
+    assert (done.returncode, done.stderr) == (0, "target: ended by SIGTERM\n")
+    assert done.stdout == "the device is idle\n"

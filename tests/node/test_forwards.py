@@ -10,6 +10,9 @@ from coordinator.tracing.spans import track_of
 from engine.layout.slots import Feed
 from node.forwards import Forwards, SimulatedDevice
 from proto.stopwatch import Phase, Recorder, Stopwatch, records_of
+from tests.engine.stand_in import WAIT, StandIn, device
+
+__all__ = ["device"]  # a fixture
 
 ROW = Feed((1,), (5,), (5,), 5, (1,))
 
@@ -64,3 +67,33 @@ def test_a_forward_that_fails_leaves_no_device_at_work() -> None:
     heart.watch.enter(Phase.WAIT)
     assert heart.watch.beside_us == beside_us
     assert heart.watch.totals_us[Phase.DECIDE] > 0
+
+
+@pytest.mark.parametrize(("num_asked", "waits"), [(0, [WAIT]), (1, [])])
+def test_a_pass_that_is_asked_for_nothing_is_waited_for(
+    num_asked: int, waits: list[str], device: StandIn
+) -> None:
+    # Else what a chunk of a prompt takes on a GPU would be counted as the next pass's.
+    heart: Any = SimpleNamespace(watch=Stopwatch(lambda: 0), progress=0)
+    executor: Any = Executor()
+    forwards = Forwards(executor, heart, SimulatedDevice(0.0, 0.0))
+    with device.watch() as noted:
+        forwards.run([ROW], [range(num_asked)])
+        forwards.done()
+        assert noted == waits
+        forwards.run([ROW], [range(1)])
+        forwards.done()
+    assert noted == waits
+
+
+def test_a_pass_that_has_failed_is_not_waited_for(device: StandIn) -> None:
+    heart: Any = SimpleNamespace(watch=Stopwatch(lambda: 0), progress=0)
+    executor: Any = Executor()
+    forwards = Forwards(executor, heart, SimulatedDevice(0.0, 0.0))
+    forwards.run([ROW], [()])
+    executor.forward = lambda *_: 1 / 0
+    with device.watch() as noted:
+        with pytest.raises(ZeroDivisionError):
+            forwards.run([ROW], [()])
+        forwards.done()
+    assert noted == []

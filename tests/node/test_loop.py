@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.errors import EngineError, ModelError, OutOfMemory
+from engine.forward.forward import Output
 from engine.layout.slots import NUM_TREE_SLOTS, Move
 from node import loop
 from node.follower import (
@@ -422,9 +423,10 @@ class TimedExecutor:
         """Masks and tensors."""
         self.clock.works(300)
 
-    def forward(self, *_: Any) -> None:
+    def forward(self, *_: Any) -> Output:
         """What the host computes in place of the device, or by itself."""
         self.clock.works(500)
+        return Output(torch.zeros(0, 4))
 
 
 def timed(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from engine.device import torch_device
+from engine.device import claim
 from engine.errors import ModelError
 from engine.forward.flex_attention import FlexAttention
 from engine.forward.masks import from_words
@@ -154,9 +154,11 @@ def measure(context: Context) -> None:
 
     Raises ModelError if the device cannot be used.
     """
-    device = torch_device(context.device)
-    for shape, given in _shapes(context, device):
-        with torch.inference_mode():
+    # As in the engine: cuDNN's attention is off, and operands are made in inference mode, without
+    # which a program would be compiled twice for each shape.
+    device = claim(context.device)
+    with torch.inference_mode():
+        for shape, given in _shapes(context, device):
             want = expected(given)
             for name, kernel in _kernels(context, shape, given):
                 cell = f"{shape}|{name}"

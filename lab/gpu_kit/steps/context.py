@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import EngineError
+from engine.checkpoint.files import one_line
+from engine.errors import EngineError, lacks_memory
 from lab.gpu_kit.recorder import FILE, Recorder
 from proto.errors import SlipstreamError
 
@@ -77,5 +78,10 @@ def run_step(measure: Callable[[Context], None]) -> int:
         context.record.done(time.monotonic() - started)
     except (ValueError, EngineError, SlipstreamError) as error:
         print(error, file=sys.stderr)
+        return FAILED
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        print(one_line(error), file=sys.stderr)
         return FAILED
     return 0

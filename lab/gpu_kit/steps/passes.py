@@ -10,6 +10,7 @@ from statistics import median
 
 import torch
 
+from engine.checkpoint.files import one_line
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError, OutOfMemory
 from engine.executor import ModelExecutor
@@ -29,6 +30,7 @@ CONTEXTS_SMALL = (60, 200)
 SLOW = ("reference",)  # timed for comparison, and only with short contexts
 SHORT = 500
 TIMED = 20
+NO_MEMORY = (OutOfMemory, torch.OutOfMemoryError)  # of the engine, and of torch within a pass
 
 
 def contexts_of(backend: str, *, is_small: bool) -> tuple[int, ...]:
@@ -91,12 +93,15 @@ def _time(
         for cell, length, num_rows in cells:
             if context.record.has(cell):
                 continue
-            read = read_up_to(executor, read, length)
-            first_s, pass_s = pass_seconds(executor, length, num_rows)
+            try:
+                read = read_up_to(executor, read, length)
+                first_s, pass_s = pass_seconds(executor, length, num_rows)
+            except NO_MEMORY as error:  # another cell may have room
+                context.record.failed(cell, one_line(error))
+                free_memory()
+                continue
             context.record.measured(cell, pass_ms=pass_s * 1e3, first_ms=first_s * 1e3)
             say(f"{context.which} {cell}: {pass_s * 1e3:.3f} ms, first {first_s * 1e3:.1f} ms")
-    except OutOfMemory as error:
-        context.record.failed(backend, str(error))
     finally:
         executor.free()
 

@@ -278,6 +278,18 @@ def test_features_come_in_the_number_type_of_the_target(dtype: str, eagle: LoadH
     assert_close(logits, plain.logits(row))
 
 
+def test_features_of_a_chunk_are_joined_once_and_not_copied_again(eagle: LoadHead) -> None:
+    loaded, _ = eagle("eagle")
+    given = tuple(as_bytes(feature(i, loaded.feature_size)) for i in range(3))
+    feed = Feed((1, 2, 3), (1, 2, 3), (1, 2, 3), 1, None, features=given)
+    (wave,), _, _ = EagleExecutor(loaded, CAPACITY)._slots.waves((feed,), ((2,),))
+    features = loaded.features_of(wave.features, 3)
+    assert torch.equal(features, torch.stack([feature(i, loaded.feature_size) for i in range(3)]))
+    assert isinstance(wave.features, bytearray)
+    wave.features[:] = bytes(len(wave.features))
+    assert not features.any()
+
+
 def test_a_warm_executor_has_forgotten_what_it_warmed_up_with(eagle: LoadHead) -> None:
     loaded, head = eagle("eagle")
     executor, plain = EagleExecutor(loaded, CAPACITY), Paths(head)

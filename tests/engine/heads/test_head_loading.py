@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,17 +12,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import engine.heads.head_loading
+import engine.memory
 from drafter_node.compute import Compute, Part
 from drafter_node.worker import Worker
+from engine.errors import OutOfMemory
+from engine.forward.flex_attention import BLOCK
+from engine.forward.forward import PROMPT_ROWS
 from engine.heads.eagle import EagleExecutor
+from engine.heads.eagle_layer import EagleHead
 from engine.heads.head_loading import load_head, load_head_engine
 from engine.layout.slots import Feed
 from engine.loading import fingerprint
+from engine.memory import longest_text
 from node.forwards import Forwards, SimulatedDevice
 from proto.head_kinds import HeadKind
 from tests.engine.conftest import Folder
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, HIDDEN, VOCAB, checkpoint
-from tests.engine.heads.conftest import feature
+from tests.engine.heads.conftest import LoadHead, feature
 from tests.policies import synchronous
 from tests.texts import opening
 from tests.tiny_models import MAX_POSITIONS
@@ -236,3 +243,67 @@ def test_an_engine_of_a_head_drafts_for_a_worker(target: Path, tmp_path: Path) -
     (children,) = proposed.children[0]
     want = engine.executor.run(feed, (1,))[0].argmax()
     assert children.tokens == (int(want),)
+
+
+@pytest.mark.parametrize("layout", ["eagle3", "medusa"])
+@pytest.mark.parametrize("num_children", [(), (1, 3)])
+def test_what_texts_ask_first_of_a_head_on_a_gpu_is_run_at_load(
+    layout: str,
+    num_children: tuple[int, ...],
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine.heads.head_loading, "WARMED_DEVICES", ("cpu",))
+    tried: list[object] = []
+    for name in ("try_choices", "use_once"):
+        monkeypatch.setattr(
+            engine.heads.head_loading, name, lambda *given, name=name: tried.append((name, given))
+        )
+    chunks: list[int] = []
+    lay_out = EagleExecutor.lay_out
+
+    def noted(self: EagleExecutor, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> object:
+        of_prompts = [feed for feed in feeds if feed.masks is None]
+        chunks.extend(len(feed.tokens) for feed in of_prompts)
+        assert all(all(feed.features or ("",)) for feed in of_prompts)
+        return lay_out(self, feeds, asks)
+
+    monkeypatch.setattr(EagleExecutor, "lay_out", noted)
+    made = load_head_engine(
+        str(checkpoint(layout).save(tmp_path)),
+        revision=None,
+        target=str(target),
+        target_revision=None,
+        dtype="float32",
+        device="cpu",
+        max_len=100,
+        num_lanes=2,
+        warm_rows=(1, 2),
+        num_children=num_children,
+        say=lambda _: None,
+    )
+    if isinstance(made.executor, EagleExecutor):
+        assert chunks == [64, 128, made.executor.capacity - 1]
+        assert not made.executor._slots.are_held.any()
+        assert not made.executor._cache.any()
+    assert [name for name, _ in tried] == (["try_choices", "use_once"] if num_children else [])
+
+
+def test_the_masks_of_a_prompt_are_in_a_heads_budget_of_a_gpu(
+    eagle: LoadHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, _ = eagle("eagle")
+    assert isinstance(loaded.module, EagleHead)
+    config = loaded.module.config
+    group = config.num_heads // config.num_kv_heads
+    assert group > 1
+    # float32: of the tree, with empty slots hidden, and once for each query head of a key head
+    masks = PROMPT_ROWS * 4 * (2 + group)
+    monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
+    free = (100 + 192 + BLOCK) * (loaded.slot_bytes + masks)
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
+    gpu = replace(loaded, device=torch.device("cuda:0"))
+    assert longest_text(gpu, 100) == 100
+    with pytest.raises(OutOfMemory):
+        longest_text(gpu, 101)

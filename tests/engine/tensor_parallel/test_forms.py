@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import engine.forward.flex_attention
 import engine.forward.fused
@@ -12,6 +14,7 @@ import engine.forward.graphs
 import engine.forward.lane_attention
 import engine.forward.small_operators
 from engine.checkpoint.model import LoadedModel, load_model
+from engine.choice.logit_graphs import Compute, Record
 from engine.errors import ModelError
 from engine.executor import ModelExecutor
 from engine.forward.forward import Shape
@@ -134,21 +137,31 @@ def test_small_operators_are_merged_on_all_ranks_if_that_is_quicker_on_the_first
 
 
 @pytest.mark.usefixtures("merging")
-@pytest.mark.parametrize("step", ["make_merged", "_recording"])
+@pytest.mark.parametrize("step", ["make", "record"])
 def test_what_one_rank_cannot_merge_none_merges(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine.forward.graphs, "quickest", by_rank(1, 1))
-    owner = FusedBackend if step == "make_merged" else GraphBackend
-    right = getattr(owner, step)
+    make, recorder = FusedBackend.make_merged, GraphBackend._recorder
 
-    def fails_once(backend: FusedBackend | GraphBackend, *args: object) -> object:
-        fused = backend._fused if isinstance(backend, GraphBackend) else backend
-        if HERE.rank == 1 and (step == "make_merged" or fused.is_merged):
+    def makes(backend: FusedBackend, *args: Any) -> None:
+        if HERE.rank == 1 and step == "make":
             raise ModelError("no such kernel")
-        return right(backend, *args)
+        make(backend, *args)
 
-    monkeypatch.setattr(owner, step, fails_once)
+    def recording(backend: GraphBackend) -> Record:
+        right = recorder(backend)
+
+        def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
+            assert backend._fused is not None
+            if HERE.rank == 1 and backend._fused.is_merged and step == "record":
+                raise RuntimeError("no such kernel")
+            return right(compute, rows, is_warm=is_warm)
+
+        return record
+
+    monkeypatch.setattr(FusedBackend, "make_merged", makes)
+    monkeypatch.setattr(GraphBackend, "_recorder", recording)
     for executor in Threads(make_model("llama", tmp_path), 2).run(
         lambda loaded: laid_out(loaded, "graphs")
     ):

@@ -1,5 +1,6 @@
 """What rank 0 tells its followers, and what they make of it: here a thread for the other rank."""
 
+import gc
 import math
 import pickle
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ import pytest
 import engine.memory
 import engine.tensor_parallel.follower
 from engine.checkpoint.model import LoadedModel
-from engine.errors import OutOfMemory
+from engine.errors import EngineError, OutOfMemory
 from engine.executor import ModelExecutor
+from engine.forward.fused import FusedBackend
+from engine.layout.slots import LaneLayout
 from engine.memory import longest_text
 from engine.tensor_parallel.backend import LeadingBackend
-from engine.tensor_parallel.calls import Call, Forward, MakeBackend
+from engine.tensor_parallel.calls import Call, Forward, Loading, MakeBackend, TakeOver, WipeSlots
 from engine.tensor_parallel.follower import FollowerRank
 from tests.engine.forward.test_features import LAYERS, OTHERS, check, transformers_own
 from tests.engine.tensor_parallel.threads import LIMIT_S, Threads
@@ -63,6 +66,36 @@ def test_what_is_not_finite_on_one_rank_alone_is_found(tmp_path: Path) -> None:
         assert executor.not_finite(0) == 3
         leading[0, :, 4] = math.nan
         assert executor.not_finite(0) == 3
+
+
+def test_a_follower_whose_backend_has_failed_ends_at_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = Threads(make_model("llama", tmp_path), 2).loaded
+    follower, lanes = FollowerRank(second), LaneLayout(1, 128)
+    follower.answer(MakeBackend("fused", lanes, (), ()))
+
+    def fails(*_: object, **__: object) -> None:
+        raise OutOfMemory("no memory to capture passes")
+
+    monkeypatch.setattr(FusedBackend, "take_over", fails)
+    follower.answer(TakeOver(timed=True))  # rank 0 may meet it too, and make another backend
+    with pytest.raises(EngineError, match="no memory to capture passes"):
+        follower.answer(WipeSlots(0, 1))
+    follower.answer(MakeBackend("fused", lanes, (), ()))
+    follower.answer(WipeSlots(0, 1))
+
+
+def test_what_a_follower_has_loaded_is_left_out_of_garbage_collection(tmp_path: Path) -> None:
+    _, second = Threads(make_model("llama", tmp_path), 2).loaded
+    follower = FollowerRank(second)
+    follower.answer(MakeBackend("fused", LaneLayout(1, 128), (), ()))
+    assert any(found is second for found in gc.get_objects())
+    try:
+        follower.answer(Loading(is_loading=False))
+        assert not any(found is second for found in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 def test_the_rank_with_the_least_memory_says_how_long_texts_are(

@@ -15,8 +15,10 @@ import torch
 
 import engine.forward.graphs
 from engine.checkpoint.model import LoadedModel, load_model
+from engine.choice.coupling import chain_choice
 from engine.choice.logit_graphs import Compute, Record
-from engine.errors import ModelError
+from engine.choice.sampling import Sampling
+from engine.errors import ModelError, OutOfMemory, RankError
 from engine.executor import ModelExecutor
 from engine.forward.forward import HuggingFaceBackend
 from engine.forward.graphs import GraphBackend
@@ -137,3 +139,130 @@ def test_a_pass_that_makes_one_rank_wait_is_recorded_on_none(
     first, second = parts.run(refused)
     assert "on another rank" in first
     assert "nonzero" in second
+
+
+Fails = Callable[[int, int, bool], RuntimeError | None]
+"""(rank, number of the recording on it, whether it counts as warm) -> why it fails"""
+
+
+class Tried:
+    """In place of `graphs.recorder`: records as it does, unless it is to fail.
+
+    asked  by rank, whether each recording that was tried counted as warm
+    """
+
+    def __init__(self, fails: Fails) -> None:
+        self.here = threading.local()
+        self.asked: dict[int, list[bool]] = {0: [], 1: []}
+        self._fails = fails
+
+    def __call__(self, device: torch.device) -> Record:
+        inner = recorder(device)
+
+        def record(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
+            asked = self.asked[self.here.rank]
+            asked.append(is_warm)
+            # Here a capture runs the sums, so that it can fail only afterwards.
+            made = inner(compute, rows, is_warm=is_warm)
+            why = self._fails(self.here.rank, len(asked) - 1, is_warm)
+            if why is not None:
+                raise why
+            return made
+
+        return record
+
+    def run(self, loaded: LoadedModel, *, with_chain: bool = False) -> GraphBackend:
+        """Make the recordings of one rank, in its thread."""
+        assert loaded.rank is not None
+        self.here.rank = loaded.rank.index
+        executor = ModelExecutor(loaded, CAPACITY, backend="graphs", row_counts=ROW_COUNTS)
+        backend = executor._backend
+        assert isinstance(backend, GraphBackend)
+        if not with_chain:
+            executor.warm_up((1,))
+            return backend
+        for length in (256, 128):
+            sampling = Sampling()
+            choice, inputs = chain_choice(sampling, 3, 1, range(1, 3), num_valid=150)
+            steps = torch.zeros(6, len(inputs), dtype=torch.int64)
+            where = torch.arange(2)
+            steps[1, :2], steps[2, :2], steps[4, :2], steps[5] = where, where, 1, inputs
+            executor._backend.chain(steps, num_visible=length, choice=choice)  # type: ignore[union-attr]
+        return backend
+
+
+def tried(fails: Fails, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tried, Parts]:
+    made = Tried(fails)
+    monkeypatch.setattr(engine.forward.graphs, "recorder", made)
+    return made, Parts(make_model("olmo", folder), monkeypatch)
+
+
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_if_one_rank_has_no_memory_for_a_recording_all_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(rank: int, number: int, is_warm: bool) -> RuntimeError | None:  # noqa: FBT001
+        return NO_MEMORY if (rank, number) == (1, 1) else None
+
+    made, parts = tried(fails, tmp_path, monkeypatch)
+
+    def refused(loaded: LoadedModel) -> str:
+        with pytest.raises(OutOfMemory, match="lower --max-model-len") as error:
+            made.run(loaded)
+        return str(error.value)
+
+    first, second = parts.run(refused)
+    assert "on another rank" in first
+    assert "CUDA out of memory" in second
+    assert made.asked[0] == made.asked[1] == [False, False]
+
+
+def test_if_one_rank_needs_a_second_try_all_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(rank: int, number: int, is_warm: bool) -> RuntimeError | None:  # noqa: FBT001
+        return RuntimeError("a library prepares a kernel") if rank == 1 and is_warm else None
+
+    made, parts = tried(fails, tmp_path, monkeypatch)
+
+    def run(loaded: LoadedModel) -> set[object]:
+        assert loaded.rank is not None
+        made.here.rank = loaded.rank.index
+        executor = ModelExecutor(loaded, 600, backend="graphs", row_counts=(1,))
+        executor.warm_up((1,))
+        backend = executor._backend
+        assert isinstance(backend, GraphBackend)
+        return set(backend._recorded)
+
+    first, second = parts.run(run)
+    assert first == second
+    assert len(first) > 1
+    assert made.asked[0] == made.asked[1] == [False, *(True, False) * (len(first) - 1)]
+
+
+def test_a_chain_that_one_rank_cannot_record_none_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(rank: int, number: int, is_warm: bool) -> RuntimeError | None:  # noqa: FBT001
+        return NO_MEMORY if (rank, number) == (1, 0) else None
+
+    made, parts = tried(fails, tmp_path, monkeypatch)
+    first, second = parts.run(lambda loaded: set(made.run(loaded, with_chain=True)._chains))
+    assert first == second
+    assert [length for _, length, _ in first] == [128]
+
+
+def test_a_rank_without_memory_in_a_run_that_others_wait_for_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, parts = tried(
+        lambda *_: engine.forward.graphs.RanShort("CUDA out of memory"), tmp_path, monkeypatch
+    )
+
+    def refused(loaded: LoadedModel) -> None:
+        with pytest.raises(RankError, match="out of memory"):
+            made.run(loaded)
+
+    parts.run(refused)

@@ -1,6 +1,8 @@
 """What steps of the kit run: the engine's own attention, tests that are there, what texts say."""
 
 import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,9 +10,11 @@ import pytest
 import torch
 
 import engine.forward.flex_attention
+from engine.errors import OutOfMemory
 from lab.gpu_kit.plan import PLAN
 from lab.gpu_kit.start import ROOT
-from lab.gpu_kit.steps import attention, tests, texts
+from lab.gpu_kit.steps import attention, passes, tests, texts
+from lab.gpu_kit.steps.context import run_step
 from tests.engine.flex_forms import spelt_out
 
 
@@ -34,6 +38,81 @@ def test_attention_is_timed_as_the_engine_runs_it(
     assert torch.equal(kernel(given), first)
     assert len(called) == num_calls + 1, "compared with the masked form once"
     assert (first.double() - attention.expected(given)).abs().max() < 1e-5
+
+
+class Record:
+    """In place of a `Recorder`: the state of each cell, by its name."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+
+    def has(self, _: str) -> bool:
+        return False
+
+    def measured(self, cell: str, **_: float) -> None:
+        self.states[cell] = "measured"
+
+    def failed(self, cell: str, note: str) -> None:
+        self.states[cell] = note
+
+    skipped = failed
+
+
+def test_attention_has_the_settings_and_operands_of_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claimed: list[str] = []
+    kinds: set[bool] = set()
+
+    def claim(name: str) -> torch.device:
+        claimed.append(name)
+        return torch.device("cpu")
+
+    def measured(_context: object, _cell: str, _kernel: object, given: Any, _: object) -> None:
+        assert claimed == ["cpu"]
+        kinds.update(one.is_inference() for one in (given.query, given.keys, given.mask))
+
+    monkeypatch.setattr(attention, "claim", claim)
+    monkeypatch.setattr(attention, "_measure", measured)
+    context: Any = SimpleNamespace(device="cpu", is_on_gpu=False, is_small=True, record=Record())
+    attention.measure(context)
+    # To a compiler other tensors are of another kind: it would compile twice for each shape.
+    assert kinds == {True}
+
+
+@pytest.mark.parametrize(
+    "error", [OutOfMemory("no memory"), torch.OutOfMemoryError("CUDA out of memory")]
+)
+def test_a_pass_without_memory_is_one_cell_that_fails(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(_executor: object, length: int, _num_rows: int) -> tuple[float, float]:
+        if length == 4000:
+            raise error
+        return 0.1, 0.01
+
+    executor = SimpleNamespace(free=lambda: None)
+    monkeypatch.setattr(passes, "load_model", lambda *_, **__: None)
+    monkeypatch.setattr(passes, "make_executor", lambda *_, **__: executor)
+    monkeypatch.setattr(passes, "read_up_to", lambda _executor, _start, end: end)
+    monkeypatch.setattr(passes, "pass_seconds", seconds)
+    context: Any = SimpleNamespace(device="cpu", is_small=True, record=Record(), which="target")
+    passes._time(context, "model", "graphs", [("a", 500, 1), ("b", 4000, 1), ("c", 500, 1)])
+    assert context.record.states == {"a": "measured", "b": str(error), "c": "measured"}
+
+
+def test_a_step_without_memory_says_so_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"step": "profile", "out": tmp_path, "work": tmp_path, "prompts": tmp_path}
+    options = [f"--{name}={value}" for name, value in given.items()]
+    monkeypatch.setattr(sys, "argv", ["profile", *options, "--device=cpu", "--limit-s=9"])
+
+    def fails(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert run_step(fails) != 0
+    assert capsys.readouterr().err == "CUDA out of memory\n"
 
 
 def test_every_test_that_needs_a_gpu_is_in_a_step() -> None:
