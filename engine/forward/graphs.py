@@ -484,12 +484,16 @@ def check_recordable(device: torch.device) -> None:
 
 
 def recorder(device: torch.device) -> Record:
-    """Return a function that records CUDA graphs on `device`, all in one memory pool."""
+    """Return a function that records CUDA graphs on `device`, all in one memory pool.
+
+    A capture that fails may leave the pool in use: later recordings get another one.
+    """
     pool = torch.cuda.graph_pool_handle()
     # One stream for all: libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(compute: Compute, rows: torch.Tensor, num_warm: int) -> Compute:
+        nonlocal pool
         inbox = Inbox(rows, device)
         there = inbox.there
         graph = torch.cuda.CUDAGraph()
@@ -499,9 +503,15 @@ def recorder(device: torch.device) -> Record:
             with torch.cuda.stream(side):
                 for _ in range(num_warm):
                     compute(there)
-            # "thread_local": other threads may make calls that are forbidden during a capture.
-            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-                result = compute(there)
+            try:
+                # "thread_local": other threads may make calls that are forbidden during a capture.
+                with torch.cuda.graph(
+                    graph, pool=pool, stream=side, capture_error_mode="thread_local"
+                ):
+                    result = compute(there)
+            except RuntimeError:
+                pool = torch.cuda.graph_pool_handle()
+                raise
         finally:
             # A capture that raises leaves the process on its stream.
             torch.cuda.set_stream(stream)

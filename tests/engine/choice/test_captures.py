@@ -272,6 +272,20 @@ def test_what_is_warm_is_recorded_at_once_and_if_that_fails_once_more(
     assert device.current is device.usual
 
 
+def test_recordings_share_a_pool_until_a_capture_in_it_has_failed(device: StandIn) -> None:
+    record = engine.forward.graphs.recorder(CPU)
+    rows = torch.zeros(5, 1, dtype=torch.int64)
+    before = [record(lambda there: there + 1, rows) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="when stream is capturing"):
+        record(lambda there: there + int(there.sum()), rows)
+    after = [record(lambda there: there + 1, rows) for _ in range(2)]
+    for replay in before + after:
+        assert torch.equal(replay(rows + 4), rows + 5)
+    first, _, third, _ = device.pools
+    assert device.pools == [first, first, third, third]
+    assert first != third
+
+
 def test_what_waits_for_the_host_cannot_be_recorded(device: StandIn) -> None:
     record = engine.forward.graphs.recorder(CPU)
     with pytest.raises(RuntimeError, match="when stream is capturing"):
