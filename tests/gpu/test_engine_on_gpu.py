@@ -206,10 +206,16 @@ def test_memory_that_torch_keeps_for_later_is_free() -> None:
     assert free_bytes(torch.device(GPU)) > before - (1 << 27)
 
 
-def test_prompts_find_memory_and_choices_recordings_that_are_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_given_back", [False, True])
+def test_prompts_find_memory_and_choices_recordings_that_are_there(
+    *, is_given_back: bool, tmp_path: Path
+) -> None:
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32", device=GPU)
     graphs = make_executor(loaded, 400, backend="graphs", row_counts=ROW_COUNTS)
     graphs.warm_up((1,), choices=usual_choices(()))
+    if is_given_back:  # as when heads are loaded beside a target
+        free_bytes(torch.device(GPU))
+        graphs.warm_up_prompts()
     num_taken = torch.cuda.memory_stats(GPU)["num_device_alloc"]
     for length in (3, 64, 70, 200, 300):
         where = tuple(range(length))

@@ -233,6 +233,14 @@ def test_prompts_of_all_numbers_of_rows_are_run_before_a_text_comes(
     executor.warm_up((), choices=())
     assert set(seen) == {(num_rows, layers) for num_rows in expected for layers in ((), (1,))}
     assert not any(part.any() for part in executor._backend.cache.parts())  # type: ignore[union-attr]
+    # The longest first, whose memory the others reuse; and so again, where it was given back.
+    sizes = [num_rows for num_rows, _ in seen]
+    assert sizes == sorted(sizes, reverse=True)
+    total, first = executor._total, list(seen)
+    seen.clear()
+    executor.warm_up_prompts()
+    assert (seen, executor._total) == (first, total)
+    assert not any(part.any() for part in executor._backend.cache.parts())  # type: ignore[union-attr]
 
 
 def test_recordings_share_a_stream_which_is_left_whatever_happens(device: StandIn) -> None:
