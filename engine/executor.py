@@ -171,6 +171,10 @@ class Executor(Protocol):
         del lane
         raise AssertionError(f"{self.backend} does not look for it")
 
+    def warm_up_prompts(self) -> None:
+        """Run prefill chunks before texts come, again where memory was given back (not heads)."""
+        return
+
     def seconds_of(self, feed: Feed) -> float:
         """Return the fewest seconds of some runs of a pass, each until a logit is on the host."""
         ask, took_s = range(len(feed.tokens)), []
@@ -467,9 +471,8 @@ class ModelExecutor(Executor):
             logits = self._warm_up_choices(choices)
             record_choices((*choices, *beside), logits.clone(), self.row_counts)
             try_choices((*rare, *beside), logits)
-        if self.pads_prompts:
-            self._warm_up_prompts(total)
         self._total = total
+        self.warm_up_prompts()
         if self._backend is not None:
             # Token 0, of these passes, may give NaN in some models: clear what it has written.
             for lane in range(max(lanes)):
@@ -509,23 +512,29 @@ class ModelExecutor(Executor):
         record_choices(choices, logits, self.row_counts)
         return logits
 
-    def _warm_up_prompts(self, total: int | None) -> None:
+    def warm_up_prompts(self) -> None:
         """Run prefill chunks of all padded numbers of rows, so that no text waits for the first.
 
         A GPU loads a kernel at its first call and allocates memory at its first use. This runs
-        last, because recording gives cached memory back.
+        last, because recording gives cached memory back; the longest chunk first, so that all
+        others reuse its memory.
         """
-        longest = min(self.capacity, self.loaded.max_model_len)
+        if not self.pads_prompts:
+            return
+        total, longest = self._total, min(self.capacity, self.loaded.max_model_len)
         self._total = total or self._round_up(longest)
-        most, num_rows = min(PROMPT_ROWS, longest), FEWEST_PROMPT_ROWS // 2
-        while num_rows < most:
-            num_rows *= 2  # chunks of fewer rows are padded to this
+        most, counts = min(PROMPT_ROWS, longest), [FEWEST_PROMPT_ROWS]
+        while counts[-1] < most:  # chunks of fewer rows are padded to these
+            counts.append(2 * counts[-1])
+        for num_rows in reversed(counts):
             where = tuple(range(min(num_rows, most)))
             feed = Feed((0,) * len(where), where, where, 0, None)
             for layers in {(), self.layers}:
                 out = self.forward(self.lay_out((feed,), ((len(where) - 1,),)), layers)
-                if out.features is not None and num_rows >= most:
+                if out.features is not None and num_rows == counts[-1]:
                     pin_ahead(out.features.nbytes, out.features)
+        self._total = total
+        self.wipe(0, 0)
 
     def _warm_up_chains(self, chains: Iterable[int], choices: Sequence[Choice]) -> None:
         """Record chains of each number of steps with each choice."""

@@ -197,6 +197,8 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         say=say,
         is_alone=False,
     )
+    # To see what is free for the heads, the memory of the target's prompts was given back.
+    engine.executor.warm_up_prompts()
     return replace(engine, heads=heads, max_len=min(engine.max_len, heads.max_len))
 
 

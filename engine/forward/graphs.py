@@ -12,7 +12,9 @@ Everything is recorded at load: passes of each shape at each length, and chains 
 return the hidden states named at load, whether these are wanted or not. Nothing is recorded later,
 because a text would wait for it; if it happens all the same, it is counted and logged. Passes of
 other shapes or for other hidden states, prefills among them, run kernel by kernel; decode passes
-that do so are counted.
+that do so are counted. So do passes of a shape whose recording failed at load, for lack of memory
+perhaps, after the weights were repacked, when no other backend can take this one's place. A
+reproducible model is refused instead: the last bits of such passes were not checked.
 
 With a mask, each length needs its own recording, and if there are several lanes, the keys and
 values of a pass's lanes are first copied together. If attention is split over the keys
@@ -127,6 +129,8 @@ class GraphBackend(Backend):
         # (shape, visible slots) -> recording. The slots are EVERY_LENGTH if attention is split over
         # the keys; else there is one for each shape and length (`captured_len`).
         self._recorded: dict[tuple[Shape, int], Compute] = {}
+        self._refused: set[tuple[Shape, int]] = set()  # keys as above: their recording failed
+        self._may_refuse = False  # True: passes that cannot be recorded run kernel by kernel
         self._warm: set[Hashable] = set()  # kernels that have run before a recording (`_is_warm`)
         self._layers = layers
         # Buffers that all recordings write their results to; none uses them for anything else.
@@ -204,6 +208,7 @@ class GraphBackend(Backend):
     def forget(self) -> None:
         """Drop all recordings (CUDA graphs) of passes and chains."""
         self._recorded.clear()
+        self._refused.clear()
         self._chains.clear()
         self._warm.clear()
 
@@ -213,6 +218,7 @@ class GraphBackend(Backend):
         # A memory pool whose graphs are gone must not be used again.
         self._record = self._recorder()
         self._inner.take_over(timed=timed)
+        self._may_refuse = timed
         # Only if `timed`: a pass without a recording uses single operators, with other last bits.
         can_merge = timed and self._shapes and self._device.type in MERGED_DEVICES
         if self._fused is not None and can_merge:
@@ -296,15 +302,40 @@ class GraphBackend(Backend):
         with torch.inference_mode():
             shape = len(spans), spans[0].num_rows
             is_shape = keep is None and shape in self._shapes and _are_alike(spans)
+            is_usual = is_shape and layers in ((), self._layers)
             length = self._length(shape, num_visible)
-            is_recorded = self.is_loading or (shape, length) in self._recorded
-            if not (is_shape and is_recorded and layers in ((), self._layers)):
-                self.num_uncaptured += is_shape and not self.is_loading
-                return self._inner.forward(
-                    rows, spans, num_visible=num_visible, keep=keep, layers=layers
-                )
-            logits = self._captured(shape, rows, length)(rows)
-            return Output(logits, self._features[: rows.shape[1]] if layers else None)
+            replay = self._recorded_at_load(shape, rows, length) if is_usual else None
+            if replay is not None:
+                logits = replay(rows)
+                return Output(logits, self._features[: rows.shape[1]] if layers else None)
+            out = self._inner.forward(
+                rows, spans, num_visible=num_visible, keep=keep, layers=layers
+            )
+            if not is_shape:
+                return out
+            self.num_uncaptured += not self.is_loading
+            # Recorded choices read logits here.
+            return Output(self._logits[: rows.shape[1]].copy_(out.logits), out.features)
+
+    def _recorded_at_load(
+        self, shape: Shape, rows: torch.Tensor, num_visible: int
+    ) -> Compute | None:
+        """Return the recording of passes of this shape, or None; make it if the model is loading.
+
+        One that fails is not tried again.
+        """
+        key = shape, num_visible
+        if not self.is_loading or key in self._refused:
+            return self._recorded.get(key)
+        try:
+            return self._captured(shape, rows, num_visible)
+        except ModelError as error:
+            if not self._may_refuse:
+                raise
+            level = logging.INFO if self._refused else logging.WARNING
+            self._refused.add(key)
+            logger.log(level, "passes of %d x %d rows are not recorded: %s", *shape, error)
+            return None
 
     def _length(self, shape: Shape, num_visible: int) -> int:
         """Return EVERY_LENGTH if attention is split over the keys, else the visible slots."""
@@ -480,12 +511,16 @@ def check_recordable(device: torch.device) -> None:
 
 
 def recorder(device: torch.device) -> Record:
-    """Return a function that records CUDA graphs on `device`, all in one memory pool."""
+    """Return a function that records CUDA graphs on `device`, all in one memory pool.
+
+    A capture that fails may leave the pool in use: later recordings get another one.
+    """
     pool = torch.cuda.graph_pool_handle()
     # One stream for all: libraries keep a workspace (cuBLAS: 32 MiB) for each stream they have met.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(compute: Compute, rows: torch.Tensor, num_warm: int) -> Compute:
+        nonlocal pool
         inbox = Inbox(rows, device)
         there = inbox.there
         graph = torch.cuda.CUDAGraph()
@@ -494,9 +529,15 @@ def recorder(device: torch.device) -> Record:
             side.wait_stream(stream)
             with torch.cuda.stream(side):
                 _run(compute, there, num_warm)
-            # "thread_local": other threads may make calls that are forbidden during a capture.
-            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-                result = compute(there)
+            try:
+                # "thread_local": other threads may make calls that are forbidden during a capture.
+                with torch.cuda.graph(
+                    graph, pool=pool, stream=side, capture_error_mode="thread_local"
+                ):
+                    result = compute(there)
+            except RuntimeError:
+                pool = torch.cuda.graph_pool_handle()
+                raise
         finally:
             # A capture that raises leaves the process on its stream.
             torch.cuda.set_stream(stream)

@@ -95,6 +95,8 @@ class StandIn:
     locked    bytes that were newly pinned so far: torch keeps what is given back, of each power of
               two by itself, until something is captured
     raises    whether the next captures fail, as torch says it at their end
+    pools     memory pool of each graph that was captured
+    spoilt    pools in which a capture has failed: nothing can be captured in them any more
     """
 
     def __init__(self) -> None:
@@ -104,6 +106,9 @@ class StandIn:
         self.usual = self.current = Stream()
         self.captured_on: Stream | None = None
         self.raises = False
+        self.pools: list[int] = []
+        self.spoilt: set[int] = set()
+        self.num_pools = 0
         self.is_busy = False  # with a graph: what it does is not noted
         self.is_capturing = False
         self.refusing: contextlib.ExitStack | None = None  # what would make the host wait
@@ -116,6 +121,11 @@ class StandIn:
     def note(self, what: str) -> None:
         """Something was asked for."""
         self.noted.append(what)
+
+    def new_pool(self) -> int:
+        """In place of `torch.cuda.graph_pool_handle`."""
+        self.num_pools += 1
+        return self.num_pools
 
     def keep(self, place: set[int], *tensors: torch.Tensor) -> None:
         """From now on this memory belongs to a place."""
@@ -218,8 +228,8 @@ class _Notes(TorchDispatchMode):
 class _Capturing:
     """In place of `torch.cuda.graph`."""
 
-    def __init__(self, graph: Graph, *, stream: Stream, **_: object) -> None:
-        self.graph, self.stream = graph, stream
+    def __init__(self, graph: Graph, *, pool: int, stream: Stream, **_: object) -> None:
+        self.graph, self.pool, self.stream = graph, pool, stream
         self.modes = _Capture(graph), _FromHost()
 
     def __enter__(self) -> None:
@@ -228,6 +238,8 @@ class _Capturing:
         device.given_back.clear()
         device.note(CAPTURE)
         device.captured_on = device.current = self.stream
+        if self.pool in device.spoilt:
+            raise RuntimeError("a capture that has failed still uses this pool")
         device.is_busy = device.is_capturing = True
         for mode in self.modes:
             mode.__enter__()
@@ -242,6 +254,10 @@ class _Capturing:
         for mode in reversed(self.modes):
             mode.__exit__(kind, error, at)
         device.is_busy = device.is_capturing = False
+        if device.raises or kind is not None:
+            device.spoilt.add(self.pool)
+        else:
+            device.pools.append(self.pool)
         if device.raises:
             raise RuntimeError("operation failed due to a previous error during capture")
         if kind is None:
@@ -307,7 +323,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     for name, value in {
         "get_sync_debug_mode": lambda: 0 if made.refusing is None else 2,
         "set_sync_debug_mode": refuse,
-        "graph_pool_handle": lambda: 1,
+        "graph_pool_handle": made.new_pool,
         "Stream": new_stream,
         "current_stream": lambda _: made.current,
         "set_stream": set_stream,

@@ -106,11 +106,13 @@ def test_a_capture_that_fails_leaves_the_process_on_its_stream() -> None:
     device = torch.device(GPU)
     record = recorder(device)
     before = torch.cuda.current_stream(device)
+    first = record(lambda there: there * 4, torch.ones(4, dtype=torch.int64))
     with pytest.raises(RuntimeError):
         record(lambda there: there + there.sum().item(), torch.ones(4, dtype=torch.int64))
     assert torch.cuda.current_stream(device) == before
     replay = record(lambda there: there * 2, torch.ones(4, dtype=torch.int64))
     assert replay(torch.full((4,), 3)).tolist() == [6] * 4
+    assert first(torch.full((4,), 3)).tolist() == [12] * 4
 
 
 def test_cudnn_attention_is_off_once_a_model_is_loaded(tmp_path: Path) -> None:

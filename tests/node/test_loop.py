@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 from zlib import crc32
@@ -13,7 +13,8 @@ import torch
 
 from engine.errors import EngineError, ModelError, OutOfMemory
 from engine.forward.forward import Output
-from engine.layout.slots import NUM_TREE_SLOTS, Move
+from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Move
+from engine.loading import Engine
 from node import loop
 from node.follower import (
     Afterwards,
@@ -324,6 +325,26 @@ def test_what_was_loaded_is_not_looked_through_for_rubbish_again(
         assert not any(found is engine for found in gc.get_objects())
     finally:
         gc.unfreeze()
+
+
+def test_prompts_of_a_target_are_run_again_once_its_heads_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What is free for the heads is seen only when unused memory is given back to the driver.
+    did: list[str] = []
+
+    def engine(name: str) -> Engine:
+        did.append(f"{name} loaded")
+        executor: Any = SimpleNamespace(
+            warm_up_prompts=lambda: did.append(f"prompts of {name}"), lanes=LaneLayout(1, 100)
+        )
+        loaded: Any = SimpleNamespace(device=torch.device("cpu"))
+        return Engine(executor, loaded, 90, 10, "", 0.0, {}, "cpu")
+
+    monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine("target"))
+    monkeypatch.setattr(loop, "load_head_engine", lambda *_, **__: engine("heads"))
+    assert load(replace(CONFIG, fixed_rows=0, heads="heads"), Heart()).heads is not None
+    assert did == ["target loaded", "heads loaded", "prompts of target"]
 
 
 def test_with_fixed_rows_passes_of_no_other_number_are_warmed(

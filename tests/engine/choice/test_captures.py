@@ -237,6 +237,14 @@ def test_prompts_of_all_numbers_of_rows_are_run_before_a_text_comes(
     executor.warm_up((), choices=())
     assert set(seen) == {(num_rows, layers) for num_rows in expected for layers in ((), (1,))}
     assert not any(part.any() for part in executor._backend.cache.parts())  # type: ignore[union-attr]
+    # The longest first, whose memory the others reuse; and so again, where it was given back.
+    sizes = [num_rows for num_rows, _ in seen]
+    assert sizes == sorted(sizes, reverse=True)
+    total, first = executor._total, list(seen)
+    seen.clear()
+    executor.warm_up_prompts()
+    assert (seen, executor._total) == (first, total)
+    assert not any(part.any() for part in executor._backend.cache.parts())  # type: ignore[union-attr]
 
 
 def test_what_few_texts_ask_of_a_gpu_is_run_before_a_text_comes(
@@ -322,6 +330,20 @@ def test_lack_of_memory_in_a_run_before_a_recording_says_so(device: StandIn) -> 
     with pytest.raises(torch.OutOfMemoryError):
         record(compute, rows, is_warm=True)
     assert device.current is device.usual
+
+
+def test_recordings_share_a_pool_until_a_capture_in_it_has_failed(device: StandIn) -> None:
+    record = engine.forward.graphs.recorder(CPU)
+    rows = torch.zeros(5, 1, dtype=torch.int64)
+    before = [record(lambda there: there + 1, rows) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="when stream is capturing"):
+        record(lambda there: there + int(there.sum()), rows)
+    after = [record(lambda there: there + 1, rows) for _ in range(2)]
+    for replay in before + after:
+        assert torch.equal(replay(rows + 4), rows + 5)
+    first, _, third, _ = device.pools
+    assert device.pools == [first, first, third, third]
+    assert first != third
 
 
 def test_what_waits_for_the_host_cannot_be_recorded(device: StandIn) -> None:

@@ -5,6 +5,7 @@ only a GPU can show is in tests/gpu.
 """
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -194,30 +195,84 @@ def test_the_mask_of_a_gpu_has_a_width_that_its_kernels_take(
     assert not cache[:, :, unseen : graphs.lanes.first_slot(1) + laid_out.num_visible].any()
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "advice"),
-    [
-        ("CUDA out of memory", OutOfMemory, "no memory .* lower --max-model-len"),
-        ("operation not permitted", ModelError, "cannot be captured .* use the backend fused"),
-    ],
-)
-def test_a_recording_that_fails_at_load_is_one_line(
-    words: str,
-    kind: type[ModelError],
-    advice: str,
-    tmp_path: Path,
-    recordings: list[int],
-) -> None:
-    def fails(*_: object, **__: object) -> Compute:
-        raise RuntimeError(words)
+LACKS = [
+    ("CUDA out of memory", OutOfMemory, "no memory .* lower --max-model-len"),
+    ("operation not permitted", ModelError, "cannot be captured .* use the backend fused"),
+]
 
-    _, graphs = pair(make_model("llama", tmp_path))
+
+def let_recordings_fail(graphs: ModelExecutor, words: str, least_rows: int) -> None:
+    """From now on no pass of so many rows or more can be recorded."""
     backend = graphs._backend
     assert isinstance(backend, GraphBackend)
-    backend._record = fails
+    record = backend._record
+
+    def failing(compute: Compute, rows: torch.Tensor, *, is_warm: bool = False) -> Compute:
+        if rows.shape[1] >= least_rows:
+            raise RuntimeError(words)
+        return record(compute, rows, is_warm=is_warm)
+
+    backend._record = failing
+
+
+@pytest.mark.parametrize(("words", "kind", "advice"), LACKS)
+def test_a_recording_that_fails_before_the_weights_are_repacked_is_one_line(
+    words: str, kind: type[ModelError], advice: str, tmp_path: Path, recordings: list[int]
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)))
+    graphs = ModelExecutor(loaded, NUM_SLOTS, backend="graphs", row_counts=ROW_COUNTS)
+    let_recordings_fail(graphs, words, 1)
     with pytest.raises(kind, match=advice) as caught:
         graphs.warm_up(())
     assert type(caught.value) is kind
+
+
+def test_a_recording_that_fails_ends_the_load_of_a_reproducible_model(
+    tmp_path: Path, recordings: list[int]
+) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)))
+    graphs = make_executor(loaded, NUM_SLOTS, backend="graphs", fixed_rows=4)
+    let_recordings_fail(graphs, "CUDA out of memory", 1)
+    graphs.set_total(300)
+    with pytest.raises(OutOfMemory, match="no memory"):
+        graphs.warm_up(())
+
+
+@pytest.mark.parametrize(("words", "_kind", "advice"), LACKS)
+def test_passes_whose_recording_fails_once_the_weights_are_repacked_run_kernel_by_kernel(
+    words: str,
+    _kind: type[ModelError],
+    advice: str,
+    tmp_path: Path,
+    recordings: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reference, graphs = pair(make_model("llama", tmp_path))
+    backend = graphs._backend
+    assert isinstance(backend, GraphBackend)
+    backend.forget()
+    let_recordings_fail(graphs, words, 4)
+    graphs.warm_up(())
+    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert re.search("1 x 4 rows are not recorded: .*" + advice, warning.getMessage())
+    assert graphs.num_uncaptured == 0  # of texts
+    num_recorded = len(recordings)
+    where = tuple(range(300))
+    for executor in (reference, graphs):
+        executor.run(Feed((7,) * 300, where, where, 0, None), ())
+    for num_rows, num_uncaptured in ((1, 0), (2, 0), (3, 1), (4, 2)):
+        where = tuple(range(300, 300 + num_rows))
+        step = Feed(
+            (5,) * num_rows, where, where, 300, tuple((2 << i) - 1 for i in range(num_rows))
+        )
+        laid_out = graphs.lay_out([step], [range(num_rows)])
+        logits = graphs.forward(laid_out).logits
+        is_refused = num_rows > 2
+        if is_refused:
+            assert logits.data_ptr() == backend._logits.data_ptr()  # where recorded choices read
+        assert difference(logits, reference.run(step, range(num_rows))) < 1e-5
+        assert (graphs.num_uncaptured, graphs.num_late) == (num_uncaptured, 0)
+    assert len(recordings) == num_recorded
 
 
 def test_fixed_row_counts_are_reproducible(tmp_path: Path, recordings: list[int]) -> None:
