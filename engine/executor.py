@@ -13,8 +13,7 @@ tensors. Knows no tree and no message. Two modes:
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice, product
 from typing import Any, Protocol
 
@@ -29,17 +28,21 @@ from engine.device import pin_ahead, send
 from engine.forward.backends import make_backend
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
+    FEWEST_LARGE_ROWS,
     FEWEST_PROMPT_ROWS,
     PROMPT_ROWS,
     Backend,
     Layers,
+    ModelPass,
     Output,
     Say,
-    Spans,
+    are_consecutive,
     check_layers,
     filled,
-    filled_prompt,
+    filled_up,
+    joined,
     rows_of,
+    scored_rows,
     silent,
 )
 from engine.forward.graphs import captured_len
@@ -47,29 +50,6 @@ from engine.forward.masks import MASK_BITS
 from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps, lane_counts
 
 _NUM_TIMED = 3  # passes timed per shape; the quickest counts
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPass:
-    """A forward pass, ready to run; its tensors are on the CPU.
-
-    rows, spans, num_visible  as in `Backend.forward`
-    num_asked    number of rows whose logits are wanted
-    keep         [num_asked] int64: indices of these rows; None: consecutive rows from `start` on
-    start        index of the first row whose logits are wanted, if `keep` is None
-    is_padded    True if the pass is padded to a certain number of rows; then the logits of all rows
-                 are computed, and the wanted ones are picked afterwards
-    fed          per feed, the slice of its rows; all other rows are padding
-    """
-
-    rows: torch.Tensor
-    spans: Spans
-    num_visible: int
-    num_asked: int
-    keep: torch.Tensor | None
-    is_padded: bool
-    fed: tuple[slice, ...]
-    start: int = 0
 
 
 class Executor(Protocol):
@@ -291,16 +271,15 @@ class ModelExecutor(Executor):
         if count is not None:
             for lane in self._lanes_for(by_lane):
                 by_lane[lane] = filled(by_lane.get(lane), count, self._scratch(lane))
-        elif feeds[0].masks is None and self.pads_prompts:
-            by_lane = {at: filled_prompt(rows, self._scratch(at)) for at, rows in by_lane.items()}
-        rows, spans, starts = self._joined(by_lane)
+        else:
+            by_lane = self._filled_up(by_lane, is_prompt=feeds[0].masks is None)
+        rows, spans, starts = joined(by_lane, self.lanes)
         pairs = zip(feeds, asks, strict=True)
         index = [starts[feed.lane] + row for feed, ask in pairs for row in ask]
         fed = tuple(slice(starts[f.lane], starts[f.lane] + len(f.tokens)) for f in feeds)
         keep, made = torch.tensor(index, dtype=torch.int64), torch.from_numpy(rows)
-        return ModelPass(
-            made, spans, num_visible, len(index), keep, is_padded=count is not None, fed=fed
-        )
+        is_padded = count is not None or self._has_all_logits(feeds[0], rows.shape[1])
+        return ModelPass(made, spans, num_visible, len(index), keep, is_padded=is_padded, fed=fed)
 
     def _lay_out_one(self, feed: Feed, ask: Sequence[int], num_visible: int) -> ModelPass:
         """Return a pass of one lane: the usual case, for which host time matters most."""
@@ -308,30 +287,40 @@ class ModelExecutor(Executor):
         count = None if feed.masks is None else self._count_for((rows,))
         if count is not None:
             rows = filled(rows, count, self._scratch(feed.lane))
-        elif feed.masks is None and self.pads_prompts:
-            rows = filled_prompt(rows, self._scratch(feed.lane))
+        else:
+            rows = self._filled_up({feed.lane: rows}, is_prompt=feed.masks is None)[feed.lane]
+        is_padded = count is not None or self._has_all_logits(feed, rows.shape[1])
         spans = (Span(self.lanes.first_slot(feed.lane), rows.shape[1]),)
         # If the wanted logits are consecutive, they are a slice of all logits: nothing is copied.
-        are_there = (count is not None or len(ask) == rows.shape[1]) and _are_consecutive(ask)
+        are_there = (is_padded or len(ask) == rows.shape[1]) and are_consecutive(ask)
         keep = None if are_there else torch.tensor(ask, dtype=torch.int64)
         made, fed = torch.from_numpy(rows), (slice(len(feed.tokens)),)
         return ModelPass(
             *(made, spans, num_visible, len(ask), keep),
-            is_padded=count is not None,
+            is_padded=is_padded,
             fed=fed,
             start=ask[0] if are_there and ask else 0,
         )
 
-    def _joined(self, by_lane: Mapping[int, Any]) -> tuple[Any, Spans, Mapping[int, int]]:
-        """Join the rows of all lanes, ordered by lane; return (rows, spans, lane -> first row)."""
-        spans, starts, num_rows = [], {}, 0
-        for lane in sorted(by_lane):
-            spans.append(Span(self.lanes.first_slot(lane), by_lane[lane].shape[1]))
-            starts[lane] = num_rows
-            num_rows += spans[-1].num_rows
-        parts = [by_lane[lane] for lane in starts]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return rows, tuple(spans), starts
+    def _filled_up(self, by_lane: dict[int, Any], *, is_prompt: bool) -> dict[int, Any]:
+        """Return the rows of a pass that has no recording, on a GPU padded to a power of two.
+
+        Else each new number of rows might make the GPU load kernels in the middle of a text.
+        """
+        if not (self.pads_prompts if is_prompt else self._pads_large):
+            return by_lane
+        fewest = FEWEST_PROMPT_ROWS if is_prompt else FEWEST_LARGE_ROWS
+        return filled_up(by_lane, fewest, self._scratch(max(by_lane)))
+
+    @property
+    def _pads_large(self) -> bool:
+        """True if decode passes with more rows than any recording are padded, to a power of two."""
+        return self.is_captured and self.fixed_rows is None and bool(self.row_counts)
+
+    def _has_all_logits(self, feed: Feed, num_rows: int) -> bool:
+        """True if all logits of a pass are computed, padding's too: a number that was warmed up."""
+        is_large = feed.masks is not None and self._pads_large
+        return is_large and num_rows <= scored_rows(self.loaded.vocab_size)
 
     def _rows_of(self, feed: Feed) -> Any:
         """Return the rows of one lane as integers, [5, n] int64, as in `Backend.forward`."""
@@ -472,6 +461,7 @@ class ModelExecutor(Executor):
             record_choices((*choices, *beside), logits.clone(), self.row_counts)
             try_choices((*rare, *beside), logits)
         self._total = total
+        self._warm_up_large(lanes)
         self.warm_up_prompts()
         if self._backend is not None:
             # Token 0, of these passes, may give NaN in some models: clear what it has written.
@@ -500,6 +490,17 @@ class ModelExecutor(Executor):
         feeds = [_chain(lane, num_rows) for lane in range(num_lanes)]
         for layers in {(), self.layers}:
             self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
+
+    def _warm_up_large(self, lane_counts: Sequence[int]) -> None:
+        """Run decode passes of more rows than any recording has, of the padded numbers of rows."""
+        if not self._pads_large:
+            return
+        counted, total = self._num_too_large, self._total
+        for num_lanes, num_rows in product(reversed(lane_counts), (MASK_BITS, FEWEST_LARGE_ROWS)):
+            if self.row_counts[-1] < num_rows <= min(self.capacity, self.loaded.max_model_len):
+                self._total = total or self._round_up(num_rows)
+                self._warm_up(num_lanes, num_rows)
+        self._num_too_large, self._total = counted, total
 
     def _warm_up_choices(self, choices: Iterable[Choice]) -> torch.Tensor:
         """Record choices over the logits of recorded passes, read in place; return these logits.
@@ -604,8 +605,3 @@ def _chain(lane: int, num_rows: int) -> Feed:
     """Return a pass of a chain of `num_rows` rows at the start of a lane."""
     where = tuple(range(num_rows))
     return Feed((0,) * num_rows, where, where, 0, tuple((2 << i) - 1 for i in where), lane)
-
-
-def _are_consecutive(ask: Sequence[int]) -> bool:
-    """True if the indices are consecutive and ascending, or there are none."""
-    return not ask or tuple(ask) == tuple(range(ask[0], ask[0] + len(ask)))

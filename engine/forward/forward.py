@@ -28,7 +28,9 @@ from engine.layout.slots import Feed, LaneLayout, Span
 # Padding rows write to scratch slots behind the cache, which no other row sees.
 
 FEWEST_PROMPT_ROWS = 64
+FEWEST_LARGE_ROWS = 32  # of a decode pass that is padded, but has more rows than any recording
 PROMPT_ROWS = 2048  # most rows of a prefill chunk on a GPU
+Spans = tuple[Span, ...]
 _SCORED_BYTES = 256 << 20  # most bytes of float32 logits of a chunk of which all are wanted
 
 
@@ -60,13 +62,35 @@ def filled(rows: Any | None, count: int, scratch: int) -> Any:
     return made
 
 
-def filled_prompt(rows: Any, scratch: int) -> Any:
-    """Return a prefill chunk [5, n] padded to 64, 128, ... rows; padding writes to `scratch`."""
-    num_rows = rows.shape[1]
-    count = max(FEWEST_PROMPT_ROWS, 1 << (num_rows - 1).bit_length())
-    made = rows[:, np.minimum(np.arange(count), num_rows - 1)]
+def filled_up(by_lane: Mapping[int, Any], fewest: int, scratch: int) -> dict[int, Any]:
+    """Return the rows [5, n] of a pass's lanes, the last lane's padded.
+
+    All lanes together then have `fewest` rows, or twice as many, four times ... Padding rows are
+    copies of the last row that write to slot `scratch`.
+    """
+    last = max(by_lane)
+    num_rows, together = by_lane[last].shape[1], sum(rows.shape[1] for rows in by_lane.values())
+    count = num_rows - together + max(fewest, 1 << (together - 1).bit_length())
+    made = by_lane[last][:, np.minimum(np.arange(count), num_rows - 1)]
     made[2, num_rows:] = scratch
-    return made
+    return {**by_lane, last: made}
+
+
+def are_consecutive(indices: Sequence[int]) -> bool:
+    """True if the indices are consecutive and ascending, or there are none."""
+    return not indices or tuple(indices) == tuple(range(indices[0], indices[0] + len(indices)))
+
+
+def joined(by_lane: Mapping[int, Any], lanes: LaneLayout) -> tuple[Any, Spans, Mapping[int, int]]:
+    """Join the rows of all lanes, ordered by lane; return (rows, spans, lane -> first row)."""
+    spans, starts, num_rows = [], {}, 0
+    for lane in sorted(by_lane):
+        spans.append(Span(lanes.first_slot(lane), by_lane[lane].shape[1]))
+        starts[lane] = num_rows
+        num_rows += spans[-1].num_rows
+    parts = [by_lane[lane] for lane in starts]
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return rows, tuple(spans), starts
 
 
 def scored_rows(vocab_size: int) -> int:
@@ -120,7 +144,6 @@ def as_bytes(features: torch.Tensor) -> bytes:
 
 # -- forward ---------------------------------------------------------------------------------------
 
-Spans = tuple[Span, ...]
 Shape = tuple[int, int]
 """Shape of a recorded pass: number of lanes, number of rows of each lane."""
 
@@ -136,6 +159,29 @@ class Output:
 
     logits: torch.Tensor
     features: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPass:
+    """A forward pass, ready to run; its tensors are on the CPU.
+
+    rows, spans, num_visible  as in `Backend.forward`
+    num_asked    number of rows whose logits are wanted
+    keep         [num_asked] int64: indices of these rows; None: consecutive rows from `start` on
+    start        index of the first row whose logits are wanted, if `keep` is None
+    is_padded    True if the pass is padded to a certain number of rows; then the logits of all rows
+                 are computed, and the wanted ones are picked afterwards
+    fed          per feed, the slice of its rows; all other rows are padding
+    """
+
+    rows: torch.Tensor
+    spans: Spans
+    num_visible: int
+    num_asked: int
+    keep: torch.Tensor | None
+    is_padded: bool
+    fed: tuple[slice, ...]
+    start: int = 0
 
 
 Say = Callable[[str], None]

@@ -6,6 +6,7 @@ The GPU is played (`stand_in.py`).
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling
 from engine.device import fetch
 from engine.executor import ModelExecutor
+from engine.forward.forward import Output
+from engine.forward.fused import FusedBackend
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from tests.engine.flex_forms import always, spelt_out
@@ -295,6 +298,34 @@ def test_a_recording_serves_any_lanes(
     got = graphs.run_together(feeds, asks)
     assert difference(got, torch.cat(wants)) < 1e-5
     assert graphs.num_late == 0
+
+
+@pytest.mark.parametrize("counts", [(5,), (32,), (33,), (64,), (20, 3), (60, 64, 1), (4, 30, 31)])
+def test_passes_larger_than_recordings_have_numbers_of_rows_that_ran_at_load(
+    counts: tuple[int, ...], device: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_rows: list[int] = []
+    forward = FusedBackend.forward
+
+    def spy(self: FusedBackend, rows: torch.Tensor, *args: Any, **options: Any) -> Output:
+        num_rows.append(rows.shape[1])
+        return forward(self, rows, *args, **options)
+
+    monkeypatch.setattr(FusedBackend, "forward", spy)
+    folder = make_model("llama", tmp_path, scale=0.5)
+    graphs = ready(folder, num_lanes=4, children=())
+    at_load = {rows for rows in num_rows if rows in (32, 64, 128, 256)}
+    assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
+    alone = make_executor(load_model(str(folder), dtype="float32"), CAPACITY, backend="reference")
+    feeds = [a_step(0, count, lane) for lane, count in enumerate(counts)]
+    num_rows.clear()
+    asks = [range(count // 3, count) for count in counts]
+    got = graphs.run_together(feeds, asks)
+    wants = [alone.run(a_step(0, len(ask) + ask.start), ask) for ask in asks]
+    assert difference(got, torch.cat(wants)) < 1e-5
+    assert len(num_rows) == 1
+    assert set(num_rows) <= at_load
+    assert graphs.num_uncaptured == 1
 
 
 def test_memory_of_recordings_outlives_whatever_else_runs(device: StandIn, tmp_path: Path) -> None:

@@ -229,6 +229,18 @@ def test_prompts_find_memory_and_choices_recordings_that_are_there(
     assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
 
 
+def test_passes_larger_than_recordings_find_memory_that_is_there(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32", device=GPU)
+    graphs = make_executor(loaded, 400, backend="graphs", row_counts=ROW_COUNTS)
+    graphs.warm_up((1,))
+    num_taken = torch.cuda.memory_stats(GPU)["num_device_alloc"]
+    for number, length in enumerate((5, 19, 31, 33, 63), 1):
+        where = tuple(range(length))
+        graphs.run(Feed(where, where, where, 0, tuple((2 << i) - 1 for i in where)), where)
+        assert graphs.num_uncaptured == number
+    assert torch.cuda.memory_stats(GPU)["num_device_alloc"] == num_taken
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 def test_recordings_of_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
     folder = save("llama", tmp_path, {})
