@@ -37,9 +37,7 @@ _SHORTEST = 256  # tokens; a lower maximum length is useless
 
 
 def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float = 1.0) -> int:
-    """Return the maximum length of a text in tokens: `asked`, or if that is 0, what fits in memory.
-
-    The result is never more than the model's `max_model_len`.
+    """Return the longest text in tokens: `asked` (0: what fits), at most the model's.
 
     num_lanes  number of texts at once that should fit, if `asked` is 0
     part       share (0 to 1) of the cache memory for this model: a drafter leaves the rest to its

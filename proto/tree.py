@@ -325,7 +325,9 @@ class SpeculationTree:
         source: int,
         proposals: Sequence[Proposal] = (),
     ) -> list[int]:
-        """Attach children to the root or a live node; returns the path hashes of the new ones.
+        """Attach children to the root or a live node, unless refused; return new ones' path hashes.
+
+        A child is refused if the tree is full, or if the first child wins and there is one.
 
         tokens, scores, proposals  one for each child; scores as in `Node`
         """

@@ -252,7 +252,7 @@ class Plan:
 
     @property
     def winner(self) -> Cell | None:
-        """Return the fastest cell; None if speculation does not pay."""
+        """Return the fastest cell; None if it is less than PAYS times as fast as plain decoding."""
         cell = max(self.best, key=self.speedup)
         return cell if self.speedup(cell) >= PAYS else None
 

@@ -271,9 +271,9 @@ class Verifying:
         return (self._repeat(length, now),)
 
     def _repeat(self, base_len: int, now: float) -> Send:
-        """Note and return a repeated verdict with all tokens after `base_len` and their logprobs.
+        """Note and return a repeated verdict from `base_len` on, or from where kept logprobs begin.
 
-        Logprobs that were asked for are kept for all tokens that the coordinator may lack.
+        The later one counts; logprobs asked for are kept for all that the coordinator may lack.
         """
         self._said_at = now
         base_len = max(base_len, min(self.reports.start, len(self.tree.text) - 1))

@@ -51,8 +51,6 @@ class Asking:
         """Return a request for each prompt. Raises ConfigurationError.
 
         speculation  how drafts are made for these requests; None: as for the pair
-
-        speculation  of these requests alone; None: the pair's
         """
         pairs = [self._read(prompt) for prompt in _listed(prompts)]
         return self._with_params(pairs, params, speculation)
@@ -67,8 +65,6 @@ class Asking:
         """Return a request for each conversation. Raises ConfigurationError, ModelError.
 
         arguments  values for the variables of the chat template
-
-        arguments  of the chat template
         """
         pairs = [
             self.pair.encode_chat(conversation, arguments)

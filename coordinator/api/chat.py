@@ -50,6 +50,8 @@ class ChatTemplate:
     """A target's chat template: renders a conversation as one prompt.
 
     is_plain  the target has no template of its own, so that PLAIN is used
+
+    The constructor raises ModelError if the source is no template.
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], where: str) -> None:

@@ -25,7 +25,8 @@ class Frozen(BaseModel):
     """Base of the settings classes; a wrong value raises a one-line ConfigurationError.
 
     The error names the setting. A value must have the type of its setting and is never converted
-    by a guess; only lists (as tuples) and numbers of numpy are accepted (`refusals.py`).
+    by a guess; only lists (as tuples) and numbers of numpy are accepted (`refusals.py`). Changing a
+    setting raises ConfigurationError, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

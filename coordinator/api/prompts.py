@@ -35,7 +35,7 @@ def find_file(model: str, revision: str | None, name: str) -> Path | None:
 
 
 def _fetched(model: str, revision: str | None, name: str) -> Path | None:
-    """Fetch a file of a model on the hub; return the model's local folder, None if it fails."""
+    """Return the model's folder, with this file if the hub has it; None: it cannot be asked."""
     from httpx2 import TransportError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

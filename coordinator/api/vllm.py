@@ -31,7 +31,10 @@ UseTqdm: TypeAlias = bool | Callable[..., Any]
 
 
 class Bar(AbstractContextManager["Bar"]):
-    """A progress bar that counts complete prompts and shows the tokens per second."""
+    """A progress bar that counts complete prompts and shows the tokens per second.
+
+    The constructor raises ConfigurationError if `use_tqdm` is neither a bool nor a function.
+    """
 
     def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
         self._num_tokens, self._since = 0, time.monotonic()

@@ -60,7 +60,7 @@ def folders() -> list[Path]:
 
 
 def ask(folder: Path, limit_s: float = LIMIT_S) -> Found | None:
-    """Ask the coordinator of this folder for its state and return it; None: it has just ended."""
+    """Ask a coordinator for its state; no answer: `trouble` says why. None: it has just ended."""
     deadline = time.monotonic() + limit_s
     pid = 0
     while True:

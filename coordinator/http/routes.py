@@ -59,10 +59,6 @@ class Routes:
     model    name of the target in the API
     most     tokens that a request may ask for; 0: any number
     version  of this software
-
-    model    name of the target in the API
-    most     tokens that a request may ask for; 0: any number
-    version  of this software
     """
 
     def __init__(

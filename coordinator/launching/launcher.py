@@ -189,6 +189,8 @@ class Launcher:
 
     is_alone  only one node runs on this machine
     modules   Python module that the process of a role runs, where it differs from `MODULES`
+
+    The constructor raises NodeError if no runtime folder can be made.
     """
 
     way = "local"

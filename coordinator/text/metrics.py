@@ -274,11 +274,10 @@ class Simulated:
 
 
 def late_share(times: Iterable[tuple[float, float]]) -> float:
-    """Return at most which share of the time forwards took longer than simulated; 0: none.
+    """Return at most which share of the time forwards were late; `times`: (ms late, ms elapsed).
 
-    times  pairs (ms by which forwards were late, ms that elapsed). Each pair counts as late by at
-           most its elapsed time: two devices can be late at once, and a device can be late by a
-           forward that began earlier
+    Late: they took longer than simulated. Each pair counts as late by at most its elapsed time: two
+    devices can be late at once, and a device can be late by a forward that began earlier.
     """
     pairs = tuple(times)
     elapsed = sum(elapsed for _, elapsed in pairs)

@@ -309,9 +309,10 @@ def _add_noise(scores: Floats, keys: Sequence[int]) -> Floats:
 
 
 def _rank(total: Floats, count: int, beta: float) -> tuple[list[list[int]], list[list[float]]]:
-    """Return, per row of `total` [n, V], the `count` largest: indices and log softmax(beta total).
+    """Return the `count` largest per row and log softmax(beta total); may overwrite `total`.
 
-    Entries of -inf are left out. If `count` is above 1, this overwrites entries of `total`.
+    The largest are given as indices, without entries of -inf. If `count` is above 1, entries of
+    `total` [n, V] are overwritten.
     """
     with np.errstate(over="ignore"):  # to -inf: a weight of zero
         found = [_rank_row(row, min(count, total.shape[1]), beta) for row in total]

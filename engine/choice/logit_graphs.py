@@ -92,9 +92,7 @@ class Captures:
     def run(
         self, name: Hashable, work: Work, logits: torch.Tensor, integers: torch.Tensor
     ) -> torch.Tensor:
-        """Return work(logits, integers), replayed from a recording if there is one.
-
-        The result is valid until the next call.
+        """Return work(logits, integers), replayed if recorded; it is valid until the next call.
 
         name      identifies the computation, including any constants in it
         work      the computation; it returns one row for each row of logits

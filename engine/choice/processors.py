@@ -75,8 +75,6 @@ class Settings(Protocol):
         """Return the factor by which the logits of tokens in the text are made smaller.
 
         Positive logits are divided by it, others multiplied. 1 is off.
-
-        1 is off.
         """
 
     @property

@@ -98,7 +98,7 @@ def _all_experts(experts: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _product(experts: Any, name: str, x: torch.Tensor) -> torch.Tensor:
-    """Return the product of `x` [n, in] or [experts, n, in] with each expert's matrix `name`."""
+    """Return `x` [n, in] or [experts, n, in] times each expert's matrix `name`, plus any bias."""
     matrices = getattr(experts, name)
     out = torch.matmul(x, matrices if experts.is_transposed else matrices.transpose(1, 2))
     return out + getattr(experts, f"{name}_bias")[:, None] if experts.has_bias else out

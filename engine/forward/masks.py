@@ -109,10 +109,9 @@ class Masks:
 def as_words(
     slots: Sequence[int], prefix_len: int, masks: Sequence[int] | None
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Return what each of n rows sees, as two integers (words): prefix length, and 64 bits.
+    """Return what each of n rows sees, as two integers (words): prefix length, 64 bits (signed).
 
     Row j sees the slots [0, words[0][j]), and slot words[0][j] + t if bit t of words[1][j] is set.
-    The 64 bits are given as a signed integer.
 
     slots       [n]: the slot that each row's key and value are written to
     prefix_len  every row sees the slots [0, prefix_len)

@@ -219,9 +219,9 @@ class SlotMap(Generic[K]):
         return Feed(*rows, self.lane, tuple(before))
 
     def rename(self, key: K, to: K | None) -> None:
-        """Give the node `key` the key `to`; None: remove the node and free its slot.
+        """Give node `key` the key `to`; None: remove it and free its slot. No `key`: do nothing.
 
-        Used for nodes that are fed under a provisional key. Does nothing if `key` has no slot.
+        Used for nodes that are fed under a provisional key.
         """
         if (place := self._places.pop(key, None)) is None:
             return

@@ -72,11 +72,7 @@ def along(dim: int, run: range, each: int = 1) -> tuple[slice, ...]:
 
 
 def finite(name: str, tensors: Tensors) -> torch.Tensor:
-    """Return a tensor of scales in float32.
-
-    Raises:
-        BadTensors: it holds NaN or infinity.
-    """
+    """Return a tensor of scales in float32. Raises BadTensors if it holds NaN or infinity."""
     scales = tensors[name].float()
     if not torch.isfinite(scales).all():
         raise BadTensors(f"{name} holds NaN or infinity")

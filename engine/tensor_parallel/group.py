@@ -75,13 +75,10 @@ class Followers:
     def __init__(
         self, model: str, *, revision: str | None, dtype: str, devices: Sequence[str]
     ) -> None:
-        """Start the followers, which begin to load the model at once.
+        """Start the followers, which load the model at once. Raises RankError if one cannot start.
 
         devices  device of each rank, rank 0 first
         model, revision, dtype  as for `load_model`
-
-        Raises:
-            RankError: a process cannot be started.
         """
         self.count = len(devices)
         self.is_told = False

@@ -152,7 +152,10 @@ class Warm:
 
 
 class PairEngine:
-    """An engine of ours: a target and a drafter, started for the experiment."""
+    """An engine of ours: a target and a drafter, started for the experiment.
+
+    The constructor raises ConfigurationError and other SlipstreamErrors.
+    """
 
     def __init__(
         self,

@@ -134,10 +134,7 @@ class Folder:
         return dataclasses.replace(header, runs=earlier.runs if earlier else ()), rows
 
     def begin(self, header: Header, run: RunRecord) -> Header:
-        """Add a run to the header, write `experiment.json`, and return the new header.
-
-        Raises OutputError.
-        """
+        """Write `experiment.json` with a run added; return the new header. Raises OutputError."""
         header = dataclasses.replace(header, runs=(*header.runs, run))
         write_whole(self.path / FILE, json.dumps(dataclasses.asdict(header), indent=1))
         return header

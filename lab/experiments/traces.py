@@ -18,7 +18,10 @@ def write_traces(
     connect_ray: ConnectRay | None,
     say: Callable[[str], None],
 ) -> list[Path]:
-    """Write a trace file for each arm that is no peer; return the paths. Raises SlipstreamError."""
+    """Write a trace file for each arm that is no peer; return the paths.
+
+    Raises OutputError and other SlipstreamErrors.
+    """
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:

@@ -140,7 +140,9 @@ def pack(
     also: Sequence[str],
     tree: Path | None = None,
 ) -> str:
-    """Make the kit's folder anew; return lines that say what is in it. Raises SlipstreamError.
+    """Make the kit's folder anew; return lines that say what is in it.
+
+    Raises ConfigurationError and other SlipstreamErrors.
 
     tree  a new folder for the working tree that travels, with the kit in it; None: not wanted
     """

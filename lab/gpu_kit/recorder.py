@@ -19,7 +19,7 @@ FILE = "rows.jsonl"
 
 
 def read(path: Path) -> list[KitRow]:
-    """Return the rows of a file, without an incomplete last line. Raises ConfigurationError."""
+    """Return a file's rows but a cut-off last line; [] if missing. Raises ConfigurationError."""
     return [row for _, row in lines_of(path, from_line)]
 
 

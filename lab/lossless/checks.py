@@ -196,10 +196,10 @@ def greedy_check(
 def seeds(
     pair: Pair, prompts: Sequence[Text], policies: Sequence[SpeculationConfig]
 ) -> list[Check]:
-    """Compare each policy's sampled texts with the target's of equal seeds; return lines.
+    """Compare each policy's sampled texts with plain ones; or a single check says "not tested".
 
-    Returns a line per policy, or a single line that says "not tested" if equal texts are not
-    promised.
+    Plain texts are the target's own, of equal seeds. Returns a check per policy. Not tested: equal
+    texts are not promised.
     """
     dtype = pair.hello(Role.TARGET).dtype
     if not seeds_promised(dtype, reproducible=pair.config.reproducible):
@@ -292,10 +292,6 @@ def detectable(num_texts: int, chances: Joint) -> float:
 @dataclass(frozen=True, slots=True)
 class Pace:
     """The measured times of a pair, in seconds, from which the duration of checks is estimated.
-
-    start_s  to load both models and become ready
-    long_s   for a text of `GREEDY_LENGTH` tokens, written by the target alone
-    short_s  for a text of `LENGTH` tokens with drafts
 
     start_s  to load both models and become ready
     long_s   for a text of `GREEDY_LENGTH` tokens, written by the target alone

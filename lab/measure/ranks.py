@@ -80,7 +80,7 @@ def positions_of(
 def record(options: argparse.Namespace) -> list[tuple[Position, ...]]:
     """Write and rank all texts; return the positions of each text.
 
-    Raises SlipstreamError, EngineError.
+    Raises ConfigurationError and other SlipstreamErrors, EngineError.
     """
     tokenization = Tokenization.of_model(options.target, None)
     if tokenization is None:

@@ -192,7 +192,7 @@ class Race:
         return [child for child in node.children if child.arrived <= self.now]
 
     def _verified(self, rows: set[int]) -> None:
-        """Handle the end of a pass: commit the right rows and one more token, and launch a pass."""
+        """End a pass: commit right rows and one token, send the verdict, launch the next pass."""
         node, self.num_passes, self._is_verifying = self._root, self.num_passes + 1, False
         while (right := self._right_child(node)) is not None and right.number in rows:
             node, self.num_tokens = right, self.num_tokens + 1

@@ -31,10 +31,7 @@ NUM_SHOWN = 4  # ranks whose share is printed
 
 
 def case_of(costs: Costs, texts: Texts) -> Case:
-    """Return the case to simulate, with the coordinator on the target's host.
-
-    Raises ConfigurationError.
-    """
+    """Return the case to simulate; coordinator on the target's host. Raises ConfigurationError."""
     target = _forwards(costs, "target", costs.target_ms, costs.verify_ms_per_token)
     drafter = _forwards(costs, "draft", costs.draft_ms, costs.draft_ms_per_row)
     return Case(
@@ -69,10 +66,7 @@ def likenesses(costs: Costs) -> dict[str, Published]:
 
 
 def _forwards(costs: Costs, name: str, ms: float | None, row_ms: float) -> Forwards:
-    """Return the time of a forward: as given, of a model by its name, or by the roofline model.
-
-    Raises ConfigurationError.
-    """
+    """Return a forward's time: given, of a named model, or roofline. Raises ConfigurationError."""
     names = ("params", "bytes", "bandwidth", "flops")
     params, num_bytes, bandwidth, flops = (getattr(costs, f"{name}_{what}") for what in names)
     if like := likenesses(costs).get(name):

@@ -111,7 +111,7 @@ class Chat:
                 return
 
     def _handle(self, entry: Entry) -> bool:
-        """Answer a message or do a command; return False if the conversation is to end."""
+        """Answer or obey; return False at the end. A person is shown errors; a pipe raises them."""
         try:
             match entry:
                 case Say(text):

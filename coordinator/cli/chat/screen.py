@@ -156,7 +156,10 @@ def _typed_ahead() -> Iterator[None]:
 
 
 class Pipe:
-    """A screen without a person: every line of standard input is a turn."""
+    """A screen without a person: every line of standard input is a turn.
+
+    The constructor raises ConfigurationError if standard input is closed.
+    """
 
     is_person = False
 
@@ -167,6 +170,7 @@ class Pipe:
         sys.stdin.reconfigure(encoding="utf-8", errors=ERRORS)  # type: ignore[union-attr]
 
     def read(self, *, is_more: bool) -> str | None:  # noqa: ARG002 - there is no prompt
+        """Return the next line; None: no more. Raises ConfigurationError: a line is too long."""
         line = sys.stdin.readline(MAX_LINE + 1)
         if len(line) > MAX_LINE:
             raise ConfigurationError(

@@ -60,8 +60,6 @@ class Line:
     """A line of the picture: the points of a policy (or peer) whose other settings are alike.
 
     family  decides the line's colour
-
-    family  decides its colour
     """
 
     __pydantic_config__ = NO_OTHERS
@@ -78,11 +76,6 @@ class Curves:
     x      name of the setting on the x axis
     unit   the setting's unit, with a space before it
     base   what a speed-up of 1 means
-
-    facts  what was measured, what was simulated, and what was not measured
-    x      what the x axis shows
-    unit   of a value on it, with a space before it
-    base   what a speed-up of 1 is
     """
 
     __pydantic_config__ = NO_OTHERS

@@ -238,7 +238,7 @@ def _predicted(arm: Arm, costs: Costs, rows: Sequence[Row], ranks: Trace) -> flo
 def recorded(arm: Arm, path: Path) -> Trace:
     """Return the ranks of an arm's prompts; record them to `path` first if it does not exist.
 
-    Raises SlipstreamError.
+    Raises NodeError and other SlipstreamErrors.
     """
     if not path.exists():
         arguments = {

@@ -213,7 +213,7 @@ def _summary(
 
 
 def _speeds(rows: Iterable[Row]) -> dict[Cell, float]:
-    """Return the tokens per second of each cell; a cell with several texts has one value."""
+    """Return each cell's tokens per second, all its texts together; without cells of speed 0."""
     return {
         Cell(row.prompt, row.repetition, row.turn): row.tokens_per_second
         for row in rows

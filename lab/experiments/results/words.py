@@ -186,8 +186,6 @@ def facts(header: Header, measured: Collection[str]) -> list[str]:
     """Return sentences on what was measured or simulated, and what was not measured.
 
     measured  names of the measured arms
-
-    measured  the arms that were
     """
     times = f", {header.repetitions} times each" if header.repetitions > 1 else ""
     prompts = f"{header.num_prompts} prompt{'s' * (header.num_prompts != 1)}"

@@ -24,7 +24,10 @@ NUM_KERNELS, NAME_LEN = 14, 38
 
 
 def measure(context: Context) -> None:
-    """Profile one pass on the backend that a node would choose, and write a row per kernel."""
+    """Profile one pass on the backend that a node would choose, and write a row per kernel.
+
+    Raises ValueError if the profiler has seen nothing of the device.
+    """
     models = models_in(context)
     folder = models.target if context.which == "target" else models.drafter
     length, num_rows = LENGTH_SMALL if context.is_small else LENGTH, NUM_ROWS[context.which]
