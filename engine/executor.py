@@ -455,7 +455,7 @@ class ModelExecutor(Executor):
                 self._warm_up_chains(chains, chained)
         self._total = totals[0]
         for num_rows in row_counts:
-            seconds[num_rows] = self.seconds_of(_chain(0, num_rows))
+            seconds[num_rows] = self.seconds_of(Feed.chain(0, num_rows))
         if self.is_captured and row_counts:
             logits = self._warm_up_choices(choices)
             record_choices((*choices, *beside), logits.clone(), self.row_counts)
@@ -487,7 +487,7 @@ class ModelExecutor(Executor):
 
     def _warm_up(self, num_lanes: int, num_rows: int) -> None:
         """Run a pass of so many lanes and rows per lane, without and with hidden states."""
-        feeds = [_chain(lane, num_rows) for lane in range(num_lanes)]
+        feeds = [Feed.chain(lane, num_rows) for lane in range(num_lanes)]
         for layers in {(), self.layers}:
             self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
 
@@ -508,7 +508,7 @@ class ModelExecutor(Executor):
         The caller also records them over a copy: logits of prompts and of several lanes, and those
         that biases and penalties have changed, are copied before a choice reads them.
         """
-        rows = _chain(0, max(self.row_counts))
+        rows = Feed.chain(0, max(self.row_counts))
         logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
         record_choices(choices, logits, self.row_counts)
         return logits
@@ -574,9 +574,7 @@ class ModelExecutor(Executor):
         assert self._backend is not None, "this executor was freed"
         most = max(rows.shape[1] for rows in parts)
         if self.fixed_rows is not None:
-            assert most <= self.fixed_rows, (
-                f"{most} rows, but reproducible mode is fixed at {self.fixed_rows}"
-            )
+            assert most <= self.fixed_rows, f"{most} rows, but they are fixed at {self.fixed_rows}"
             return self.fixed_rows
         if len(parts) > 1 and not self.is_captured:
             return None  # compiled programs run one lane only, so padding would just cost time
@@ -599,9 +597,3 @@ class ModelExecutor(Executor):
     def _scratch(self, lane: int) -> int:
         """Return the first scratch slot of a lane, as a slot of the whole cache."""
         return self.lanes.first_slot(lane) + self._most_visible
-
-
-def _chain(lane: int, num_rows: int) -> Feed:
-    """Return a pass of a chain of `num_rows` rows at the start of a lane."""
-    where = tuple(range(num_rows))
-    return Feed((0,) * num_rows, where, where, 0, tuple((2 << i) - 1 for i in where), lane)

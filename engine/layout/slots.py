@@ -90,6 +90,12 @@ class Feed:
             return end
         return max(end, self.prefix_len + max(self.masks).bit_length())
 
+    @classmethod
+    def chain(cls, lane: int, num_rows: int) -> "Feed":
+        """Return a chain of `num_rows` rows (token 0) at the start of a lane."""
+        where = tuple(range(num_rows))
+        return cls((0,) * num_rows, where, where, 0, tuple((2 << i) - 1 for i in where), lane)
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
