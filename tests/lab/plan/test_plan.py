@@ -43,8 +43,8 @@ def test_the_table_has_every_policy_and_says_what_to_use(
 def test_the_help_says_how_often_further_choices_are_right() -> None:
     words = Texts.model_fields["acceptance"].description
     assert words is not None
-    assert f"the second choice has {SECOND_RANK} of the rest" in words
-    assert f"further one {NEXT_RANK} of what is left" in words
+    assert f"the second choice gets {SECOND_RANK} of the remaining" in words
+    assert f"each further choice {NEXT_RANK} of what then remains" in words
 
 
 def test_where_speculation_does_not_pay_that_is_said_plainly(
