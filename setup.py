@@ -20,7 +20,7 @@ CODE = (
     *("coordinator", "rehearsal", "deploy", "lab"),
 )
 # Files that are read when the program runs, by the ending of their names.
-DATA = ("*.toml", "*.jsonl", "*.txt", "*.j2", "*.yaml")
+DATA = ("*.toml", "*.json", "*.jsonl", "*.txt", "*.j2", "*.yaml")
 
 
 def layout() -> tuple[list[str], dict[str, str], dict[str, list[str]]]:

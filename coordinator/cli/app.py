@@ -206,7 +206,8 @@ def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has closed it, so nobody reads an error message either.
-        sys.stderr.close()
+        with suppress(AttributeError):  # there is none, if it was closed at the start
+            sys.stderr.close()
         return EXIT_FAILED
     except OSError as error:
         _say(f"error: {unexplained(error)}")

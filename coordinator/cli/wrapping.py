@@ -57,6 +57,6 @@ def fitted(text: str, width: int) -> str:
 
 def for_stderr(text: str) -> str:
     """Return the text as it is written to stderr: wrapped on a terminal, unchanged elsewhere."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None: it was closed at the start
         return text
     return fitted(text, shutil.get_terminal_size().columns)

@@ -18,6 +18,7 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch, Request
+from coordinator.cli.wrapping import WIDTH, continued
 from coordinator.launching.remote import RemoteNodes
 from proto.errors import SlipstreamError
 from proto.messages import Role
@@ -226,10 +227,10 @@ def test_a_coordinator_that_waits_says_what_to_type_and_says_it_again_on_ctrl_c(
     ]
     shown = [
         "waiting for the target and the drafter; type on their hosts:",
-        *commands,
+        *(line for command in commands for line in continued(command, WIDTH)),
     ]
     try:
-        assert wait_for(lambda: len(log.read_text().splitlines()) >= 3, LIMIT_S)
+        assert wait_for(lambda: len(log.read_text().splitlines()) >= len(shown), LIMIT_S)
         time.sleep(1.0)
         assert log.read_text().splitlines() == shown
         process.send_signal(signal.SIGINT)

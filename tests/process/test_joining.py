@@ -308,7 +308,7 @@ def test_a_coordinator_that_waits_says_what_to_type_and_again_on_ctrl_c(tmp_path
 
 def test_what_cannot_be_joined_is_one_line(keys: str, tmp_path: Path) -> None:
     far = ("--join", "tcp://192.0.2.1:5555")
-    assert_one_line(node("target_node", *far), "without keys nothing is encrypted")
+    assert_one_line(node("target_node", *far), "needs encryption: give --keys DIR")
     assert_one_line(node("target_node", *far, "--keys", str(tmp_path)), "cannot read the key")
     assert_one_line(node("target_node", "--keys", keys), "--join")
     readable = tmp_path / "keys"
@@ -325,7 +325,7 @@ def test_what_a_coordinator_cannot_do_with_remote_nodes_is_one_line(keys: str) -
 
     remote = ("--nodes", "remote", "--listen", "tcp://0.0.0.0:5571")
     assert_one_line(generate("--nodes", "remote"), "needs --listen")
-    assert_one_line(generate(*remote), "without keys nothing is encrypted")
+    assert_one_line(generate(*remote), "needs encryption: give --keys DIR")
     assert_one_line(
         generate(*remote, "--keys", keys, "--dtype", "float32"), "--dtype is for nodes that"
     )

@@ -153,7 +153,7 @@ def test_speculation_is_shown_in_marks_that_can_be_taken_away(models: list[str])
     assert done.returncode == 0
     assert "marks: accepted draft  [-rejected draft-]  {+the target's own+}" in done.stderr
     assert "\x1b[" not in done.stdout
-    accepted, drafted = re.findall(r"\((\d+) of (\d+) drafts\)", done.stderr)[0]
+    accepted, drafted = re.findall(r"\((\d+) of (\d+) drafts accepted\)", done.stderr)[0]
     assert int(accepted) < int(drafted)
     assert "[-" in done.stdout
     assert "{+" in done.stdout
