@@ -15,7 +15,7 @@ from coordinator.api.pair import Pair
 from tests.process.behaviours import CONFIG
 from tests.process.served import LIMIT_S, Served, serving
 
-pytestmark = [pytest.mark.process, pytest.mark.long]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROMPT = "class Stack:\n    "
 NUM_LEAVING, AT_ONCE = 1000, 40
