@@ -7,8 +7,6 @@ from typing import Any
 from coordinator.api.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from coordinator.text.metrics import Metrics
 
-REASONS = {"error": "error", "abort": "abort"}  # besides OpenAI's own "stop" and "length"
-
 
 def usage(num_prompt: int, num_written: int) -> dict[str, int]:
     """Return the field `usage` of an answer: the numbers of prompt tokens and written tokens."""

@@ -25,9 +25,6 @@ class Job:
 
     requests  one for each prompt, with `n` texts each, in the order of their index in the answer
     client    the API key or address of the client; clients share the lanes evenly
-
-    texts   those of all prompts, `n` for each, in the order of their index in the answer
-    client  whose they are: by API key or address
     """
 
     llm: AsyncLLM

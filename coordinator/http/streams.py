@@ -65,6 +65,7 @@ async def event_stream(
         yield _event(first)
         while (event := await waiting.get()) is not None:
             yield event
+        await reading  # raises what is no error of ours: such a stream breaks off, and is not done
         yield b"data: [DONE]\n\n"
     finally:
         reading.cancel()

@@ -134,7 +134,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 async def measure(load: Load, num_clients: int, seconds: float) -> None:
-    """Measure `num_clients` clients with and without drafts in turn, and print two lines."""
+    """Measure `num_clients` clients with and without drafts in turn; return the failed requests."""
     kinds = {False: Slice(), True: Slice()}
     ratios: list[float] = []
     rates = {False: 0.0, True: 0.0}
@@ -161,6 +161,7 @@ async def measure(load: Load, num_clients: int, seconds: float) -> None:
         print(
             f"         speculative / plain: {statistics.median(ratios):.2f} ({spread})", flush=True
         )
+    return sum(made.num_errors for made in kinds.values())
 
 
 def main() -> int:
@@ -183,12 +184,17 @@ def main() -> int:
     print(
         "clients  kind          tokens/s  TTFT p50      p99  ITL p50      p99  texts errors  (ms)"
     )
-    for num_clients in map(int, given.clients.split(",")):
-        asyncio.run(measure(load, num_clients, given.seconds))
+    num_errors = 0
+    try:
+        for num_clients in map(int, given.clients.split(",")):
+            num_errors += asyncio.run(measure(load, num_clients, given.seconds))
+    except httpx.TransportError as error:
+        print(f"error: no answer from {given.url} ({error}); start `serve` there", file=sys.stderr)
+        return 1
     both = {number for number, is_plain in load.texts if (number, not is_plain) in load.texts}
     differ = sum(load.texts[number, True] != load.texts[number, False] for number in both)
     print(f"{len(both)} texts were written both ways; {differ} differ")
-    return int(differ > 0)
+    return int(differ > 0 or num_errors > 0)
 
 
 if __name__ == "__main__":
