@@ -133,7 +133,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-async def measure(load: Load, num_clients: int, seconds: float) -> None:
+async def measure(load: Load, num_clients: int, seconds: float) -> int:
     """Measure `num_clients` clients with and without drafts in turn; return the failed requests."""
     kinds = {False: Slice(), True: Slice()}
     ratios: list[float] = []
