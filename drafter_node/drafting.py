@@ -371,9 +371,10 @@ class Drafting:
             if chosen is None or key is None:
                 self.slots.rename(~index, None)
                 key = None
-            else:
-                self.slots.rename(~index, key)
+            elif self.slots.rename(~index, key):
                 key = self._attach(key, chosen)
+            else:  # a head's cache was cut meanwhile: the child is there, and its row is not
+                key = None
 
     def _attach(self, parent: int, chosen: Children) -> int | None:
         """Attach children to a node; returns the first new one, None if there is none."""

@@ -6,6 +6,7 @@ from typing import Any
 from coordinator.text.session import Fail, Finish, Session
 from drafter_node.drafting import Drafting
 from drafter_node.frontier import Tip
+from engine.layout.slots import SlotMap
 from node.economics import WAIT_S_MAX, Costs, wait_limit_s
 from target_node import waiting
 from target_node.waiting import Waiting
@@ -59,7 +60,18 @@ def a_drafter_that_gets_no_answer_says_nothing_again(patch: Patch) -> None:
     patch.setattr(Drafting, "_remind", lambda self, now: ())
 
 
+def a_step_that_the_cache_has_lost_is_taken_for_fed(patch: Patch) -> None:
+    rename = SlotMap.rename
+
+    def careless(self: SlotMap[int], key: int, to: int | None) -> bool:
+        rename(self, key, to)
+        return True
+
+    patch.setattr(SlotMap, "rename", careless)
+
+
 PAST_FAULTS = (
+    Fault(a_step_that_the_cache_has_lost_is_taken_for_fed, "KeyError", first_seed=121_445),
     Fault(a_full_tree_is_expanded, "no free tree slot", oracle=True),
     Fault(a_text_is_closed_with_a_reason_that_is_no_plain_text, "LocalProtocolError: Close"),
     Fault(
