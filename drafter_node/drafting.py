@@ -51,7 +51,7 @@ also those on its path: they may have been judged already.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from drafter_node.compute import Children, Part
@@ -183,12 +183,14 @@ class Drafting:
         if is_new_attempt:
             # The last token may be cached already; it is fed again to choose new children of it.
             self.slots.truncate(min(self.slots.prefix_len, len(self.tree.text) - 1))
+            self._forget_steps()
         match self._reading.moved():
             case Change.ROOT if opened.rule is Rule.COUPLED:
                 self.frontier.ask_again()
             case Change.ALL:
                 self.tree.clear()
                 self.frontier.forget()
+                self._forget_steps()
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
         moves = () if move is None else (MoveRows((move,)),)
         is_lost = self._numbers.heard(message)
@@ -197,6 +199,10 @@ class Drafting:
             return (*moves, *self._send_all(now, done=False))
         self._numbers.suspect()
         return (*moves, *self.send(now))
+
+    def _forget_steps(self) -> None:
+        """Forget the steps that may follow the running forward: the cache was cut below them."""
+        self._running = replace(self._running, num_ahead=0)
 
     @property
     def _fed(self) -> Container[int]:
@@ -371,10 +377,9 @@ class Drafting:
             if chosen is None or key is None:
                 self.slots.rename(~index, None)
                 key = None
-            elif self.slots.rename(~index, key):
+            else:
+                self.slots.rename(~index, key)
                 key = self._attach(key, chosen)
-            else:  # a head's cache was cut meanwhile: the child is there, and its row is not
-                key = None
 
     def _attach(self, parent: int, chosen: Children) -> int | None:
         """Attach children to a node; returns the first new one, None if there is none."""

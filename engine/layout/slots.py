@@ -224,18 +224,17 @@ class SlotMap(Generic[K]):
         rows = tuple(tokens), tuple(positions), tuple(slots), start, tuple(masks)
         return Feed(*rows, self.lane, tuple(before))
 
-    def rename(self, key: K, to: K | None) -> bool:
-        """Give node `key` the key `to`; None: remove it and free its slot. False: no such `key`.
+    def rename(self, key: K, to: K | None) -> None:
+        """Give node `key` the key `to`; None: remove it and free its slot. No `key`: do nothing.
 
         Used for nodes that are fed under a provisional key.
         """
         if (place := self._places.pop(key, None)) is None:
-            return False
+            return
         if to is None:
             self._taken ^= 1 << (place.slot - self.prefix_len)
         else:
             self._places[to] = place
-        return True
 
     def _allocate(self, key: K, above: _Place | None) -> _Place:
         """Assign the lowest free tree slot to a new node and return it with the node's mask.

@@ -6,7 +6,6 @@ from typing import Any
 from coordinator.text.session import Fail, Finish, Session
 from drafter_node.drafting import Drafting
 from drafter_node.frontier import Tip
-from engine.layout.slots import SlotMap
 from node.economics import WAIT_S_MAX, Costs, wait_limit_s
 from target_node import waiting
 from target_node.waiting import Waiting
@@ -61,13 +60,7 @@ def a_drafter_that_gets_no_answer_says_nothing_again(patch: Patch) -> None:
 
 
 def a_step_that_the_cache_has_lost_is_taken_for_fed(patch: Patch) -> None:
-    rename = SlotMap.rename
-
-    def careless(self: SlotMap[int], key: int, to: int | None) -> bool:
-        rename(self, key, to)
-        return True
-
-    patch.setattr(SlotMap, "rename", careless)
+    patch.setattr(Drafting, "_forget_steps", lambda self: None)
 
 
 PAST_FAULTS = (
