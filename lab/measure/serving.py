@@ -56,14 +56,33 @@ class Slice:
 
 
 class Load:
-    """Clients of one server. `texts`: by (prompt, seed), to compare those of both kinds."""
+    """Clients of one server.
 
-    def __init__(self, url: str, prompts: Sequence[str], temperature: float, length: int) -> None:
+    texts  finished texts by (number of the request, True if without drafts), so that those of both
+           kinds can be compared
+    """
+
+    def __init__(
+        self,
+        url: str,
+        prompts: Sequence[str],
+        temperature: float,
+        length: int,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self._url = url
         self._prompts = prompts
         self._temperature = temperature
         self._length = length
+        self._transport = transport
         self.texts: dict[tuple[int, bool], str] = {}
+
+    @property
+    def num_different(self) -> tuple[int, int]:
+        """Return how many texts were written both ways, and how many of these differ."""
+        both = {number for number, is_plain in self.texts if (number, not is_plain) in self.texts}
+        differ = sum(self.texts[number, True] != self.texts[number, False] for number in both)
+        return len(both), differ
 
     async def slice(self, num_clients: int, seconds: float, *, is_plain: bool, first: int) -> Slice:
         """Let `num_clients` clients ask for `seconds` seconds; return the sums of their answers.
@@ -73,7 +92,9 @@ class Load:
         made = Slice()
         numbers = iter(range(first, first + 1_000_000))
         limits = httpx.Limits(max_connections=num_clients)
-        async with httpx.AsyncClient(base_url=self._url, timeout=LIMIT_S, limits=limits) as client:
+        async with httpx.AsyncClient(
+            base_url=self._url, timeout=LIMIT_S, limits=limits, transport=self._transport
+        ) as client:
             begun = time.perf_counter()
             until = begun + seconds
 
@@ -191,10 +212,9 @@ def main() -> int:
     except httpx.TransportError as error:
         print(f"error: no answer from {given.url} ({error}); start `serve` there", file=sys.stderr)
         return 1
-    both = {number for number, is_plain in load.texts if (number, not is_plain) in load.texts}
-    differ = sum(load.texts[number, True] != load.texts[number, False] for number in both)
-    print(f"{len(both)} texts were written both ways; {differ} differ")
-    return int(differ > 0 or num_errors > 0)
+    num_both, num_different = load.num_different
+    print(f"{num_both} texts were written both ways; {num_different} differ")
+    return int(num_different > 0 or num_errors > 0)
 
 
 if __name__ == "__main__":
