@@ -65,6 +65,7 @@ class AsyncLLM:
         self.asking = asking
         self.admission = Admission(pair.num_seqs, max_waiting)
         self._news: dict[str, asyncio.Queue[News]] = {}  # by request id
+        self._requests: dict[str, Request] = {}  # by request id
         self._waiting: dict[Ticket, asyncio.Queue[News]] = {}  # who is told when it may begin
         self._is_closed = False
 
@@ -72,6 +73,12 @@ class AsyncLLM:
     def request_ids(self) -> tuple[str, ...]:
         """Return the ids of the requests that are waiting or running, oldest first."""
         return tuple(self._news)
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Return the share of the target's KV cache that running texts take, 0 to 1."""
+        num_tokens = sum(request.num_kv_tokens for request in self._requests.values())
+        return num_tokens / (self.admission.num_lanes * self.pair.max_len)
 
     async def generate(
         self,
@@ -143,6 +150,7 @@ class AsyncLLM:
         reader = Reader(time.monotonic(), teller(asyncio.get_running_loop(), news.put_nowait))
         running: dict[TokenStream, Ticket] = {}
         self._news[name] = news
+        self._requests[name] = request
         self._waiting.update(dict.fromkeys(tickets, news))
         try:
             self._admit()
@@ -162,7 +170,7 @@ class AsyncLLM:
                             yield request.aborted(stream)
                         return
         finally:
-            del self._news[name]
+            del self._news[name], self._requests[name]
             for stream in running:
                 stream.cancel()
             for ticket in tickets:

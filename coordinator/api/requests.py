@@ -63,6 +63,11 @@ class Request:
         """Return how many texts are wanted for this prompt."""
         return self._num_texts
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """Return the number of tokens of the started texts, prompts included."""
+        return sum(len(self._ids) + assembly.num_tokens for assembly in self._open.values())
+
     def want_no_more(self) -> None:
         """Reduce `num_texts` to the number of texts that were started."""
         self._num_texts = len(self._open) + len(self._complete)

@@ -46,6 +46,12 @@ class Figures:
 
         self._running = gauge("vllm:num_requests_running", "Texts that are being written.")
         self._waiting = gauge("vllm:num_requests_waiting", "Texts that wait for a lane.")
+        self._kv_usage = gauge(
+            "vllm:kv_cache_usage_perc", "Share of the target's KV cache that texts take, 0 to 1."
+        )
+        self._kv_room = gauge(
+            "slipstream:kv_cache_tokens", "Tokens that fit into the target's KV cache, all lanes."
+        )
         self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._written_tokens = counter("vllm:generation_tokens", "Tokens that were written.")
         self._success = counter(
@@ -126,12 +132,24 @@ class Figures:
             self._accepted_at.labels(model, str(position)).inc(number)
 
     def text(
-        self, *, num_running: int, num_waiting: int, num_lanes: int, ready: Sequence[Role]
+        self,
+        *,
+        num_running: int,
+        num_waiting: int,
+        num_lanes: int,
+        max_len: int,
+        kv_cache_usage: float,
+        ready: Sequence[Role],
     ) -> bytes:
-        """Set the gauges to these numbers, and return all figures in Prometheus' text format."""
+        """Set the gauges to these numbers, and return all figures in Prometheus' text format.
+
+        max_len  most tokens of a lane
+        """
         self._running.labels(self._model).set(num_running)
         self._waiting.labels(self._model).set(num_waiting)
         self._lanes.labels(self._model).set(num_lanes)
+        self._kv_room.labels(self._model).set(num_lanes * max_len)
+        self._kv_usage.labels(self._model).set(kv_cache_usage)
         for role in Role:
             self._nodes.labels(self._model, str(role)).set(sum(one is role for one in ready))
         return generate_latest(self._registry)

@@ -201,6 +201,8 @@ class Routes:
             num_running=admission.num_running,
             num_waiting=admission.num_waiting,
             num_lanes=admission.num_lanes,
+            max_len=self._llm.pair.max_len,
+            kv_cache_usage=self._llm.kv_cache_usage,
             ready=ready,
         )
         return Response(text, media_type=self._figures.content_type)

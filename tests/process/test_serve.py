@@ -132,9 +132,11 @@ def test_a_client_that_goes_ends_its_text(server: Served) -> None:
     with server.client() as client:
         with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as response:
             next(response.iter_lines())
+            assert 0 < server.llm.kv_cache_usage < 1
         with pytest.raises(httpx.TimeoutException):
             client.post("/v1/completions", json=asked, timeout=0.3)
     server.wait_until_idle()
+    assert server.llm.kv_cache_usage == 0
 
 
 def test_more_texts_than_lanes_wait_and_all_are_right(embedded: Pair, server: Served) -> None:

@@ -36,7 +36,14 @@ def metrics_of(*passes: tuple[int, int]) -> Metrics:
 
 def figures_of(figures: Figures) -> dict[str, float]:
     """By name and labels."""
-    text = figures.text(num_running=2, num_waiting=3, num_lanes=8, ready=[Role.TARGET]).decode()
+    text = figures.text(
+        num_running=2,
+        num_waiting=3,
+        num_lanes=8,
+        max_len=512,
+        kv_cache_usage=0.25,
+        ready=[Role.TARGET],
+    ).decode()
     found = {}
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -64,6 +71,8 @@ def test_an_ended_text_is_counted_under_vllms_names() -> None:
     assert found["vllm:prompt_tokens_total"] == 11
     assert found["vllm:num_requests_running"] == 2
     assert found["vllm:num_requests_waiting"] == 3
+    assert found["vllm:kv_cache_usage_perc"] == 0.25
+    assert found["slipstream:kv_cache_tokens"] == 8 * 512
     assert found['slipstream:tokens_total{origin="draft:model"}'] == 2
     assert found['slipstream:nodes_ready{role="target"}'] == 1
     assert found['slipstream:nodes_ready{role="drafter"}'] == 0
