@@ -64,10 +64,19 @@ class Schedule:
         self._left_out: Sequence[Drafting] = ()  # texts that had no part in the last forward
         self._ended: _Ended | None = None
 
-    def make(self, message: Open, lane: Lane, earlier: Drafting | None, now: float) -> Drafting:
-        """Return the machine of a text that was opened."""
+    def make(
+        self, message: Open, lane: Lane, earlier: Drafting | None, texts: Texts, now: float
+    ) -> Drafting:
+        """Return the machine of a text that was opened.
+
+        If the drafter rests for all open texts of the same policy, it rests for this one too until
+        its first verdict: under load the prompts of hundreds of texts are then never read.
+        """
         del earlier, now  # the lane knows what is cached
-        return Drafting(message, lane, self._known)
+        made = Drafting(message, lane, self._known)
+        alike = [text.rests for text in texts.values() if text.opened.policy == message.policy]
+        made.rests = bool(alike) and all(alike)
+        return made
 
     def tick(self, texts: Texts, now: float) -> Sequence[Action]:
         """Begin a forward if there are nodes to expand or tokens to prefill; returns actions."""

@@ -340,8 +340,19 @@ Action_co = TypeVar("Action_co", covariant=True)
 class Schedule(Protocol[Text, Result_contra, Action_co]):
     """Decides what is computed next, and for which of the node's texts."""
 
-    def make(self, message: Open, lane: Lane, earlier: Text | None, now: float) -> Text:
-        """Return the machine for a text that was opened; `earlier` is that of its last life."""
+    def make(
+        self,
+        message: Open,
+        lane: Lane,
+        earlier: Text | None,
+        texts: Mapping[int, Text],
+        now: float,
+    ) -> Text:
+        """Return the machine for a text that was opened.
+
+        earlier  the machine of its last life
+        texts    the texts that are open already, by session
+        """
 
     def tick(self, texts: Mapping[int, Text], now: float) -> Sequence[SharedAction | Action_co]:
         """Return the next actions; all messages that had arrived have been handled."""
@@ -446,7 +457,7 @@ class Follower(Generic[Text, Result, Action]):
             lane = self._lanes.take(message.tokens, message.key)
         last = self._last.get(lane)
         earlier = last if last is not None and last.opened.key == message.key else None
-        text = self._schedule.make(message, lane, earlier, now)
+        text = self._schedule.make(message, lane, earlier, self._texts, now)
         self._texts[session] = self._last[lane] = text
         self._opened_at[session] = now
         self._past.setdefault(session, deque(maxlen=MAX_PAST))

@@ -25,7 +25,7 @@ A stretch goes one of four ways, and when it ends:
     DRAFTING       -> TRYING_REST; DRAFTING again if such a trial is not worth its cost
     TRYING_REST    -> RESTING if it was clearly faster, else DRAFTING
     RESTING        -> TRYING_DRAFTS
-    TRYING_DRAFTS  -> DRAFTING if it was clearly faster, else RESTING
+    TRYING_DRAFTS  -> DRAFTING if it was clearly faster, else RESTING; cut short if far slower
 
 No decision here depends on the token of a draft, only on how many drafts were accepted before; and
 only texts under coupled verification use it, whose tokens do not depend on the drafts.
@@ -42,6 +42,7 @@ SETTLE_RESTING, SETTLE_DRAFTING = 2, 8  # passes at the start of a stretch that 
 LONGEST_STRETCH = 1536
 MEASURED = 96  # passes at the end of a stretch that count
 TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # passes of a trial; with drafts the speed varies more
+FAR = 1.25  # a trial of drafts is cut short where plain passes are so many times faster
 CLEARLY = 1.05  # one way must be so many times faster than the other to be clearly faster
 FORESEEN = 1.25  # the same where plain passes were only timed at load, perhaps too slow
 NUM_TO_SUSPECT = 16  # passes that must count before drafts can look slower than none
@@ -124,7 +125,7 @@ class Course:
         self.num_tokens += num_tokens
         self.seconds += seconds
         self.plain_s += plain_s
-        if (left == 0 or self._looks_slow) and self.seconds > 0:
+        if (left == 0 or self._looks_slow or self._has_failed) and self.seconds > 0:
             self._next(self.num_tokens / self.seconds)
 
     @property
@@ -135,6 +136,13 @@ class Course:
         if True in self.rates and self.rates[True] <= self.rates[False]:
             return False
         return 0 < self.num_tokens * self.plain_s < self.num_counted * self.seconds
+
+    @property
+    def _has_failed(self) -> bool:
+        """True if a trial of drafts is so much slower than plain passes that it need not go on."""
+        if self.way is not Way.TRYING_DRAFTS or self.num_counted < NUM_TO_SUSPECT:
+            return False
+        return self.num_tokens * FAR < self.rates[True] * self.seconds
 
     def _next(self, rate: float) -> None:
         """End a stretch: try the other way, or compare both ways after a trial."""

@@ -106,8 +106,11 @@ class Schedule:
         self._ended_at = 0.0  # when the last pass ended
         self._held_since: float | None = None  # since when the next pass is held back; None: not
 
-    def make(self, message: Open, lane: Lane, earlier: Verifying | None, now: float) -> Verifying:
+    def make(
+        self, message: Open, lane: Lane, earlier: Verifying | None, texts: Texts, now: float
+    ) -> Verifying:
         """Return the machine of a text that was opened; `earlier` is that of its last life."""
+        del texts
         return Verifying(message, lane, self._known, earlier, now)
 
     # -- the next pass ----------------------------------------------------------------------------

@@ -71,7 +71,14 @@ class Desk:
         self.told: list[Event] = []
         self.earlier: Notes | None = None  # as it was given with the newest Open
 
-    def make(self, message: Open, lane: Lane, earlier: Notes | None, now: float) -> Notes:
+    def make(
+        self,
+        message: Open,
+        lane: Lane,
+        earlier: Notes | None,
+        texts: Mapping[int, Notes],
+        now: float,
+    ) -> Notes:
         """Begin a life, which is also told."""
         self.told.append(Arrived(message))
         self.earlier = earlier

@@ -22,7 +22,7 @@ from target_node.resting import (
 from tests.drafter_node.drafter import Drafter
 from tests.policies import autoregressive, pipelined, synchronous
 from tests.target_node.target import Target, part_of, said
-from tests.texts import draft, opening, verdict
+from tests.texts import PIPELINED, draft, opening, verdict
 
 LONG = 20_000  # passes
 
@@ -112,6 +112,20 @@ def test_it_notices_that_things_have_changed() -> None:
     assert sum(rested) < 0.04 * LONG
     run(course, LONGEST_STRETCH + TRIAL_OF_REST + 2 * SETTLE_DRAFTING, with_s=2.0, alone_s=1.0)
     assert sum(run(course, LONG, with_s=2.0, alone_s=1.0)) > 0.9 * LONG
+
+
+def test_a_trial_of_drafts_that_are_far_slower_is_cut_short() -> None:
+    def num_tried(with_s: float) -> int:
+        """Passes with drafts in a trial after a long rest."""
+        course = started()
+        rested = run(course, LONG, with_s=with_s, alone_s=1.0, catch_up=0)
+        last_rest = len(rested) - 1 - rested[::-1].index(True)
+        rested = rested[:last_rest]
+        end = len(rested) - rested[::-1].index(False)
+        return rested[:end][::-1].index(True)
+
+    assert num_tried(1.3) == SETTLE_DRAFTING + NUM_TO_SUSPECT
+    assert num_tried(1.2) == SETTLE_DRAFTING + TRIAL_OF_DRAFTS
 
 
 @pytest.mark.parametrize("catch_up", [0, 60, 400])
@@ -230,6 +244,25 @@ def test_a_drafter_rests_while_verdicts_say_so() -> None:
     assert drafter.ticks() == []
     drafter.hears(verdict((1, 2, 3, 4), 5, cause=Cause.QUIET))
     assert drafter.ticks()
+
+
+def test_where_the_drafter_rests_for_all_texts_it_rests_for_a_new_one_until_its_verdict() -> None:
+    drafter = Drafter(num_lanes=4)
+    drafter.hears(opening(1, 2, policy=PIPELINED))
+    drafter.drafts(3)
+    drafter.hears(verdict((1, 2), 3, cause=Cause.RESTING))
+    drafter.hears(opening(11, 12, policy=PIPELINED, session=2))
+    assert drafter.ticks() == []
+    # A text of another policy is of another kind.
+    drafter.hears(opening(21, 22, policy=synchronous(4), session=3))
+    (compute,) = drafter.ticks()
+    assert isinstance(compute, Compute)
+    assert [part.opened.session for part in compute.parts] == [3]
+    drafter.proposes(compute.ticket, 5)
+    drafter.hears(verdict((11, 12), 7, cause=Cause.QUIET, session=2))
+    (compute,) = drafter.ticks()
+    assert isinstance(compute, Compute)
+    assert 2 in [part.opened.session for part in compute.parts]
 
 
 def test_a_drafter_that_rests_says_nothing_before_it_wakes_up() -> None:
