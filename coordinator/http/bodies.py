@@ -86,7 +86,7 @@ class Common(BaseModel):
 
     @property
     def wants_events(self) -> bool:
-        """True if the chunks tell of the speculation. Raises ConfigurationError if it streams not."""
+        """True if chunks tell of the speculation. Raises ConfigurationError without a stream."""
         wanted = self.speculative is not None and self.speculative.events
         if wanted and not self.stream:
             raise ConfigurationError("speculative.events goes with stream: true")
