@@ -59,6 +59,7 @@ def _span(span: DeviceSpan) -> dict[str, Any]:
             "number": span.number,
             "steps": span.num_steps,
             "tokens": span.num_tokens,
+            "depth": span.depth,
             "position": span.position,
         }
     return {
@@ -71,6 +72,7 @@ def _span(span: DeviceSpan) -> dict[str, Any]:
         "accepted": span.num_accepted,
         "tokens": span.num_tokens,
         "rolled_back": span.num_rolled_back,
+        "roll_back": span.is_roll_back,
         "decided": [list(one) for one in span.decided],
     }
 

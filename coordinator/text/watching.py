@@ -34,6 +34,7 @@ class DraftSpan:
     number      of the draft among those of this text, from 1
     num_steps   forward passes of the drafter's model; at least 1
     num_tokens  drafted tokens in the message
+    depth       length of the longest path of these: so many of them can be right at most
     position    generated tokens before the first of them
     source      who drafted, as in `Draft.source`
     """
@@ -43,6 +44,7 @@ class DraftSpan:
     end_s: float
     num_steps: int
     num_tokens: int
+    depth: int
     position: int
     source: int
 
@@ -56,6 +58,8 @@ class PassSpan:
     cause            why the pass began, as in `Verdict.cause`
     num_tokens       tokens that the text got; the first `num_accepted` were drafted
     num_rolled_back  drafted nodes that died with this pass
+    is_roll_back     drafts had come, and none of them leads to the text as it is now or beyond: the
+                     drafter begins anew after the text's last token
     decided          of each draft that this pass decided: its number, and how many of its tokens
                      the text has
     """
@@ -69,6 +73,7 @@ class PassSpan:
     num_accepted: int
     num_tokens: int
     num_rolled_back: int
+    is_roll_back: bool = False
     decided: tuple[tuple[int, int], ...] = ()
 
 
@@ -132,6 +137,7 @@ class Watch:
                 end_s=end_s,
                 num_steps=draft.num_steps,
                 num_tokens=len(draft.tokens),
+                depth=depth_of(draft),
                 position=draft.parent_len - self._num_prompt,
                 source=draft.source,
             )
@@ -147,6 +153,7 @@ class Watch:
         """
         end_s = now - self._since
         taken_s = (verdict.model_us + verdict.host_us) / 1e6
+        decided, leads_on = self._decide(text)
         span = PassSpan(
             begin_s=min(end_s, max(self._passed_until, end_s - taken_s)),
             end_s=end_s,
@@ -157,25 +164,31 @@ class Watch:
             num_accepted=num_accepted,
             num_tokens=num_new,
             num_rolled_back=verdict.num_rolled_back,
-            decided=self._decide(text),
+            is_roll_back=bool(decided) and not leads_on,
+            decided=decided,
         )
         self._passed_until = end_s
         spans, self._spans = self._spans, []
         return (*spans, span)
 
-    def _decide(self, text: CommittedText) -> tuple[tuple[int, int], ...]:
-        """Return (number, right tokens) of the drafts that the text decides, and forget them."""
+    def _decide(self, text: CommittedText) -> tuple[tuple[tuple[int, int], ...], bool]:
+        """Return (number, right tokens) of the drafts that the text decides, and forget them.
+
+        The second value is True if a draft leads to the end of the text.
+        """
         decided: list[tuple[int, int]] = []
+        leads_on = False
         left: list[tuple[int, Draft]] = []
         for number, draft in self._undecided:
             if draft.parent_len >= len(text):
                 left.append((number, draft))
                 continue
             right = num_right(draft, text.tokens, text.path_hashes)
-            is_open = draft.parent_len + right == len(text) and right < depth_of(draft)
-            if is_open:
+            is_whole = right > 0 and draft.parent_len + right == len(text)
+            leads_on = leads_on or is_whole
+            if is_whole and right < depth_of(draft):
                 left.append((number, draft))
             else:
                 decided.append((number, right))
         self._undecided = deque(left, maxlen=MAX_UNDECIDED)
-        return tuple(decided)
+        return tuple(decided), leads_on

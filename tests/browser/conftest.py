@@ -70,7 +70,12 @@ def keep(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Any, str],
     folder.mkdir(parents=True, exist_ok=True)
 
     def kept(page: Any, name: str) -> None:
-        page.screenshot(path=folder / f"{name}.png", full_page=True)
+        # As high as the page: what lies outside of the window is not drawn.
+        size = page.viewport_size
+        height = page.evaluate("document.documentElement.scrollHeight")
+        page.set_viewport_size({**size, "height": height})
+        page.screenshot(path=folder / f"{name}.png")
+        page.set_viewport_size(size)
 
     return kept
 

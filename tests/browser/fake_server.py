@@ -34,6 +34,7 @@ def chunk_of(number: int, tokens: Sequence[Token], pass_ms: float) -> dict[str, 
         "end_ms": end_ms - 0.5 * pass_ms,
         "steps": DRAFTED,
         "tokens": DRAFTED,
+        "depth": DRAFTED,
         "position": number * len(tokens),
     }
     verified = {
@@ -47,6 +48,7 @@ def chunk_of(number: int, tokens: Sequence[Token], pass_ms: float) -> dict[str, 
         "accepted": accepted,
         "tokens": len(tokens),
         "rolled_back": number % 2,
+        "roll_back": bool(number % 2),
         "decided": [[number + 1, accepted]],
     }
     text = "".join(token["text"] for token in tokens)

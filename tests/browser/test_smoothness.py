@@ -22,19 +22,19 @@ WORDS = (
     " file]\n",
     "",
 )
-LEAST_FRAMES_A_SECOND = 24  # on two busy cores without a GPU; films have as many
+MOST_MS = 1000 / 24  # of a frame, on two busy cores without a GPU; films have as many
+LATE = 0.05  # share of the frames that may take longer: others use the cores too
 COUNT = """() => {
-  const seen = window.seen = { frames: 0, changes: 0, longest: 0, last: performance.now() };
+  const seen = window.seen = { frames: [], changes: 0 };
+  let last = performance.now();
   new MutationObserver(() => { seen.changes += 1; })
     .observe(document.getElementById("answer"), { childList: true, subtree: true });
   const frame = (now) => {
-    seen.frames += 1;
-    seen.longest = Math.max(seen.longest, now - seen.last);
-    seen.last = now;
+    seen.frames.push(now - last);
+    last = now;
     requestAnimationFrame(frame);
   };
   requestAnimationFrame(frame);
-  seen.begun = performance.now();
 }"""
 
 
@@ -47,9 +47,7 @@ def token(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_a_long_and_fast_answer_changes_the_page_once_a_frame(
-    open_page: Open, width: int, record_property: Any
-) -> None:
+def test_a_long_and_fast_answer_changes_the_page_once_a_frame(open_page: Open, width: int) -> None:
     tokens = [token(number) for number in range(NUM_TOKENS)]
     passes = [tokens[at : at + PER_PASS] for at in range(0, NUM_TOKENS, PER_PASS)]
     with faking(passes, pass_ms=1000 * PER_PASS / PER_SECOND) as url:
@@ -57,11 +55,14 @@ def test_a_long_and_fast_answer_changes_the_page_once_a_frame(
         page.evaluate(COUNT)
         page.click("#go")
         page.locator("#state", has_text="Done: 2000 tokens").wait_for()
-        seen = page.evaluate("({...seen, took: performance.now() - seen.begun})")
-    for name in ("frames", "changes", "longest", "took"):
-        record_property(name, round(seen[name]))
+        seen = page.evaluate("seen")
+    frames = sorted(seen["frames"])
+    late = sum(ms > MOST_MS for ms in frames)
+    figures = {"frames": len(frames), "changes": seen["changes"], "late": late}
+    figures |= {"median_ms": frames[len(frames) // 2], "longest_ms": frames[-1]}
+    print({name: round(value, 1) for name, value in figures.items()})  # noqa: T201
     assert "".join(one["text"] for one in tokens) == "\n".join(
         page.locator("#answer .line").all_text_contents()
     )
-    assert seen["changes"] <= seen["frames"]
-    assert seen["frames"] > LEAST_FRAMES_A_SECOND * seen["took"] / 1000
+    assert 100 < seen["changes"] <= len(frames)
+    assert late < LATE * len(frames)

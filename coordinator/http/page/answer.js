@@ -57,7 +57,7 @@ export class Answer {
     this.box.addEventListener("focusout", () => this.hide());
     this.box.addEventListener("pointerover", (event) => this.show(event.target));
     this.box.addEventListener("pointerout", () => this.hide());
-    this.box.addEventListener("scroll", () => this.hide(), { passive: true });
+    this.box.addEventListener("scroll", () => this.placeTip(), { passive: true });
     this.clear();
   }
 
@@ -103,7 +103,7 @@ export class Answer {
     const [kind, words] = ORIGINS[token.origin] ?? OTHER;
     const made = document.createElement("span");
     made.className = `token ${kind}`;
-    made.textContent = visible(part) || "⏎";
+    made.textContent = visible(part);
     made.dataset.words = words;
     if (isFirst) {
       const rejected = onOneLine(token.rejected);
@@ -143,6 +143,14 @@ export class Answer {
     }
     tip.append(element.dataset.words);
     tip.hidden = false;
+    this.shown = element;
+    this.placeTip();
+  }
+
+  // Put the note above its token, or below it where there is no room.
+  placeTip() {
+    const { shown: element, tip } = this;
+    if (!element || tip.hidden) return;
     const place = element.getClientRects()[0] ?? element.getBoundingClientRect();
     const left = Math.min(place.left, document.documentElement.clientWidth - tip.offsetWidth - 8);
     const above = place.top - tip.offsetHeight - 6;
@@ -152,6 +160,7 @@ export class Answer {
 
   hide() {
     this.tip.hidden = true;
+    this.shown = null;
   }
 }
 

@@ -8,7 +8,7 @@ const AXIS = 18;
 const ROW = 40;
 const GAP = 44; // between the rows: the strip, and the lines of roll-backs
 const HEIGHT = AXIS + 2 * ROW + GAP + 14;
-const PASSES_SEEN = 20; // in the first view
+const PASS_WIDTH = 56; // px of a pass in the first view, so that its numbers fit
 const LEAST_MS = 5;
 const MOST_MS = 600000;
 
@@ -43,7 +43,10 @@ export class Timeline {
     new ResizeObserver(() => drawSoon(this)).observe(canvas);
     canvas.addEventListener("keydown", (event) => this.onKey(event));
     canvas.addEventListener("pointermove", (event) => this.onPointer(event));
-    canvas.addEventListener("pointerdown", (event) => this.onPointer(event));
+    canvas.addEventListener("pointerdown", (event) => {
+      this.draggedFrom = event.clientX;
+      this.onPointer(event);
+    });
     canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
     this.readColours();
     this.clear();
@@ -55,6 +58,7 @@ export class Timeline {
     this.byNumber = new Map();
     this.end = 0; // of the view
     this.windowMs = 0; // 0: not chosen yet
+    this.isChosen = false; // the reader has chosen it
     this.follows = true;
     this.selected = null;
     drawSoon(this);
@@ -77,11 +81,9 @@ export class Timeline {
         continue;
       }
       this.passes.push(span);
-      span.wrong = 0;
       for (const [number, right] of span.decided) {
         const draft = this.byNumber.get(number);
         if (draft) draft.right = right;
-        if (draft && right < draft.tokens) span.wrong += draft.tokens - right;
         this.byNumber.delete(number);
       }
     }
@@ -114,6 +116,7 @@ export class Timeline {
 
   zoom(factor) {
     const middle = this.end - this.windowMs / 2;
+    this.isChosen = true;
     this.windowMs = Math.min(MOST_MS, Math.max(LEAST_MS, this.windowMs * factor));
     if (!this.follows) this.end = middle + this.windowMs / 2;
     drawSoon(this);
@@ -122,7 +125,6 @@ export class Timeline {
   move(ms) {
     this.follow(false);
     this.end = Math.min(this.latest, Math.max(this.windowMs, this.end + ms));
-    drawSoon(this);
   }
 
   follow(does) {
@@ -134,10 +136,12 @@ export class Timeline {
   // Choose which time is seen; return true if the view is still gliding there.
   place() {
     const { latest, passes } = this;
-    if (!this.windowMs || passes.length <= PASSES_SEEN) {
-      const first = Math.max(latest, 1);
-      this.windowMs = passes.length < 2 ? first * 1.25 : first * (PASSES_SEEN / passes.length);
-      this.windowMs = Math.max(LEAST_MS, Math.min(this.windowMs, first * 1.05));
+    const most = Math.max(3, (this.canvas.clientWidth - GUTTER) / PASS_WIDTH);
+    if (!this.isChosen && (!this.windowMs || passes.length <= 2 * most)) {
+      // The first pass has read the prompt, and says nothing of the others.
+      const since = passes.length > 1 ? passes[0].end_ms : 0;
+      const each = (latest - since) / Math.max(1, passes.length - 1);
+      this.windowMs = Math.max(LEAST_MS, Math.min(each * most, latest * 1.05));
     }
     if (!this.follows) return false;
     const goal = Math.max(latest, this.windowMs);
@@ -172,6 +176,8 @@ export class Timeline {
     this.start = this.end - this.windowMs;
     this.scale = (width - GUTTER - 6) / this.windowMs;
     this.width = width;
+    this.drawNames();
+    if (!this.latest) return;
     this.drawAxis();
     pen.save();
     pen.beginPath();
@@ -199,10 +205,20 @@ export class Timeline {
     return GUTTER + (ms - this.start) * this.scale;
   }
 
+  drawNames() {
+    const { pen, colours } = this;
+    pen.font = "12px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    pen.textAlign = "left";
+    pen.fillStyle = colours.ink;
+    pen.fillText("drafter", 2, AXIS + ROW / 2);
+    pen.fillText("target", 2, AXIS + ROW + GAP + ROW / 2);
+    pen.fillStyle = colours.quiet;
+    pen.fillText("both", 2, AXIS + ROW + GAP / 2);
+  }
+
   drawAxis() {
     const { pen, colours, width } = this;
-    pen.font = "11px system-ui, sans-serif";
-    pen.textBaseline = "middle";
     const about = this.windowMs / Math.max(2, (width - GUTTER) / 90);
     const ten = 10 ** Math.floor(Math.log10(about));
     const step = [1, 2, 5, 10].map((one) => one * ten).find((one) => one >= about);
@@ -215,12 +231,6 @@ export class Timeline {
       const words = step >= 1000 ? `${ms / 1000} s` : `${Number(ms.toFixed(2))} ms`;
       if (x < width - 24 && x > GUTTER + 16) pen.fillText(words, x, AXIS / 2);
     }
-    pen.textAlign = "left";
-    pen.fillStyle = colours.ink;
-    pen.fillText("drafter", 4, AXIS + ROW / 2);
-    pen.fillText("target", 4, AXIS + ROW + GAP + ROW / 2);
-    pen.fillStyle = colours.quiet;
-    pen.fillText("both", 4, AXIS + ROW + GAP / 2);
   }
 
   bar(span, y, height) {
@@ -246,7 +256,7 @@ export class Timeline {
   drawDraft(draft) {
     const { pen, colours } = this;
     const [left, top, width, height] = this.bar(draft, AXIS + 3, ROW - 6);
-    const share = draft.right === null || !draft.tokens ? 1 : draft.right / draft.tokens;
+    const share = draft.right === null || !draft.depth ? 1 : draft.right / draft.depth;
     pen.fillStyle = colours.model;
     pen.globalAlpha = draft.right === null ? 0.4 : 1;
     if (draft.right !== 0) pen.fillRect(left, top, width * share, height);
@@ -268,7 +278,7 @@ export class Timeline {
     pen.beginPath();
     pen.rect(left, top, width, height);
     pen.clip();
-    pen.strokeStyle = colours.rejected;
+    pen.strokeStyle = colours.quiet;
     pen.lineWidth = 1;
     pen.beginPath();
     for (let x = left - height; x < left + width; x += 5) {
@@ -312,7 +322,7 @@ export class Timeline {
   }
 
   drawRollBack(pass) {
-    if (!pass.wrong && pass.accepted >= pass.drafted) return;
+    if (!pass.roll_back) return;
     const { pen, colours } = this;
     const x = this.x(pass.end_ms);
     const bottom = AXIS + ROW + GAP + 3;
@@ -329,10 +339,6 @@ export class Timeline {
     pen.lineTo(x - 4, top + 7);
     pen.lineTo(x + 4, top + 7);
     pen.fill();
-    if (pass.wrong && this.scale * (this.windowMs / Math.max(1, this.seen(this.passes).length)) > 24) {
-      pen.textAlign = "right";
-      pen.fillText(`−${pass.wrong}`, x - 5, bottom - 8);
-    }
   }
 
   // -- reading it by hand ------------------------------------------------------------------------
@@ -366,6 +372,12 @@ export class Timeline {
   }
 
   onPointer(event) {
+    if (event.type === "pointermove" && event.buttons) {
+      const moved = event.clientX - this.draggedFrom;
+      if (Math.abs(moved) > 3) this.move(-moved / this.scale);
+      this.draggedFrom = Math.abs(moved) > 3 ? event.clientX : this.draggedFrom;
+      return;
+    }
     const box = this.canvas.getBoundingClientRect();
     const ms = this.start + (event.clientX - box.left - GUTTER) / this.scale;
     const spans = event.clientY - box.top < AXIS + ROW + GAP / 2 ? this.drafts : this.passes;
@@ -388,14 +400,13 @@ export class Timeline {
   words(span) {
     const times = `at ${span.begin_ms.toFixed(1)} ms, for ${(span.end_ms - span.begin_ms).toFixed(1)} ms`;
     if (span.device === "drafter") {
-      const fate = span.right === null ? "not decided yet"
-        : span.right === span.tokens ? "all right" : `${span.right} right`;
+      const fate = span.right === null ? "not decided yet" : `${span.right} of at most ${span.depth} right`;
       return `Draft ${span.number}, ${times}: ${span.tokens} tokens in ${span.steps} steps, ${fate}.`;
     }
     const number = this.passes.indexOf(span) + 1;
     const cause = CAUSES[span.cause] ?? span.cause;
     return `Pass ${number}, ${times}: ${span.accepted} of ${span.drafted} drafts accepted, `
       + `${span.tokens} new tokens; it waited ${span.wait_ms.toFixed(1)} ms; ${cause}; `
-      + `${span.rolled_back} drafts rolled back.`;
+      + `${span.rolled_back} drafts died${span.roll_back ? ", and none led on: a roll-back" : ""}.`;
   }
 }

@@ -45,7 +45,9 @@ def test_spans_end_when_their_messages_came_and_last_as_long_as_they_say() -> No
     session = watched()
     drafted(session, PROMPT, 3, 4, now=10.010, ms=6, num_steps=2)
     step, done = spans(session, PROMPT, 3, 4, 5, now=10.020, num_drafted=2, num_accepted=2)
-    assert near(step) == DraftSpan(1, 0.004, 0.010, num_steps=2, num_tokens=2, position=0, source=0)
+    assert near(step) == DraftSpan(
+        1, 0.004, 0.010, num_steps=2, num_tokens=2, depth=2, position=0, source=0
+    )
     assert isinstance(done, PassSpan)
     assert (round(done.begin_s, 6), round(done.end_s, 6)) == (0.015, 0.020)
     assert (done.num_drafted, done.num_accepted, done.num_tokens) == (2, 2, 3)
@@ -72,6 +74,16 @@ def test_a_draft_is_decided_at_its_first_wrong_token_or_when_all_are_written() -
     assert isinstance(second, PassSpan)
     assert first.decided == ()
     assert second.decided == ((1, 2), (2, 0))
+
+
+def test_a_roll_back_is_when_no_draft_leads_on() -> None:
+    session = watched()
+    drafted(session, PROMPT, 3, 4, 5, now=10.01, ms=1)
+    on = spans(session, PROMPT, 3, 4, now=10.02)[-1]  # the drafts lead on to 5
+    back = spans(session, (*PROMPT, 3, 4), 9, now=10.03)[-1]
+    alone = spans(session, (*PROMPT, 3, 4, 9), 8, now=10.04)[-1]  # there were no drafts to lose
+    found = [isinstance(one, PassSpan) and one.is_roll_back for one in (on, back, alone)]
+    assert found == [False, True, False]
 
 
 def test_a_draft_that_is_said_again_was_no_work() -> None:
