@@ -58,8 +58,8 @@ class PassSpan:
     cause            why the pass began, as in `Verdict.cause`
     num_tokens       tokens that the text got; the first `num_accepted` were drafted
     num_rolled_back  drafted nodes that died with this pass
-    is_roll_back     drafts had come, and none of them leads to the text as it is now or beyond: the
-                     drafter begins anew after the text's last token
+    is_roll_back     drafts died, and none that has come leads to the text's last token or beyond:
+                     the drafter begins anew there
     decided          of each draft that this pass decided: its number, and how many of its tokens
                      the text has
     """
@@ -153,7 +153,7 @@ class Watch:
         """
         end_s = now - self._since
         taken_s = (verdict.model_us + verdict.host_us) / 1e6
-        decided, leads_on = self._decide(text)
+        decided, is_roll_back = self._decide(text)
         span = PassSpan(
             begin_s=min(end_s, max(self._passed_until, end_s - taken_s)),
             end_s=end_s,
@@ -164,7 +164,7 @@ class Watch:
             num_accepted=num_accepted,
             num_tokens=num_new,
             num_rolled_back=verdict.num_rolled_back,
-            is_roll_back=bool(decided) and not leads_on,
+            is_roll_back=is_roll_back,
             decided=decided,
         )
         self._passed_until = end_s
@@ -174,21 +174,22 @@ class Watch:
     def _decide(self, text: CommittedText) -> tuple[tuple[tuple[int, int], ...], bool]:
         """Return (number, right tokens) of the drafts that the text decides, and forget them.
 
-        The second value is True if a draft leads to the end of the text.
+        The second value is True if drafts died, and none leads to the end of the text.
         """
         decided: list[tuple[int, int]] = []
-        leads_on = False
+        leads_on = died = False
         left: list[tuple[int, Draft]] = []
         for number, draft in self._undecided:
             if draft.parent_len >= len(text):
                 left.append((number, draft))
                 continue
             right = num_right(draft, text.tokens, text.path_hashes)
-            is_whole = right > 0 and draft.parent_len + right == len(text)
-            leads_on = leads_on or is_whole
-            if is_whole and right < depth_of(draft):
+            is_on_path = right > 0 and draft.parent_len + right == len(text)
+            leads_on = leads_on or is_on_path
+            if is_on_path and right < depth_of(draft):
                 left.append((number, draft))
-            else:
-                decided.append((number, right))
+                continue
+            decided.append((number, right))
+            died = died or right < depth_of(draft)
         self._undecided = deque(left, maxlen=MAX_UNDECIDED)
-        return tuple(decided), leads_on
+        return tuple(decided), died and not leads_on

@@ -58,7 +58,7 @@ export class Timeline {
     this.byNumber = new Map();
     this.end = 0; // of the view
     this.windowMs = 0; // 0: not chosen yet
-    this.isChosen = false; // the reader has chosen it
+    this.isChosen = false; // by the reader, or because enough passes were seen
     this.follows = true;
     this.selected = null;
     drawSoon(this);
@@ -137,7 +137,8 @@ export class Timeline {
   place() {
     const { latest, passes } = this;
     const most = Math.max(3, (this.canvas.clientWidth - GUTTER) / PASS_WIDTH);
-    if (!this.isChosen && (!this.windowMs || passes.length <= 2 * most)) {
+    if (!this.isChosen) {
+      this.isChosen = passes.length > 3 * most;
       // The first pass has read the prompt, and says nothing of the others.
       const since = passes.length > 1 ? passes[0].end_ms : 0;
       const each = (latest - since) / Math.max(1, passes.length - 1);
@@ -267,7 +268,7 @@ export class Timeline {
     if (step > 4) {
       for (let at = 1; at < draft.steps; at += 1) pen.fillRect(left + at * step, top, 1, height);
     }
-    this.label(`${draft.tokens}`, left, top, width, height, draft.right === 0 || draft.right === null);
+    this.label(`${draft.tokens}`, left, top, width, height, share < 1 || draft.right === null);
     this.frame(draft, left, top, width, height);
   }
 
@@ -296,7 +297,9 @@ export class Timeline {
     const [left, top, width, height] = this.bar(pass, y + 3, ROW - 6);
     pen.fillStyle = colours.own;
     pen.fillRect(left, top, width, height);
-    this.label(`${pass.accepted}/${pass.drafted}`, left, top, width, height, false);
+    if (pass.drafted) {
+      this.label(`${pass.accepted}/${pass.drafted}`, left, top, width, height, false);
+    }
     this.frame(pass, left, top, width, height);
   }
 

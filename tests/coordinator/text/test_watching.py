@@ -76,14 +76,16 @@ def test_a_draft_is_decided_at_its_first_wrong_token_or_when_all_are_written() -
     assert second.decided == ((1, 2), (2, 0))
 
 
-def test_a_roll_back_is_when_no_draft_leads_on() -> None:
+def test_a_roll_back_is_when_drafts_died_and_none_leads_on() -> None:
     session = watched()
     drafted(session, PROMPT, 3, 4, 5, now=10.01, ms=1)
     on = spans(session, PROMPT, 3, 4, now=10.02)[-1]  # the drafts lead on to 5
     back = spans(session, (*PROMPT, 3, 4), 9, now=10.03)[-1]
     alone = spans(session, (*PROMPT, 3, 4, 9), 8, now=10.04)[-1]  # there were no drafts to lose
-    found = [isinstance(one, PassSpan) and one.is_roll_back for one in (on, back, alone)]
-    assert found == [False, True, False]
+    drafted(session, (*PROMPT, 3, 4, 9, 8), 5, now=10.05, ms=1)
+    bonus = spans(session, (*PROMPT, 3, 4, 9, 8), 5, 6, now=10.06)[-1]  # all were right
+    found = [isinstance(one, PassSpan) and one.is_roll_back for one in (on, back, alone, bonus)]
+    assert found == [False, True, False, False]
 
 
 def test_a_draft_that_is_said_again_was_no_work() -> None:
