@@ -172,6 +172,7 @@ class Assembly:
             text += self._stops.finish()
         if self.is_stopped:
             reason, error = FinishReason.STOP.value, None
+        told = None if self._token_texts is None else self._token_texts.finish(text)
         part = CompletionOutput(
             self.index,
             text,
@@ -180,7 +181,7 @@ class Assembly:
             stop_reason=self._stop_reason(reason),
             metrics=metrics,
             error=error,
-            speculation=self._token_texts and self._token_texts.finish(text),
+            speculation=told,
         )
         self._add(part)
         return self._output(part, finished=is_last)
