@@ -70,14 +70,24 @@ async def events(passes: Sequence[Sequence[Token]], pass_ms: float) -> AsyncIter
 
 
 @contextmanager
-def faking(passes: Sequence[Sequence[Token]], pass_ms: float = 1.0) -> Iterator[str]:
-    """Serve the page, with these tokens for an answer; yields the URL."""
+def faking(
+    passes: Sequence[Sequence[Token]],
+    pass_ms: float = 1.0,
+    *,
+    plain: Sequence[Sequence[Token]] = (),
+) -> Iterator[str]:
+    """Serve the page, with these tokens for an answer; yields the URL.
+
+    plain  the answer by plain decoding
+    """
 
     async def page(request: Request) -> Response:
         return page_file(request.url.path)
 
-    async def answer(_: Request) -> Response:
-        return StreamingResponse(events(passes, pass_ms), media_type="text/event-stream")
+    async def answer(request: Request) -> Response:
+        is_plain = not (await request.json())["speculative"]["enabled"]
+        stream = events(plain if is_plain else passes, pass_ms)
+        return StreamingResponse(stream, media_type="text/event-stream")
 
     async def models(_: Request) -> Response:
         return JSONResponse({"data": [{"id": "fake"}]})

@@ -50,11 +50,16 @@ def lines_of(page: Any, box: str) -> str:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "motion"), [("light", "no-preference"), ("dark", "reduce")])
 def test_a_text_is_shown_with_origins_and_timeline_and_compared_with_plain_decoding(
-    server: Served, open_page: Open, keep: Callable[[Any, str], None], width: int, scheme: str
+    server: Served,
+    open_page: Open,
+    keep: Callable[[Any, str], None],
+    width: int,
+    scheme: str,
+    motion: str,
 ) -> None:
-    page = open_page(server.url, width, color_scheme=scheme)
+    page = open_page(server.url, width, color_scheme=scheme, reduced_motion=motion)
     blank = page.locator("#timeline").evaluate(NUM_COLOURS)
     generate(page, max_tokens=160)
     says(page, "Done: 160 tokens")
@@ -86,8 +91,23 @@ def test_a_generation_that_is_stopped_leaves_no_text(server: Served, open_page: 
     says(page, "Stopped")
     server.wait_until_idle()
     assert page.locator("#compare").is_disabled()
+    page.locator("#prompt").press("Control+Enter")
+    page.locator("#answer .token").first.wait_for()
+    page.keyboard.press("Escape")
+    says(page, "Stopped")
     generate(page, max_tokens=8)
     says(page, "Done: 8 tokens")
+
+
+def test_where_plain_decoding_differs_is_shown(open_page: Open) -> None:
+    tokens = [{"id": 1, "text": text, "origin": "bonus"} for text in ("one ", "two ", "three")]
+    with faking([tokens], plain=[[*tokens[:2], {**tokens[2], "text": "<b>four</b>"}]]) as url:
+        page = open_page(url)
+        generate(page)
+        says(page, "Done")
+        page.click("#compare")
+        line = page.locator("#verdict", has_text="Different after 8 characters").text_content()
+    assert '"three" with speculation, "<b>four</b>" without' in line
 
 
 def test_html_and_control_characters_are_text_in_prompts_and_answers(

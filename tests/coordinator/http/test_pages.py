@@ -78,6 +78,36 @@ def test_the_code_never_makes_html_of_a_text_and_stores_nothing() -> None:
     assert not re.search(rf"\b(?:{wrong})\b|\.cookie\b", CODE)
 
 
+def brightness(colour: str) -> float:
+    """The relative luminance of `#rrggbb`, as the Web Content Accessibility Guidelines have it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours, 1 to 21."""
+    low, high = sorted((brightness(one), brightness(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_texts_are_readable_in_every_colour(scheme: int) -> None:
+    style = (FOLDER / "style.css").read_text("utf-8")
+    block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[scheme]
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", block))
+    grounds = {name: ("panel", f"{name}-tint") for name in ("model", "ngram", "earlier", "heads")}
+    grounds |= dict.fromkeys(("ink", "quiet"), ("panel", "ground"))
+    grounds |= {"own": ("panel",), "rejected": ("panel",), "on-accent": ("accent",)}
+    pairs = [(name, ground) for name, many in grounds.items() for ground in many]
+    poor = [pair for pair in pairs if contrast(*(colours[one] for one in pair)) < 4.5]
+    assert poor == []
+    shapes = ("model", "own", "both", "rejected", "edge")  # of the timeline, and edges of fields
+    assert [one for one in shapes if contrast(colours[one], colours["panel"]) < 3] == []
+
+
 def test_the_page_offers_every_policy_that_drafts() -> None:
     page = (FOLDER / "index.html").read_text("utf-8")
     offered = re.findall(r"<option>(\w+)</option>", page)
