@@ -81,8 +81,11 @@ def keep(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Any, str],
 
 
 @pytest.fixture(scope="session")
-def embedded() -> Iterator[Pair]:
-    """The embedded pair in float32, with room for texts that take a while."""
+def embedded(browser: Any) -> Iterator[Pair]:
+    """The embedded pair in float32, with room for texts that take a while.
+
+    It is not started where there is no browser.
+    """
     config = PairConfig(dtype="float32", drafter_dtype="float32", max_model_len=2048)
     with Pair(config) as pair:
         yield pair

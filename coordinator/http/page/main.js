@@ -60,14 +60,17 @@ class FiguresView {
     this.figures = null;
     this.plain = null;
     this.shownAt = 0;
+    this.timer = null; // draws what came too early
   }
 
   draw(now) {
     // Numbers that change with every frame cannot be read: four times a second are enough.
     if (now - this.shownAt < 250 && !this.isDone) {
-      setTimeout(() => drawSoon(this), 250);
+      this.timer ??= setTimeout(() => drawSoon(this), 250);
       return;
     }
+    clearTimeout(this.timer);
+    this.timer = null;
     this.shownAt = now;
     const { figures, plain } = this;
     const speed = figures?.speed ?? null;

@@ -139,9 +139,9 @@ export class Timeline {
     const most = Math.max(3, (this.canvas.clientWidth - GUTTER) / PASS_WIDTH);
     if (!this.isChosen) {
       this.isChosen = passes.length > 3 * most;
-      // The first pass has read the prompt, and says nothing of the others.
-      const since = passes.length > 1 ? passes[0].end_ms : 0;
-      const each = (latest - since) / Math.max(1, passes.length - 1);
+      // The latest passes only: the first one has read the prompt.
+      const few = passes.slice(-Math.ceil(most) - 1);
+      const each = few.length > 1 ? (few.at(-1).end_ms - few[0].end_ms) / (few.length - 1) : latest;
       this.windowMs = Math.max(LEAST_MS, Math.min(each * most, latest * 1.05));
     }
     if (!this.follows) return false;
