@@ -234,6 +234,7 @@ async function generate() {
     figures = figuresView.figures = new Figures();
     asked.reason = await run(asked, answer, figures, timeline);
   }, "Generating…");
+  timeline.finish();
   const counts = `${timeline.passes.length} passes, ${timeline.drafts.length} messages with drafts`;
   byId("timeline").setAttribute("aria-label", `Timeline of drafter and target: ${counts}`);
   byId("moment").textContent = `${counts}. Point at a bar, or use the arrow keys.`;

@@ -58,7 +58,8 @@ export class Timeline {
     this.byNumber = new Map();
     this.end = 0; // of the view
     this.windowMs = 0; // 0: not chosen yet
-    this.isChosen = false; // by the reader, or because enough passes were seen
+    this.isChosen = false; // by the reader
+    this.isSettled = false; // enough passes were seen to choose it
     this.follows = true;
     this.selected = null;
     drawSoon(this);
@@ -133,17 +134,26 @@ export class Timeline {
     drawSoon(this);
   }
 
-  // Choose which time is seen; return true if the view is still gliding there.
-  place() {
+  // Show a time in which the latest passes have room for their numbers.
+  fit() {
     const { latest, passes } = this;
     const most = Math.max(3, (this.canvas.clientWidth - GUTTER) / PASS_WIDTH);
-    if (!this.isChosen) {
-      this.isChosen = passes.length > 3 * most;
-      // The latest passes only: the first one has read the prompt.
-      const few = passes.slice(-Math.ceil(most) - 1);
-      const each = few.length > 1 ? (few.at(-1).end_ms - few[0].end_ms) / (few.length - 1) : latest;
-      this.windowMs = Math.max(LEAST_MS, Math.min(each * most, latest * 1.05));
-    }
+    this.isSettled = passes.length > 3 * most;
+    const few = passes.slice(-Math.ceil(most) - 1);
+    const each = few.length > 1 ? (few.at(-1).end_ms - few[0].end_ms) / (few.length - 1) : latest;
+    this.windowMs = Math.max(LEAST_MS, Math.min(each * most, latest * 1.05));
+  }
+
+  // The text has ended: show its last passes, unless the reader has chosen what to see.
+  finish() {
+    if (!this.isChosen) this.fit();
+    drawSoon(this);
+  }
+
+  // Choose which time is seen; return true if the view is still gliding there.
+  place() {
+    const { latest } = this;
+    if (!this.isChosen && !this.isSettled) this.fit();
     if (!this.follows) return false;
     const goal = Math.max(latest, this.windowMs);
     if (this.still.matches) {
