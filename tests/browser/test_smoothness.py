@@ -23,7 +23,7 @@ WORDS = (
     "",
 )
 MOST_MS = 1000 / 24  # of a frame, on two busy cores without a GPU; films have as many
-LATE = 0.05  # share of the frames that may take longer: others use the cores too
+LATE = 0.1  # share of the frames that may take longer: others use the cores too
 COUNT = """() => {
   const seen = window.seen = { frames: [], changes: 0 };
   let last = performance.now();
