@@ -21,6 +21,7 @@ CODE = (
 )
 # Files that are read when the program runs, by the ending of their names.
 DATA = ("*.toml", "*.json", "*.jsonl", "*.txt", "*.j2", "*.yaml")
+PAGE = tuple(f"page/*.{ending}" for ending in ("html", "css", "js", "svg"))  # of the server
 
 
 def layout() -> tuple[list[str], dict[str, str], dict[str, list[str]]]:
@@ -30,6 +31,7 @@ def layout() -> tuple[list[str], dict[str, str], dict[str, list[str]]]:
     packages = [*(f"{INSIDE}.{name}" for name in found), f"{INSIDE}.models"]
     places = {f"{INSIDE}.{name}": name for name in (*CODE, "models")}
     data = {name: list(DATA) for name in packages}
+    data[f"{INSIDE}.coordinator.http"] += PAGE
     data[f"{INSIDE}.models"] = ["README.md", *(f"{name}/*" for name in models)]
     return packages, places, data
 

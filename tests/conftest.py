@@ -21,6 +21,11 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option of the tests that drive a browser."""
+    parser.addoption("--screenshots", help="folder for the screenshots of tests/browser")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def homes() -> Iterator[None]:
     """Logs of runs and what they compile go to a folder of this session, also those of processes

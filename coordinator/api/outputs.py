@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from coordinator.api.speculation import SpeculationPart, TokenTexts
 from coordinator.text.detokenization import Decoder, Ending, StopStrings
-from coordinator.text.metrics import Metrics, origins
+from coordinator.text.metrics import Metrics, origins, shown_rejected
 from coordinator.text.session import Emit
 from proto.messages import FinishReason, Logprobs
 
@@ -42,6 +43,8 @@ class CompletionOutput:
     error               why the text could not be completed, in one line; None: it was
     logprobs            for each token, if they were asked for
     cumulative_logprob  the sum of the tokens' log-probabilities
+    speculation         in a stream of a request that is watched: each token's text and origin, and
+                        what both devices did (`Request.watch`)
     """
 
     index: int
@@ -54,6 +57,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     error: str | None = None
+    speculation: SpeculationPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Assembly:
 
     ending  where the text ends; stop strings are searched for here and nowhere else
     index   the number of this continuation of the prompt
+    token_texts  gives each token its part of the text; None: nobody asked for that
     """
 
     def __init__(
@@ -90,12 +95,14 @@ class Assembly:
         *,
         ending: Ending | None = None,
         index: int = 0,
+        token_texts: TokenTexts | None = None,
     ) -> None:
         self._base = RequestOutput(prompt, list(prompt_ids), [], False, seed)
         self._decoder = decoder
         self._ending = ending or Ending()
         self._stops = StopStrings(self._ending.strings, is_shown=self._ending.is_shown)
         self.index = index
+        self._token_texts = token_texts
         self._parts: list[CompletionOutput] = []
         self._token_ids: list[int] = []  # of all parts
 
@@ -127,7 +134,7 @@ class Assembly:
         """Add a pass; return (its part before the end of the text, the output it adds)."""
         assert not self.is_stopped
         text = ""
-        pieces = self._pieces(emit.tokens)
+        pieces, rejected = self._pieces_of(emit)
         for number, piece in enumerate(pieces, 1):
             may_stop = self.num_tokens + number > self._ending.min_tokens
             text += self._stops.push(piece, may_stop=may_stop)
@@ -139,6 +146,9 @@ class Assembly:
             rows = self._named(emit.logprobs)
             total = sum(row[token].logprob for row, token in zip(rows, emit.tokens, strict=True))
             part = replace(part, logprobs=rows, cumulative_logprob=total)
+        if self._token_texts is not None:
+            told = self._token_texts.push(emit, pieces[: len(emit.tokens)], rejected, text)
+            part = replace(part, speculation=told)
         self._add(part)
         return emit, self._output(part, finished=False)
 
@@ -162,6 +172,7 @@ class Assembly:
             text += self._stops.finish()
         if self.is_stopped:
             reason, error = FinishReason.STOP.value, None
+        told = None if self._token_texts is None else self._token_texts.finish(text)
         part = CompletionOutput(
             self.index,
             text,
@@ -170,6 +181,7 @@ class Assembly:
             stop_reason=self._stop_reason(reason),
             metrics=metrics,
             error=error,
+            speculation=told,
         )
         self._add(part)
         return self._output(part, finished=is_last)
@@ -186,8 +198,17 @@ class Assembly:
             token_origins=tuple(origin for part in self._parts for origin in part.token_origins),
             logprobs=rows or None,
             cumulative_logprob=sum(totals) if rows else None,
+            speculation=None,
         )
         return self._output(complete, finished=True)
+
+    def _pieces_of(self, emit: Emit) -> tuple[list[str], str]:
+        """Return the text that each token adds, and the rejected drafts as text, if wanted."""
+        if self._token_texts is None:
+            return self._pieces(emit.tokens), ""
+        pieces = self._pieces(emit.tokens[: emit.num_accepted])
+        rejected = self._decoder.preview(shown_rejected(emit))
+        return [*pieces, *self._pieces(emit.tokens[emit.num_accepted :])], rejected
 
     def _pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that each token adds. A stop token is in the ids, but not in the text."""

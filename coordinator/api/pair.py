@@ -254,13 +254,16 @@ class Pair:
         *,
         sample_index: int = 0,
         reader: Reader | None = None,
+        is_watched: bool = False,
     ) -> tuple[TokenStream, int]:
         """Start a text; return (its stream, its seed). Raises ConfigurationError, NodeError.
 
         The stream ends by tokens only: `Assembly`, which makes text of the tokens, finds stop
         strings.
 
-        reader  is notified of the stream's items (`Service.submit`); None: the caller iterates it
+        reader      is notified of the stream's items (`Service.submit`); None: the caller iterates
+                    it
+        is_watched  its passes say what both devices did (`Emit.spans`)
         """
         self.check(prompt)
         request = self.reviewed_params(request)
@@ -283,6 +286,7 @@ class Pair:
             rule=speculation.rule,
             lookup=lookup,
             reader=reader,
+            is_watched=is_watched,
         )
         return stream, seed
 

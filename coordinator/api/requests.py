@@ -16,6 +16,7 @@ from coordinator.api.config import SpeculationConfig
 from coordinator.api.outputs import Assembly, RequestOutput, merged
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from coordinator.api.speculation import TokenTexts
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit, EmitPrompt, Result
 from coordinator.text.stream import WAIT_S, Item, Reader, TokenStream
@@ -52,6 +53,7 @@ class Request:
         self._simulated = pair.simulated()  # as it was when the request was made
         self._complete: dict[int, RequestOutput] = {}  # the complete texts, by their index
         self._num_texts = params.n
+        self._is_watched = False
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -68,6 +70,10 @@ class Request:
         """Return the number of tokens of the started texts, prompts included."""
         return sum(len(self._ids) + assembly.num_tokens for assembly in self._open.values())
 
+    def watch(self) -> None:
+        """Let outputs tell what became of drafts and what both devices did; call before `start`."""
+        self._is_watched = True
+
     def want_no_more(self) -> None:
         """Reduce `num_texts` to the number of texts that were started."""
         self._num_texts = len(self._open) + len(self._complete)
@@ -82,7 +88,12 @@ class Request:
         pair, index = self._pair, len(self._open) + len(self._complete)
         try:
             stream, seed = pair.generate(
-                self._ids, self._speculation, self._params, sample_index=index, reader=reader
+                self._ids,
+                self._speculation,
+                self._params,
+                sample_index=index,
+                reader=reader,
+                is_watched=self._is_watched,
             )
         except SlipstreamError as error:
             self.failure = error
@@ -95,6 +106,7 @@ class Request:
             pair.decoder(self._ids, skip_special_tokens=self._params.skip_special_tokens),
             ending=pair.ending(self._params),
             index=index,
+            token_texts=TokenTexts() if self._is_watched else None,
         )
         return stream
 

@@ -14,7 +14,8 @@ a state machine of its own (`text/session.py`); an error in one ends that text a
 
 Frames of drafts and verdicts are passed on before they are decoded: `forward` returns the
 receivers. A draft goes to the target of its text, hidden states (`Features`) go to those of its
-drafters that are heads, and neither is decoded here. A verdict (the result of a pass) goes to the
+drafters that are heads, and neither is decoded here, but for the drafts of texts whose readers want
+to know when the drafter computed (`watches`). A verdict (the result of a pass) goes to the
 drafters of its text; only then is it decoded and given to the session.
 
 At most max_num_seqs texts are open, and at most as many as the target has lanes (a lane is the part
@@ -149,6 +150,7 @@ class Router:
         self._awaits_target = awaits_target
         self._open: dict[int, SessionNodes] = {}  # by session, oldest first; <= max_num_seqs
         self._waiting: deque[SessionFigures] = deque()  # submitted, oldest first
+        self._watched: set[int] = set()  # open texts whose drafts are decoded here as well
         self._next_beat = 0.0
         self._actions: list[Action] = []  # actions for the event that is handled now
 
@@ -157,7 +159,7 @@ class Router:
     ) -> tuple[NodeId, ...]:
         """Return the nodes to which this frame is passed on, undecoded. Raises RemoteProtocolError.
 
-        Drafts and features are never decoded here, so their sender is noted as alive in this call.
+        Drafts and features are not decoded in time, so their sender is noted as alive in this call.
         """
         text = self._open.get(session_of(frame)) if kind in (*UNREAD, Verdict) else None
         if text is None or node_id not in (text.drafters if kind is Draft else text.targets):
@@ -167,6 +169,10 @@ class Router:
         if kind is Draft:
             return text.targets
         return self.registry.readers(text.drafters) if kind is Features else text.drafters
+
+    def watches(self, kind: type[Message], frame: bytes) -> bool:
+        """True for a draft of a watched text, which is decoded after it was passed on."""
+        return bool(self._watched) and kind is Draft and session_of(frame) in self._watched
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Update the state by one event; return the actions to do (`now` in seconds)."""
@@ -227,6 +233,7 @@ class Router:
         """Assert every invariant (for tests and the simulator)."""
         texts = self._open.values()
         assert len(texts) <= self._max_num_seqs
+        assert self._watched <= self._open.keys()
         assert len(texts) >= self._room or not self._waiting, "a text waits for nothing"
         for text in texts:
             assert len(text.targets) <= 1
@@ -260,6 +267,8 @@ class Router:
         match message:
             case Verdict() if is_target:
                 self._step(message.session, s.VerdictArrived(message), now)
+            case Draft() if self._is_drafter_of(message.session, node):
+                self._step(message.session, s.DraftArrived(message), now)
             case PromptLogprobs() if is_target:
                 self._step(message.session, s.PromptScored(message), now)
             case Heartbeat():
@@ -402,6 +411,11 @@ class Router:
             for role in (Role.TARGET, Role.DRAFTER):
                 self._offer_to_all(session, role, now)
 
+    def _is_drafter_of(self, session: int, node: Node) -> bool:
+        """True if a node drafts for this text now."""
+        text = self._open.get(session)
+        return text is not None and node.id in text.drafters
+
     def _num_free(self, node: Node) -> int:
         """Return the number of a node's lanes that no text uses."""
         texts = self._open.values()
@@ -486,6 +500,8 @@ class Router:
         session = running.machine.session
         running.started = now
         self._open[session] = SessionNodes(running)
+        if running.machine.is_watched:
+            self._watched.add(session)
         drafters = [one for one in self.registry.ready(Role.DRAFTER) if self._num_free(one)]
         layers = next((one.layers for one in drafters if one.layers), ())
         self._step(session, s.Started(layers), now)
@@ -514,6 +530,7 @@ class Router:
 
     def _end(self, running: SessionFigures, last: Result | SlipstreamError) -> None:
         session = running.machine.session
+        self._watched.discard(session)
         if self._open.pop(session, None) is None:
             self._waiting.remove(running)
         self._do(End(session, last))

@@ -258,11 +258,13 @@ class Service:
         rule: Rule = Rule.COUPLED,
         lookup: Lookup | None = None,
         reader: Reader | None = None,
+        is_watched: bool = False,
     ) -> TokenStream:
         """Queue a text and return its stream, through which its tokens come.
 
         The nodes begin with texts in the order of submission. With a `reader` the text is always
-        queued. Without one, NodeError is raised while MAX_SESSIONS texts have not ended. Raises
+        queued. Without one, NodeError is raised while MAX_SESSIONS texts have not ended. The passes
+        of a text that `is_watched` say what both devices did (`Emit.spans`). Raises
         ConfigurationError if the text cannot be encoded in a message, NodeError, ClosedError.
         """
         self.check_alive()
@@ -281,6 +283,7 @@ class Service:
                 limits=limits,
                 rule=rule,
                 lookup=lookup,
+                is_watched=is_watched,
             )
             check_opening(machine)
             self._last_session = number
@@ -360,7 +363,7 @@ class Service:
             for receiver in self._router.forward(node, kind, frame, now):
                 enter(Phase.SEND)
                 self._send(receiver, frame)
-            if kind in UNREAD:
+            if kind in UNREAD and not self._router.watches(kind, frame):
                 return
             enter(Phase.DECODE)
             message = decode(frame)

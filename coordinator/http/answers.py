@@ -5,7 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from coordinator.api.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
-from coordinator.text.metrics import Metrics
+from coordinator.api.speculation import ShownToken, SpeculationPart
+from coordinator.text.metrics import Metrics, source_name
+from coordinator.text.watching import DeviceSpan, DraftSpan
 
 
 def usage(num_prompt: int, num_written: int) -> dict[str, int]:
@@ -31,6 +33,52 @@ def speculation_of(texts: Iterable[Metrics | None]) -> dict[str, Any] | None:
         if metrics is not None and metrics.speculative_decoding is not None:
             return {"speculative_decoding": asdict(metrics.speculative_decoding)}
     return None
+
+
+def events_of(part: SpeculationPart) -> dict[str, Any]:
+    """Return the field `speculation` of a chunk: its tokens, and the spans of both devices."""
+    return {
+        "tokens": [_token(token) for token in part.tokens],
+        "spans": [_span(span) for span in part.spans],
+    }
+
+
+def _token(token: ShownToken) -> dict[str, Any]:
+    made = {"id": token.token_id, "text": token.text, "origin": token.origin}
+    return made | {"rejected": token.rejected} if token.rejected else made
+
+
+def _span(span: DeviceSpan) -> dict[str, Any]:
+    """Return a span as JSON. Times in milliseconds since the text began, to the microsecond."""
+    times = {"begin_ms": _ms(span.begin_s), "end_ms": _ms(span.end_s)}
+    if isinstance(span, DraftSpan):
+        return {
+            "device": "drafter",
+            **times,
+            "source": source_name(span.source),
+            "number": span.number,
+            "steps": span.num_steps,
+            "tokens": span.num_tokens,
+            "depth": span.depth,
+            "position": span.position,
+        }
+    return {
+        "device": "target",
+        **times,
+        "model_ms": _ms(span.model_s),
+        "wait_ms": _ms(span.wait_s),
+        "cause": span.cause,
+        "drafted": span.num_drafted,
+        "accepted": span.num_accepted,
+        "tokens": span.num_tokens,
+        "rolled_back": span.num_rolled_back,
+        "roll_back": span.is_roll_back,
+        "decided": [list(one) for one in span.decided],
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
 
 
 class LegacyLogprobs:

@@ -27,13 +27,17 @@ SAME = (
 
 
 class Speculative(BaseModel):
-    """How drafts are made for one request; fields left out are as the server was started."""
+    """How drafts are made for one request; fields left out are as the server was started.
+
+    events  the chunks of a stream tell what became of drafts and what both devices did
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool = True
     policy: PolicyName | None = None
     num_speculative_tokens: int | None = Field(None, ge=1, le=48)
+    events: bool = False
 
 
 class StreamOptions(BaseModel):
@@ -80,6 +84,14 @@ class Common(BaseModel):
         given.setdefault("temperature", 1.0)  # OpenAI's default; ours is greedy
         return given
 
+    @property
+    def wants_events(self) -> bool:
+        """True if chunks tell of the speculation. Raises ConfigurationError without a stream."""
+        wanted = self.speculative is not None and self.speculative.events
+        if wanted and not self.stream:
+            raise ConfigurationError("speculative.events goes with stream: true")
+        return wanted
+
     def speculation(self, asking: Asking) -> SpeculationConfig:
         """Return how drafts are made for this request. Raises ConfigurationError."""
         wanted = self.speculative
@@ -87,7 +99,7 @@ class Common(BaseModel):
             return asking.speculation
         if not wanted.enabled:
             return ALONE
-        given = wanted.model_dump(exclude={"enabled"}, exclude_none=True)
+        given = wanted.model_dump(exclude={"enabled", "events"}, exclude_none=True)
         base = asking.speculation.model_dump()
         if wanted.policy is not None:  # numbers of one policy say nothing of another
             for name in ("num_speculative_tokens", "window", "policy_option"):

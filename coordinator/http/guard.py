@@ -7,7 +7,7 @@ Host      a web page can make a browser call a name of its own that leads to thi
 Origin    a page elsewhere can send a request without reading the answer. Browsers name the page in
           `Origin` and `Sec-Fetch-Site`; it is refused unless it was allowed.
 Content   a form of a page elsewhere cannot send `application/json` without asking first.
-API key   compared in constant time; every route but /health wants it.
+API key   compared in constant time; every route wants it but /health and the files of the page.
 """
 
 import asyncio
@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.http.errors import Refusal, error_response
+from coordinator.http.pages import FILES
 
-OPEN_ROUTES = ("/health",)
+OPEN_ROUTES = frozenset(("/health", *FILES))
 LOOPBACK_NAMES = ("localhost",)
 
 

@@ -31,10 +31,13 @@ from coordinator.http.completions import Completions
 from coordinator.http.errors import Refusal, RefusedRequestError, error_response, refusal_of
 from coordinator.http.figures import Figures
 from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
+from coordinator.http.pages import FILES, page_file
 from coordinator.http.streams import event_stream
 from proto.errors import ConfigurationError, SlipstreamError, shown
 
 MAX_ID = 128
+# What the command `status` tells about this machine, which clients of the server need not know.
+KEPT_BACK = ("pid", "listens", "logs")
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": words}
     for status, words in {
@@ -82,6 +85,7 @@ class Routes:
         asked = await asyncio.to_thread(
             self._llm.asking.requests, body.prompts(), params, speculation
         )
+        _watch(asked, body)
         names = await asyncio.to_thread(self._names_of, asked) if body.echo else []
         job = self._job("cmpl", asked, request)
         answer = Completions(job, body, self._model, names)
@@ -102,6 +106,7 @@ class Routes:
             speculation,
             body.chat_template_kwargs or {},
         )
+        _watch(asked, body)
         job = self._job("chatcmpl", asked, request)
         return await self._respond(Chat(job, body, self._model), body, request)
 
@@ -188,6 +193,12 @@ class Routes:
         self._llm.check_ready()
         return Response()
 
+    async def status(self) -> dict[str, Any]:
+        """Return the state of the coordinator, its nodes and links, as `status` shows it."""
+        # In a thread of its own: where the coordinator's loop hangs, this takes two seconds.
+        found = await asyncio.to_thread(self._llm.pair.service.status)
+        return {name: value for name, value in found.items() if name not in KEPT_BACK}
+
     async def version(self) -> dict[str, str]:
         """Return the version of this software."""
         return {"version": self._version}
@@ -208,6 +219,13 @@ class Routes:
         return Response(text, media_type=self._figures.content_type)
 
 
+def _watch(asked: Sequence[Asked], body: Common) -> None:
+    """Let the texts tell of their speculation, if the request wants it."""
+    if body.wants_events:
+        for one in asked:
+            one.watch()
+
+
 # -- app -------------------------------------------------------------------------------------------
 
 
@@ -226,6 +244,7 @@ def make_app(
         "/health": ("GET", routes.health),
         "/metrics": ("GET", routes.metrics),
         "/version": ("GET", routes.version),
+        "/status": ("GET", routes.status),
     }
     forms: dict[str, type[Response]] = {"/health": Response, "/metrics": PlainTextResponse}
     for path, (method, handler) in handlers.items():
@@ -237,6 +256,12 @@ def make_app(
             response_model=None,
             response_class=forms.get(path, JSONResponse),
         )
+
+    async def page(request: Request) -> Response:
+        return page_file(request.url.path)
+
+    for path in FILES:
+        app.add_route(path, page, methods=["GET"])
 
     def answered(refusal: Refusal) -> JSONResponse:
         figures.refused(refusal.status)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from coordinator.api.outputs import CompletionOutput
-from coordinator.http.answers import speculation_of, usage
+from coordinator.http.answers import events_of, speculation_of, usage
 from coordinator.http.bodies import Common
 from coordinator.http.errors import Refusal, RefusedRequestError, refusal_of
 from coordinator.http.jobs import Job
@@ -32,12 +32,17 @@ class Counts:
 def with_counts(
     chunk: dict[str, Any], counts: Counts, body: Common, made: CompletionOutput
 ) -> dict[str, Any]:
-    """Add usage (if wanted), the text's metrics (at its end) and its error; return the chunk."""
+    """Add usage (if wanted), the text's metrics (at its end) and its error; return the chunk.
+
+    It also gets what is told of the speculation, if the request asked for events.
+    """
     if body.stream_options and body.stream_options.include_usage:
         continuous = body.stream_options.continuous_usage_stats
         chunk["usage"] = counts.usage() if continuous else None
     if made.finish_reason is not None and (found := speculation_of([made.metrics])):
         chunk["metrics"] = found
+    if made.speculation is not None:
+        chunk["speculation"] = events_of(made.speculation)
     if made.error is not None:
         chunk["error"] = Refusal(500, made.error).as_json()["error"]
     return chunk

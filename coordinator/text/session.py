@@ -9,6 +9,7 @@ incarnation (a number that grows with every Open, so that older messages are ign
 
     Started                 open the text on the nodes that are there
     VerdictArrived          append what is new; find the end of the text           -> Emit, Finish
+    DraftArrived            of a watched text: note when the drafter computed
     FaultArrived(gap)       a node's copy of the text differs from ours            -> Open
     FaultArrived(failed)    the target cannot go on with this text                 -> Fail
     NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
 from coordinator.text.session_events import Action as Action
+from coordinator.text.session_events import DraftArrived as DraftArrived
 from coordinator.text.session_events import Emit as Emit
 from coordinator.text.session_events import EmitPrompt as EmitPrompt
 from coordinator.text.session_events import Event as Event
@@ -44,6 +46,7 @@ from coordinator.text.session_events import Send as Send
 from coordinator.text.session_events import Started as Started
 from coordinator.text.session_events import Tick as Tick
 from coordinator.text.session_events import VerdictArrived as VerdictArrived
+from coordinator.text.watching import Watch
 from proto.codec import encode
 from proto.errors import ConfigurationError, LocalProtocolError, NodeError, shown
 from proto.liveness import HEARTBEAT_INTERVAL_S
@@ -144,6 +147,7 @@ class Session:
         limits: Limits,
         rule: Rule = Rule.COUPLED,
         lookup: Lookup | None = None,
+        is_watched: bool = False,
     ) -> None:
         assert 0 < len(prompt) < limits.max_len
         self.session = session
@@ -156,6 +160,7 @@ class Session:
         self.rule = Rule.COUPLED if sampling.is_greedy else rule
         self.text = CommittedText(key, prompt)
         self.counts = SessionCounts()
+        self._watch = Watch(len(prompt)) if is_watched else None
         # None: no prompt logprobs are wanted.
         self._prompt_scores = PromptScores(len(prompt)) if sampling.scores_prompt else None
         self.drafter_lost_at: int | None = None  # generated tokens when the drafter was lost
@@ -178,6 +183,11 @@ class Session:
         """Return the number of committed tokens after the prompt."""
         return len(self.text) - self.num_prompt
 
+    @property
+    def is_watched(self) -> bool:
+        """True if the reader wants to know what both devices do (`Emit.spans`)."""
+        return self._watch is not None
+
     def mark_for(self, node: NodeId) -> SessionMark:
         """Return a mark for a heartbeat: the text's length, hash and the node's incarnation."""
         told = self._told.get(node)
@@ -191,10 +201,16 @@ class Session:
         match event:
             case Started(layers):
                 self._owed_since = now
+                if self._watch is not None:
+                    self._watch.begin(now)
                 self._layers = layers if self.policy.has_drafter else ()
                 return self._emit_prompt()
             case VerdictArrived(verdict):
                 return self._on_verdict(verdict, now)
+            case DraftArrived(draft):
+                if self._watch is not None:
+                    self._watch.drafted(draft, now)
+                return []
             case PromptScored(message):
                 return self._on_prompt_scored(message, now)
             case FaultArrived(node, fault):
@@ -363,6 +379,9 @@ class Session:
         logprobs = verdict.logprobs and verdict.logprobs.part(num_known, num_known + len(tokens))
         sources = verdict.sources[num_known : num_known + num_accepted]
         emit = Emit(tokens, num_accepted, verdict.num_drafted, verdict.rejected, logprobs, sources)
+        if self._watch is not None:
+            spans = self._watch.passed(verdict, self.text, len(tokens), num_accepted, now)
+            emit = replace(emit, spans=spans)
         return [emit] if reason is None else [emit, *self._end(Finish(reason))]
 
     def _lacks_logprobs(self, verdict: Verdict) -> bool:

@@ -2,7 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from proto.messages import Fault, FinishReason, Logprobs, Message, PromptLogprobs, Role, Verdict
+from coordinator.text.watching import DeviceSpan
+from proto.messages import (
+    Draft,
+    Fault,
+    FinishReason,
+    Logprobs,
+    Message,
+    PromptLogprobs,
+    Role,
+    Verdict,
+)
 
 NodeId = bytes  # names one node process; a process that is started anew has another
 
@@ -22,6 +32,13 @@ class VerdictArrived:
     """A verdict of the target has arrived: the result of a pass."""
 
     verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class DraftArrived:
+    """A drafter's draft for a text that is watched has come; it was passed on already."""
+
+    draft: Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +110,8 @@ class Emit:
     own: the recovered token in the place of rejected[0], a bonus after only accepted drafts, or a
     plain token of a pass without drafts. Tokens of lost verdicts that the target sends again come
     as several plain ones. `logprobs` belong to the tokens, if they are wanted. `sources` says who
-    drafted each accepted token; it is empty if the drafter drafted all.
+    drafted each accepted token; it is empty if the drafter drafted all. `spans` says what both
+    devices did since the last Emit, if the text is watched.
     """
 
     tokens: tuple[int, ...]
@@ -102,6 +120,7 @@ class Emit:
     rejected: tuple[int, ...]
     logprobs: Logprobs | None = None
     sources: tuple[int, ...] = ()
+    spans: tuple[DeviceSpan, ...] = ()
 
     def first(self, num_tokens: int) -> "Emit":
         """Return an Emit of the first `num_tokens` tokens only."""
@@ -140,6 +159,7 @@ class Fail:
 Event = (
     Started
     | VerdictArrived
+    | DraftArrived
     | PromptScored
     | FaultArrived
     | NodeJoined

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from coordinator.text.watching import depth_of, num_right
 from coordinator.tracing.tape import Passed
 from proto.codec import decode, kind_of, session_of
 from proto.errors import RemoteProtocolError
@@ -399,7 +400,7 @@ def fate_of(draft: Draft, text: Text) -> Fate | None:
     if not text.decided or not text.decided[0] <= draft.parent_len < len(text.tokens):
         return None
     decided = text.verdicts[bisect_right(text.decided, draft.parent_len) - 1]
-    return Fate(decided, _num_right(draft, text))
+    return Fate(decided, num_right(draft, text.tokens, text.hashes))
 
 
 def judged(draft: Draft, read_ns: int, text: Text) -> Judged | None:
@@ -411,29 +412,10 @@ def judged(draft: Draft, read_ns: int, text: Text) -> Judged | None:
     if index == len(text.verdicts):
         return None
     base_len, verdict = text.decided[index], text.verdicts[index]
-    if draft.parent_len + _depth(draft) <= base_len:
+    if draft.parent_len + depth_of(draft) <= base_len:
         return None
     first = max(base_len, draft.parent_len)
     last = base_len + getattr(verdict.message, "num_accepted", 0)
     if draft.parent_len < len(text.tokens):
-        last = min(last, draft.parent_len + _num_right(draft, text))
+        last = min(last, draft.parent_len + num_right(draft, text.tokens, text.hashes))
     return Judged(verdict, max(0, last - first))
-
-
-def _depth(draft: Draft) -> int:
-    """Return the length of the longest path in a draft."""
-    depths: list[int] = []
-    for parent in draft.parents:
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    return max(depths, default=0)
-
-
-def _num_right(draft: Draft, text: Text) -> int:
-    """Return how many of a draft's tokens lie on the path that the text took; 0: none."""
-    if text.hashes[draft.parent_len] != draft.parent_hash:
-        return 0
-    at, length = -1, draft.parent_len
-    for index, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        if parent == at and length < len(text.tokens) and token == text.tokens[length]:
-            at, length = index, length + 1
-    return length - draft.parent_len

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def server(embedded: Pair) -> Iterator[Served]:
 def _nothing_is_left(server: Served) -> Iterator[None]:
     yield
     server.wait_until_idle()
+
+
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    """The text of a stream, of either kind."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return "".join(one.get("text") or one.get("delta", {}).get("content", "") for one in choices)
 
 
 def expected(pair: Pair, prompt: Any, params: SamplingParams) -> list[str]:
@@ -114,6 +121,28 @@ def test_echo_scores_the_prompt_as_evaluation_harnesses_ask_for_it(server: Serve
             for token, at in zip(scored["tokens"], scored["text_offset"], strict=True)
         ]
         assert starts == scored["text_offset"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_tells_of_its_speculation_if_it_is_asked_to(server: Served, path: str) -> None:
+    what = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": CHAT}
+    # Under sync drafts are waited for, also on a busy machine.
+    how = {"policy": "sync"}
+    asked = {**what, "temperature": 0, "max_tokens": 48}
+    usual = server.events(path, **asked)
+    assert not any("speculation" in chunk for chunk in usual)
+    chunks = server.events(path, **asked, speculative={**how, "events": True})
+    told = [chunk["speculation"] for chunk in chunks if "speculation" in chunk]
+    tokens = [token for part in told for token in part["tokens"]]
+    spans = [span for part in told for span in part["spans"]]
+    text = "".join(token["text"] for token in tokens)
+    assert text == text_of(usual) == text_of(chunks)
+    assert sum(token["id"] is not None for token in tokens) == 48
+    assert {span["device"] for span in spans} == {"drafter", "target"}
+    passes = [span for span in spans if span["device"] == "target"]
+    drafted = sum(token["origin"] == "draft:model" for token in tokens)
+    assert sum(span["accepted"] for span in passes) == drafted > 0
+    assert all(one["end_ms"] <= two["begin_ms"] for one, two in pairwise(passes))
 
 
 def test_speculation_is_switched_off_and_set_for_a_request_alone(server: Served) -> None:

@@ -76,6 +76,7 @@ class ScriptedPair:
         *,
         sample_index: int,
         reader: Reader | None,
+        is_watched: bool = False,
     ) -> tuple[TokenStream, int]:
         """As `Pair.generate`."""
         script = Script(prompt, params, sample_index, reader)

@@ -69,12 +69,15 @@ def test_a_cross_site_request_without_an_origin_is_refused() -> None:
         ("Bearer \xff\xfe", 401),
     ],
 )
-def test_every_route_but_health_wants_the_key(sent: str | None, status: int) -> None:
+def test_every_route_but_health_and_the_files_of_the_page_wants_the_key(
+    sent: str | None, status: int
+) -> None:
     rules = Rules(checks_host=False, key=KEY)
     headers = [] if sent is None else [("authorization", sent)]
-    for path in ("/v1/models", "/metrics", "/", "/health/x"):
+    for path in ("/v1/models", "/metrics", "/status", "/health/x", "/page", "/page/../metrics"):
         assert status_of(rules, *headers, path=path) == status
-    assert status_of(rules, *headers, path="/health") == 200
+    for path in ("/health", "/", "/page/main.js"):
+        assert status_of(rules, *headers, path=path) == 200
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])

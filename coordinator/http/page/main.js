@@ -1,0 +1,350 @@
+// The page: reads the form, asks the server, and gives what comes to the views.
+
+import { Answer, commonLength, drawSoon, visible } from "/page/answer.js";
+import { Nodes } from "/page/nodes.js";
+import { KeyNeeded, chunks, get, useKey } from "/page/stream.js";
+import { Timeline } from "/page/timeline.js";
+
+const byId = (id) => document.getElementById(id);
+const MAX_SEED = 2 ** 31;
+
+// -- figures ---------------------------------------------------------------------------------------
+
+// What one generation came to, from the passes of the target and the clock of this page.
+class Figures {
+  constructor() {
+    this.sent = performance.now();
+    this.first = null; // ms from the request to the first token
+    this.tokens = 0;
+    this.ofFirst = 0; // tokens that came with the first pass
+    this.drafted = 0;
+    this.accepted = 0;
+    this.passes = 0;
+    this.since = null; // ends of the first and of the last pass, ms of the coordinator's clock
+    this.until = null;
+  }
+
+  add(told) {
+    this.tokens += told.tokens.filter((token) => token.id !== null).length;
+    if (this.first === null && told.spans.some((span) => span.device === "target")) {
+      this.first = performance.now() - this.sent;
+    }
+    for (const span of told.spans) {
+      if (span.device !== "target") continue;
+      this.passes += 1;
+      this.drafted += span.drafted;
+      this.accepted += span.accepted;
+      if (this.since === null) {
+        this.since = span.end_ms;
+        this.ofFirst = span.tokens;
+      }
+      this.until = span.end_ms;
+      this.written = (this.written ?? 0) + span.tokens;
+    }
+  }
+
+  // Tokens per second after the first pass; null: not known yet.
+  get speed() {
+    if (this.since === null || this.until <= this.since) return null;
+    return (this.written - this.ofFirst) / ((this.until - this.since) / 1000);
+  }
+}
+
+function percent(share) {
+  return `${Math.round(share * 100)} %`;
+}
+
+class FiguresView {
+  constructor(timeline) {
+    this.timeline = timeline;
+    this.figures = null;
+    this.plain = null;
+    this.shownAt = 0;
+    this.timer = null; // draws what came too early
+  }
+
+  draw(now) {
+    // Numbers that change with every frame cannot be read: four times a second are enough.
+    if (now - this.shownAt < 250 && !this.isDone) {
+      this.timer ??= setTimeout(() => drawSoon(this), 250);
+      return;
+    }
+    clearTimeout(this.timer);
+    this.timer = null;
+    this.shownAt = now;
+    const { figures, plain } = this;
+    const speed = figures?.speed ?? null;
+    this.set("speed", speed === null ? "–" : speed.toFixed(0));
+    this.set("first", figures?.first == null ? "–" : `${figures.first.toFixed(0)} ms`);
+    this.set("acceptance", figures?.drafted
+      ? `${percent(figures.accepted / figures.drafted)} of ${figures.drafted}` : "–");
+    this.set("per-pass", figures?.passes ? (1 + figures.accepted / figures.passes).toFixed(2) : "–");
+    const overlap = this.timeline.overlap();
+    this.set("overlap", overlap === null ? "–" : percent(overlap));
+    const isBoth = speed !== null && plain?.speed;
+    this.set("against", isBoth ? `${(speed / plain.speed).toFixed(2)} ×` : "–");
+    if (plain?.speed) {
+      byId("plain-figures").textContent = `${plain.speed.toFixed(0)} tokens per second`;
+    }
+  }
+
+  set(id, words) {
+    if (byId(id).textContent !== words) byId(id).textContent = words;
+  }
+}
+
+// -- the key ---------------------------------------------------------------------------------------
+
+// Ask for the API key; return false if the user cancels.
+function askForKey(line) {
+  const dialog = byId("key-dialog");
+  byId("key").value = "";
+  byId("key-title").textContent = line;
+  dialog.showModal();
+  return new Promise((resolve) => {
+    const end = (given) => {
+      dialog.close();
+      byId("key").value = "";
+      if (given) useKey(given);
+      resolve(Boolean(given));
+    };
+    byId("key-form").onsubmit = (event) => {
+      event.preventDefault();
+      end(byId("key").value.trim());
+    };
+    byId("no-key").onclick = () => end("");
+    dialog.oncancel = () => end("");
+  });
+}
+
+async function withKey(work) {
+  for (let tries = 0; ; tries += 1) {
+    try {
+      return await work();
+    } catch (error) {
+      if (!(error instanceof KeyNeeded)) throw error;
+      const line = tries ? "That key is wrong" : "This server wants an API key";
+      if (!(await askForKey(line))) throw new Error("the server wants an API key");
+    }
+  }
+}
+
+// -- requests --------------------------------------------------------------------------------------
+
+const timeline = new Timeline(byId("timeline"), byId("moment"));
+const answer = new Answer(byId("answer"), byId("tip"));
+const plainAnswer = new Answer(byId("plain"), byId("tip"));
+const figuresView = new FiguresView(timeline);
+const nodes = new Nodes(byId("nodes"), byId("nodes-state"));
+let turns = []; // of the chat: {role, content}
+let running = null; // AbortController of the request that runs
+let latest = null; // {path, body, isSpeculative} of the latest generation
+
+function isChat() {
+  return byId("ask").elements.kind.value === "chat";
+}
+
+function settings() {
+  const number = (id) => (byId(id).value === "" ? null : Number(byId(id).value));
+  // The seed is drawn here, so that plain decoding can be asked for with the same one.
+  const seed = number("seed") ?? Math.floor(Math.random() * MAX_SEED);
+  const speculative = { enabled: byId("speculate").checked, events: true };
+  if (byId("policy").value && speculative.enabled) speculative.policy = byId("policy").value;
+  return { temperature: number("temperature") ?? 0, seed, max_tokens: number("max-tokens") ?? 160,
+    speculative };
+}
+
+function request() {
+  const prompt = byId("prompt").value;
+  if (!isChat()) return { path: "/v1/completions", body: { prompt, ...settings() } };
+  const messages = [...turns, { role: "user", content: prompt }];
+  return { path: "/v1/chat/completions", body: { messages, ...settings() } };
+}
+
+function textOf(chunk) {
+  const [choice] = chunk.choices;
+  return choice?.text ?? choice?.delta?.content ?? "";
+}
+
+// Stream one answer into a view; return how it ended.
+async function run({ path, body }, view, figures, spansTo) {
+  let reason = "";
+  for await (const chunk of chunks(path, body, running.signal)) {
+    const text = textOf(chunk);
+    if (chunk.speculation) {
+      figures.add(chunk.speculation);
+      view.push(chunk.speculation.tokens, text);
+      spansTo?.add(chunk.speculation.spans);
+      drawSoon(figuresView);
+    }
+    reason = chunk.choices[0]?.finish_reason ?? reason;
+  }
+  return reason;
+}
+
+function say(words, isBad = false) {
+  byId("state").textContent = words;
+  byId("state").classList.toggle("bad", isBad);
+}
+
+function setBusy(isBusy) {
+  byId("go").disabled = isBusy;
+  byId("stop").disabled = !isBusy;
+  byId("compare").disabled = isBusy || !latest?.isComplete || !latest.body.speculative.enabled;
+  byId("answer").setAttribute("aria-busy", String(isBusy));
+}
+
+// Do one piece of work at a time, with its errors shown; return true if it came to its end.
+async function attempt(work, words) {
+  running = new AbortController();
+  figuresView.isDone = false;
+  setBusy(true);
+  say(words);
+  try {
+    await withKey(work);
+    return true;
+  } catch (error) {
+    const isStopped = error.name === "AbortError";
+    say(isStopped ? "Stopped." : error.message, !isStopped);
+    return false;
+  } finally {
+    running = null;
+    figuresView.isDone = true;
+    drawSoon(figuresView);
+    setBusy(false);
+    begin();
+  }
+}
+
+function summary(figures) {
+  const rate = figures.drafted ? `, ${percent(figures.accepted / figures.drafted)} of the drafts accepted` : "";
+  const speed = figures.speed ? ` at ${figures.speed.toFixed(0)} a second` : "";
+  return `${figures.tokens} tokens${speed}${rate}`;
+}
+
+async function generate() {
+  if (running) return;
+  const asked = request();
+  latest = null;
+  hideComparison();
+  let figures;
+  const isWhole = await attempt(async () => {
+    answer.clear();
+    timeline.clear();
+    figures = figuresView.figures = new Figures();
+    asked.reason = await run(asked, answer, figures, timeline);
+  }, "Generating…");
+  timeline.finish();
+  const counts = `${timeline.passes.length} passes, ${timeline.drafts.length} messages with drafts`;
+  byId("timeline").setAttribute("aria-label", `Timeline of drafter and target: ${counts}`);
+  byId("moment").textContent = `${counts}. Point at a bar, or use the arrow keys.`;
+  if (!isWhole) return;
+  latest = { ...asked, isComplete: true };
+  setBusy(false);
+  say(`Done: ${summary(figures)}.`);
+  if (isChat()) addTurns(asked.body.messages.at(-1).content, answer.text);
+}
+
+// -- the comparison --------------------------------------------------------------------------------
+
+function hideComparison() {
+  byId("plain-panel").hidden = true;
+  byId("verdict").hidden = true;
+  figuresView.plain = null;
+}
+
+async function compare() {
+  if (running || !latest) return;
+  const body = { ...latest.body, speculative: { enabled: false, events: true } };
+  byId("plain-panel").hidden = false;
+  byId("verdict").hidden = true;
+  const isWhole = await attempt(async () => {
+    plainAnswer.clear();
+    byId("plain-figures").textContent = "";
+    figuresView.plain = new Figures();
+    await run({ path: latest.path, body }, plainAnswer, figuresView.plain, null);
+  }, "The same request, by plain decoding…");
+  if (!isWhole) return;
+  say("Done.");
+  tellVerdict(answer.text, plainAnswer.text);
+}
+
+function tellVerdict(one, other) {
+  const line = byId("verdict");
+  line.hidden = false;
+  line.className = one === other ? "same" : "different";
+  if (one === other) {
+    line.textContent = `Same text: all ${one.length} characters are equal.`;
+    return;
+  }
+  const at = commonLength(one, other);
+  const after = (text) => JSON.stringify(text.slice(at, at + 24));
+  line.textContent = `Different after ${at} characters: ${after(one)} with speculation, `
+    + `${after(other)} without. That is expected only with --verify token or block, or in a type `
+    + "other than float32 without --reproducible.";
+}
+
+// -- chat ------------------------------------------------------------------------------------------
+
+function addTurns(asked, said) {
+  turns.push({ role: "user", content: asked }, { role: "assistant", content: said });
+  showTurns();
+  byId("prompt").value = "";
+}
+
+function showTurns() {
+  byId("turns").replaceChildren(...turns.map((turn) => {
+    const made = document.createElement("li");
+    const who = document.createElement("b");
+    who.textContent = turn.role === "user" ? "You" : "Model";
+    made.append(who, " ", visible(turn.content));
+    return made;
+  }));
+  const isShown = isChat() && turns.length > 0;
+  byId("turns").hidden = byId("fresh").hidden = !isShown;
+  byId("turns").scrollTop = byId("turns").scrollHeight;
+}
+
+function onKind() {
+  byId("prompt-label").textContent = isChat() ? "Your message" : "Prompt";
+  showTurns();
+}
+
+// -- all together ----------------------------------------------------------------------------------
+
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  generate();
+});
+byId("stop").addEventListener("click", () => running?.abort());
+byId("compare").addEventListener("click", compare);
+byId("fresh").addEventListener("click", () => {
+  turns = [];
+  showTurns();
+  byId("prompt").focus();
+});
+for (const radio of byId("ask").elements.kind) radio.addEventListener("change", onKind);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !byId("key-dialog").open) running?.abort();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
+});
+byId("nearer").addEventListener("click", () => timeline.zoom(0.5));
+byId("farther").addEventListener("click", () => timeline.zoom(2));
+byId("follow").addEventListener("click", () => timeline.follow(!timeline.follows));
+timeline.onFollow = (does) => byId("follow").setAttribute("aria-pressed", String(does));
+addEventListener("pagehide", () => running?.abort());
+
+// Show the model's name and the nodes; without a key, where one is needed, nothing is shown yet.
+async function begin() {
+  nodes.ask();
+  if (byId("model").textContent) return;
+  try {
+    const [model] = (await get("/v1/models")).data;
+    byId("model").textContent = visible(model.id);
+  } catch {
+    // the nodes' line says what is wrong
+  }
+}
+
+onKind();
+begin();

@@ -1,0 +1,1 @@
+"""The page at `/`, driven in a browser."""

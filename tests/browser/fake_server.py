@@ -1,0 +1,119 @@
+"""A server that has the page and streams given tokens at a given speed, without any model."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from coordinator.http.pages import FILES, page_file
+
+DRAFTED = 3  # drafts of each pass; every other pass rejects the last of them
+
+Token = dict[str, Any]  # as the field `speculation` of a chunk has it
+
+
+def chunk_of(number: int, tokens: Sequence[Token], pass_ms: float) -> dict[str, Any]:
+    """The chunk of a pass with these tokens, which the drafter was at work beside."""
+    end_ms = (number + 1) * pass_ms
+    accepted = DRAFTED - number % 2
+    draft = {
+        "device": "drafter",
+        "source": "model",
+        "number": number + 1,
+        "begin_ms": end_ms - 1.4 * pass_ms,
+        "end_ms": end_ms - 0.5 * pass_ms,
+        "steps": DRAFTED,
+        "tokens": DRAFTED,
+        "depth": DRAFTED,
+        "position": number * len(tokens),
+    }
+    verified = {
+        "device": "target",
+        "begin_ms": end_ms - 0.9 * pass_ms,
+        "end_ms": end_ms,
+        "model_ms": 0.8 * pass_ms,
+        "wait_ms": 0.0,
+        "cause": "ready",
+        "drafted": DRAFTED,
+        "accepted": accepted,
+        "tokens": len(tokens),
+        "rolled_back": number % 2,
+        "roll_back": bool(number % 2),
+        "decided": [[number + 1, accepted]],
+    }
+    text = "".join(token["text"] for token in tokens)
+    return {
+        "choices": [{"index": 0, "text": text, "finish_reason": None}],
+        "speculation": {"tokens": list(tokens), "spans": [draft, verified]},
+    }
+
+
+async def events(passes: Sequence[Sequence[Token]], pass_ms: float) -> AsyncIterator[bytes]:
+    """The stream of an answer, each pass at its time."""
+    begun = time.monotonic()
+    for number, tokens in enumerate(passes):
+        wait_s = begun + (number + 1) * pass_ms / 1e3 - time.monotonic()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        yield f"data: {json.dumps(chunk_of(number, tokens, pass_ms))}\n\n".encode()
+    yield b"data: [DONE]\n\n"
+
+
+@contextmanager
+def faking(
+    passes: Sequence[Sequence[Token]],
+    pass_ms: float = 1.0,
+    *,
+    plain: Sequence[Sequence[Token]] = (),
+) -> Iterator[str]:
+    """Serve the page, with these tokens for an answer; yields the URL.
+
+    plain  the answer by plain decoding
+    """
+
+    async def page(request: Request) -> Response:
+        return page_file(request.url.path)
+
+    async def answer(request: Request) -> Response:
+        is_plain = not (await request.json())["speculative"]["enabled"]
+        stream = events(plain if is_plain else passes, pass_ms)
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    async def models(_: Request) -> Response:
+        return JSONResponse({"data": [{"id": "fake"}]})
+
+    async def status(_: Request) -> Response:
+        return JSONResponse({"hung": False})
+
+    app = Starlette(
+        routes=[
+            *(Route(path, page) for path in FILES),
+            Route("/v1/completions", answer, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/status", status),
+        ]
+    )
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+        thread = threading.Thread(
+            target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True
+        )
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
