@@ -14,6 +14,7 @@ from zmq.utils import z85
 from proto.links.gate import Backlog
 from proto.links.keys import CoordinatorKeys, KeyPair
 from proto.links.transport import FRAMES_AT_ONCE, Listener
+from tests.hostile.at_a_node import BETWEEN, campaign
 from tests.hostile.campaign import besiege
 from tests.hostile.curve import MORE, Client, Door, Pair, metadata
 from tests.hostile.sessions import GUESTS, STRANGERS
@@ -136,6 +137,13 @@ def test_sessions_that_break_the_rules_end_and_disturb_nobody() -> None:
     assert outcome.num_answers > 10
     assert outcome.longest_s < PAUSE_S
     assert outcome.num_refused > 100
+
+
+@pytest.mark.process
+def test_damaged_frames_end_at_most_the_connection_and_a_node_drafts_right_after_them() -> None:
+    seen = campaign(BETWEEN + 100, seed=3)
+    assert seen["honest texts"] == 3
+    assert seen["closed: RemoteProtocolError"] > 10
 
 
 @pytest.mark.process
