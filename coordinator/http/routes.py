@@ -100,7 +100,7 @@ class Routes:
             body.conversation(),
             params,
             speculation,
-            body.chat_template_kwargs or {},
+            body.arguments(),
         )
         job = self._job("chatcmpl", asked, request)
         return await self._respond(Chat(job, body, self._model), body, request)

@@ -1,0 +1,246 @@
+"""Tool calls of the chat route: what a request asks, the grammar for it, and calls in an answer.
+
+A model calls a tool by writing JSON, which is read here and answered as OpenAI's `tool_calls`
+(pure). With `tool_choice` required or a function's name the answer is held to such JSON by a
+grammar; with auto it is read where it happens to have this form:
+
+    auto, required   {"name": "f", "arguments": {...}}, a list of such objects, and each of both
+                     also between <tool_call> and </tool_call>, as many models write it
+    a named function  the arguments alone
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from coordinator.api.structured import StructuredOutputsParams
+from proto.errors import ConfigurationError, shown
+
+MAX_TOOLS, MAX_NAME = 128, 64
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+CHOICES = ("none", "auto", "required")
+ARGUMENTS = ("arguments", "parameters")  # the second one is Llama's
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool: its name, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of one request, and how the answer may use them.
+
+    schemas  JSON schema of each tool's arguments, by its name
+    choice   none, auto, required; or "named": the answer is the arguments of the only tool
+    """
+
+    schemas: Mapping[str, Any]
+    choice: str = "none"
+
+    @property
+    def form(self) -> StructuredOutputsParams | None:
+        """Return what the answer must look like; None: it may be any text."""
+        if self.choice == "named":
+            (schema,) = self.schemas.values()
+            return StructuredOutputsParams(json=schema)
+        if self.choice != "required":
+            return None
+        calls = [_call_schema(name, schema) for name, schema in self.schemas.items()]
+        return StructuredOutputsParams(
+            json={
+                "type": "array",
+                "minItems": 1,
+                "items": {"anyOf": calls},
+                **_shared(self.schemas),
+            }
+        )
+
+    def calls(self, answer: str) -> list[Call]:
+        """Return the calls in a whole answer; []: it is no call, or not complete."""
+        if self.choice == "named":
+            (name,) = self.schemas
+            return [Call(name, answer)]
+        text = answer.strip()
+        if OPEN in text:
+            before, *parts = text.split(OPEN)
+            values = [_value(part.split(CLOSE)[0]) for part in parts]
+            made = [_call(value) for value in values]
+            return [] if before.strip() else self._known(made)
+        value = _value(text)
+        return self._known([_call(one) for one in (value if isinstance(value, list) else [value])])
+
+    def may_be_calls(self, beginning: str) -> bool:
+        """True if an answer that begins so may turn out to be calls, under auto or required."""
+        text = beginning.lstrip()
+        return text[:1] in ("", "{", "[") or OPEN.startswith(text) or text.startswith(OPEN)
+
+    def _known(self, made: Sequence[Call | None]) -> list[Call]:
+        """Return the calls if each is one, of a tool of this request; else []."""
+        calls = [call for call in made if call is not None and call.name in self.schemas]
+        return calls if len(calls) == len(made) else []
+
+
+NO_TOOLS = Tools({})
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Tools:
+    """Return what a request says about tools. Raises ConfigurationError.
+
+    tools, choice  its fields `tools` and `tool_choice`
+    """
+    schemas = dict(map(_schema, tools or ()))
+    if len(schemas) != len(tools or ()):
+        raise ConfigurationError("tools: two of them have one name; rename one")
+    if len(schemas) > MAX_TOOLS:
+        raise ConfigurationError(f"tools: {len(schemas)} of them; at most {MAX_TOOLS}")
+    if choice is None:
+        choice = "auto" if schemas else "none"
+    if isinstance(choice, Mapping):
+        name = _named(choice)
+        if name not in schemas:
+            raise ConfigurationError(
+                f"tool_choice: no tool is called {shown(name)}; add it to tools"
+            )
+        return Tools({name: schemas[name]}, "named")
+    if choice not in CHOICES:
+        raise ConfigurationError(
+            f"tool_choice: expected none, auto, required or a function, got {shown(choice)}"
+        )
+    if choice != "none" and not schemas:
+        raise ConfigurationError(f"tool_choice is {choice}, but there are no tools; give some")
+    return Tools(schemas, choice)
+
+
+def _named(choice: Mapping[str, Any]) -> str:
+    """Return the name in {"type": "function", "function": {"name": ...}}."""
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if choice.get("type") != "function" or not isinstance(name, str):
+        raise ConfigurationError('tool_choice: expected {"type": "function", "function": {"name"}}')
+    return name
+
+
+def _schema(tool: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return a tool's name and the schema of its arguments. Raises ConfigurationError."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, Mapping):
+        raise ConfigurationError('tools: expected {"type": "function", "function": {...}}')
+    name, schema = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise ConfigurationError(f"tools: a function has a name of 1 to {MAX_NAME} characters")
+    if schema is not None and not isinstance(schema, Mapping):
+        raise ConfigurationError(f"tools: parameters of {name}: expected a JSON schema (a dict)")
+    return name, {"type": "object", **(schema or {})}
+
+
+def _call_schema(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": own},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _shared(schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the definitions of all tools, which their references look for at the top.
+
+    Raises ConfigurationError if two tools define one name in two ways.
+    """
+    found: dict[str, Any] = {}
+    for schema in schemas.values():
+        for place in ("$defs", "definitions"):
+            for name, one in schema.get(place, {}).items():
+                if found.setdefault(place, {}).setdefault(name, one) != one:
+                    raise ConfigurationError(
+                        f"tools: {place}: {shown(name)} is defined twice; rename one"
+                    )
+    return found
+
+
+def _value(text: str) -> Any:
+    """Return the JSON value of a text; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _call(value: Any) -> Call | None:
+    """Return the call that a JSON value stands for; None if it is none."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = next((value[key] for key in ARGUMENTS if key in value), None)
+    if not isinstance(arguments, dict):
+        return None
+    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def new_id() -> str:
+    """Return a fresh id of a call."""
+    return f"call_{uuid4().hex[:24]}"
+
+
+def as_json(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Return the calls of a whole answer in OpenAI's form."""
+    return [
+        {
+            "id": new_id(),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in calls
+    ]
+
+
+class Stream:
+    """Turns the parts of one streamed answer into deltas, with calls in OpenAI's form.
+
+    The arguments of a named function are passed on as they come. Where the answer may be calls,
+    it is held back until it is whole, or until it is clear that it is text.
+    """
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._held = ""
+        self._is_text = tools.choice == "none"
+        self._has_begun = False
+        self.has_calls = False
+
+    def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
+        """Return the delta for the next part of the answer."""
+        if self._tools.choice == "named":
+            return self._named(text)
+        if self._is_text:
+            return {"content": text}
+        self._held += text
+        calls = self._tools.calls(self._held) if is_last else []
+        if calls:
+            self.has_calls = True
+            listed = enumerate(as_json(calls))
+            return {"tool_calls": [{"index": index, **call} for index, call in listed]}
+        if is_last or not self._tools.may_be_calls(self._held):
+            held, self._held, self._is_text = self._held, "", True
+            return {"content": held} if held else {}
+        return {}
+
+    def _named(self, text: str) -> dict[str, Any]:
+        call: dict[str, Any] = {"index": 0, "function": {"arguments": text}}
+        if not self._has_begun:
+            (name,) = self._tools.schemas
+            call |= {"id": new_id(), "type": "function"}
+            call["function"] = {"name": name, "arguments": text}
+        elif not text:
+            return {}
+        self._has_begun = self.has_calls = True
+        return {"tool_calls": [call]}
