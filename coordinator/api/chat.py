@@ -40,10 +40,10 @@ REFUSALS = (
 
 # The template for a target that has none of its own.
 PLAIN = (
-    "{% if tools %}Tools: {{ tools | tojson }}\n\n{% endif %}"
+    "{% if tools %}{{ 'Tools: ' }}{{ tools | tojson }}{{ '\n\n' }}{% endif %}"
     "{% for message in messages %}{{ message['role'] | capitalize }}: "
-    "{% if message['content'] is not none %}{{ message['content'] }}{% else %}"
-    "{{ message['tool_calls'] | map(attribute='function') | list | tojson }}{% endif %}\n\n"
+    "{{ message['content'] if message['content'] is not none else "
+    "message['tool_calls'] | map(attribute='function') | list | tojson }}\n\n"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 

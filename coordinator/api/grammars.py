@@ -22,6 +22,7 @@ from proto.messages import MAX_GRAMMAR_LEN
 # Seconds of this thread's own CPU time that compiling may take. What takes longer would take the
 # nodes as long, and other texts would wait for them.
 COMPILE_S = 0.5
+NUM_TRIED = 16  # tokens of an answer that are tried out: some grammars fail after the first one
 MAX_CHECKED = 256  # grammars that are not checked again
 
 
@@ -49,9 +50,7 @@ class Grammars:
             self._vocabulary = known
             grammar = _written(kind, source, is_compact=is_compact)
             began = time.thread_time()
-            matcher = known.matcher(grammar)
-            matcher.compute_bitmask()
-            vocabulary.check(matcher)
+            known.try_out(grammar, NUM_TRIED)
             took_s = time.thread_time() - began
         except ModuleNotFoundError as error:
             raise ConfigurationError(f"{NAME} needs {missing(PACKAGE, 'structured')}") from error

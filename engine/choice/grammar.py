@@ -109,7 +109,8 @@ class GrammarMask:
             token = answer[index]
             if token in self._end_ids:
                 break
-            if not self._matcher.try_consume_tokens([token]):
+            is_known = token < self._vocabulary.size  # the library's own end is no token of a text
+            if not (is_known and self._matcher.try_consume_tokens([token])):
                 self._check()
                 if index < num_committed:
                     raise GrammarError("the text so far does not fit its grammar")

@@ -90,6 +90,21 @@ class Vocabulary:
         """
         return self._compiled(grammar).deep_copy()
 
+    def try_out(self, grammar: str, num_tokens: int) -> None:
+        """Follow a grammar along some answer of so many tokens, or to its end.
+
+        Raises GrammarError: the grammar is wrong, or too complex already there.
+        """
+        matcher = self.matcher(grammar)
+        for _ in range(num_tokens):
+            allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+            check(matcher)
+            token = (allowed & -allowed).bit_length() - 1  # the first one; END is the last
+            if token == self.size:
+                return
+            matcher.try_consume_tokens([token])
+            check(matcher)
+
     def _compile(self, grammar: str) -> Matcher:
         from llguidance import LLMatcher
 
