@@ -35,8 +35,10 @@ def _collect(value: Any, root: Any, targets: dict[str, Any]) -> None:
             is_found, target = _pointed_at(root, name)
             if is_found:
                 targets[name] = target
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, dict | list):
+        for part in value.values():
+            _collect(part, root, targets)
+    elif isinstance(value, list):
+        for part in value:
             _collect(part, root, targets)
 
 

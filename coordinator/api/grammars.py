@@ -69,7 +69,8 @@ def _written(kind: str, source: str, *, is_compact: bool) -> str:
     """Return a schema, pattern, list or grammar in the form that llguidance reads."""
     match kind:
         case "json" | "json_object":
-            return vocabulary.of_json_schema(source, is_compact=is_compact)
+            schema = "{}" if source.strip() == "true" else source  # the library wants a dict
+            return vocabulary.of_json_schema(schema, is_compact=is_compact)
         case "regex":
             return vocabulary.of_regex(source)
         case "choice":

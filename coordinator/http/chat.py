@@ -8,9 +8,10 @@ from typing import Any
 from coordinator.api.outputs import CompletionOutput, RequestOutput
 from coordinator.http.answers import chat_logprobs, speculation_of, usage_of
 from coordinator.http.bodies import ChatBody
+from coordinator.http.call_stream import CallStream
 from coordinator.http.jobs import Job
 from coordinator.http.streams import Counts, with_counts
-from coordinator.http.tools import Stream, as_json
+from coordinator.http.tools import as_json
 
 
 class Chat:
@@ -53,12 +54,12 @@ class Chat:
         """Yield chunks of the streamed answer: for each text its role, then one for each output."""
         counts = Counts(self.job)
         head = {**self._head, "object": "chat.completion.chunk"}
-        streams: dict[int, Stream] = {}
+        streams: dict[int, CallStream] = {}
         async with aclosing(self.job.parts()) as parts:
             async for _, output in parts:
                 for made in output.outputs:
                     if made.index not in streams:
-                        streams[made.index] = Stream(self._tools)
+                        streams[made.index] = CallStream(self._tools)
                         delta: dict[str, Any] = {"role": "assistant", "content": ""}
                         choice = {"index": made.index, "delta": delta, "finish_reason": None}
                         yield {**head, "choices": [choice | {"logprobs": None}]}

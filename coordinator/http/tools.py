@@ -183,9 +183,6 @@ def _call(value: Any) -> Call | None:
     return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
 
 
-# -- streams ---------------------------------------------------------------------------------------
-
-
 def new_id() -> str:
     """Return a fresh id of a call."""
     return f"call_{uuid4().hex[:24]}"
@@ -201,46 +198,3 @@ def as_json(calls: Sequence[Call]) -> list[dict[str, Any]]:
         }
         for call in calls
     ]
-
-
-class Stream:
-    """Turns the parts of one streamed answer into deltas, with calls in OpenAI's form.
-
-    The arguments of a named function are passed on as they come. Where the answer may be calls,
-    it is held back until it is whole, or until it is clear that it is text.
-    """
-
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._held = ""
-        self._is_text = tools.choice == "none"
-        self._has_begun = False
-        self.has_calls = False
-
-    def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
-        """Return the delta for the next part of the answer."""
-        if self._tools.choice == "named":
-            return self._named(text)
-        if self._is_text:
-            return {"content": text}
-        self._held += text
-        calls = self._tools.calls(self._held) if is_last else []
-        if calls:
-            self.has_calls = True
-            listed = enumerate(as_json(calls))
-            return {"tool_calls": [{"index": index, **call} for index, call in listed]}
-        if is_last or not self._tools.may_be_calls(self._held):
-            held, self._held, self._is_text = self._held, "", True
-            return {"content": held} if held else {}
-        return {}
-
-    def _named(self, text: str) -> dict[str, Any]:
-        call: dict[str, Any] = {"index": 0, "function": {"arguments": text}}
-        if not self._has_begun:
-            (name,) = self._tools.schemas
-            call |= {"id": new_id(), "type": "function"}
-            call["function"] = {"name": name, "arguments": text}
-        elif not text:
-            return {}
-        self._has_begun = self.has_calls = True
-        return {"tool_calls": [call]}

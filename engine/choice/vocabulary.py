@@ -148,11 +148,11 @@ def of_regex(pattern: str) -> str:
 
 def of_lark(rules: str) -> str:
     """Return the grammar of rules in the form of Lark, or in that of GBNF. Raises GrammarError."""
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
     try:
         return str(_library().grammar_from_lark(any_to_lark(rules)))
-    except (ValueError, LookupError, RecursionError, TypeError, AttributeError) as error:
+    except (GbnfToLarkError, ValueError, LookupError, RecursionError) as error:
         raise GrammarError(_short(str(error))) from error
 
 
