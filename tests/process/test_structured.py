@@ -80,7 +80,8 @@ def test_every_policy_writes_the_valid_text_of_the_target_alone(
         assert ids(output) == ids(alone), policy
         for made in output.outputs:
             assert made.metrics is not None
-            accepted += made.metrics.num_accepted
+            assert made.metrics.speculative_decoding is not None
+            accepted += made.metrics.speculative_decoding.num_accepted_draft_tokens
     assert accepted > 0
 
 
