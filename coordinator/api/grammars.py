@@ -46,7 +46,7 @@ class Grammars:
     def _check(self, kind: str, source: str, is_compact: bool) -> str:  # noqa: FBT001
         """Return the grammar once it is compiled. Raises ConfigurationError."""
         try:
-            known = self._vocabulary or Vocabulary(self._tokenizer)
+            known = self._vocabulary or vocabulary.byte_vocabulary(self._tokenizer)
             self._vocabulary = known
             grammar = _written(kind, source, is_compact=is_compact)
             began = time.thread_time()

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.errors import GrammarError
 
@@ -113,6 +113,21 @@ class Vocabulary:
         return made
 
 
+def byte_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    """Return a vocabulary of the 256 bytes and a tokenizer's special tokens, to try grammars out.
+
+    A vocabulary of 128,000 tokens takes a second and 118 MB to load, and for half of that second no
+    other thread of Python runs. What makes a grammar wrong or too complex shows with bytes as well.
+    """
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({sign: number for number, sign in enumerate(signs)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    added = tokenizer.get_added_tokens_decoder().values()
+    made.add_special_tokens([AddedToken(one.content, special=True) for one in added if one.special])
+    return Vocabulary(made)
+
+
 def check(matcher: Matcher) -> None:
     """Raise GrammarError if the matcher cannot go on."""
     if matcher.is_error():
@@ -169,6 +184,8 @@ def _read(path: Path, _changed_ns: int) -> Vocabulary:
 
 def read_vocabulary(path: Path) -> Vocabulary | None:
     """Return the vocabulary of a tokenizer.json, kept until the file changes.
+
+    It is read while the node starts, because no other thread runs for a part of that time.
 
     Returns None if there is no such file, llguidance is not installed or cannot read the file.
     """

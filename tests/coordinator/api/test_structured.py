@@ -132,6 +132,7 @@ def test_a_grammar_for_the_nodes_is_made_once() -> None:
         {"choice": ["a", 'b"\\', "é\n"]},
         {"grammar": 'root ::= "a" | "b"'},
         {"grammar": 'start: "a" | "b"'},
+        {"grammar": "start: <s> /a+/"},
     ):
         form = StructuredOutputsParams.read(given)
         assert json.loads(json.dumps(grammars.of(form)))
