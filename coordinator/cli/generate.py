@@ -141,7 +141,7 @@ def generate(
     trace: options.Trace = None,
 ) -> None:
     """Continue PROMPT, or every prompt of a file, with two models in two processes."""
-    request = _structured(request, json_schema, regex)
+    request = structured(request, json_schema, regex)
     speculation.check(pair)
     if speculation.reference:
         prompts.text_of(Path(speculation.reference))  # an error here comes before nodes are started
@@ -391,7 +391,7 @@ def _encoded(pair: Pair, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
     return asked.text, pair.encode(asked.text)
 
 
-def _structured(
+def structured(
     request: SamplingParams, json_schema: Path | None, regex: str | None
 ) -> SamplingParams:
     """Return the request with the form that answers must have. Raises ConfigurationError."""

@@ -1,4 +1,4 @@
-"""Turns the parts of a streamed answer into OpenAI's deltas, with the tool calls in it (pure)."""
+"""Turns the parts of a streamed answer into OpenAI's deltas, with the tool calls in it."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Schemas and patterns of several kinds, drawn from a seed, whose answers are short (pure)."""
+"""Schemas and patterns of several kinds, drawn from a seed, whose answers are short."""
 
 import random
 from collections.abc import Callable

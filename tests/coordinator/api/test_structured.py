@@ -1,6 +1,7 @@
 """What an answer must look like: what may be asked, and schemas that no finite text fits."""
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -137,3 +138,14 @@ def test_a_grammar_for_the_nodes_is_made_once() -> None:
         form = StructuredOutputsParams.read(given)
         assert json.loads(json.dumps(grammars.of(form)))
         assert grammars.of(form) is grammars.of(form)
+
+
+def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coordinator.api.grammars import Grammars
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(
+        ConfigurationError, match=r"package `llguidance`.*extra `structured`"
+    ) as told:
+        Grammars(sentencepiece_tokenizer()).of(StructuredOutputsParams(regex="a"))
+    assert "\n" not in str(told.value)
