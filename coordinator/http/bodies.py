@@ -221,6 +221,7 @@ class ChatBody(Common):
     top_logprobs: int | None = Field(None, ge=0)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: Literal[True] = True
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -233,7 +234,7 @@ class ChatBody(Common):
 
     def asked_tools(self) -> Tools:
         """Return the tools that the answer may or must call. Raises ConfigurationError."""
-        return read_tools(self.tools, self.tool_choice)
+        return read_tools(self.tools, self.tool_choice, is_one=self.parallel_tool_calls is False)
 
     def arguments(self) -> dict[str, Any]:
         """Return the variables of the chat template; it is told the tools, except for none."""

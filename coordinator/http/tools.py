@@ -38,10 +38,12 @@ class Tools:
 
     schemas  JSON schema of each tool's arguments, by its name
     choice   none, auto, required; or "named": the answer is the arguments of the only tool
+    is_one   under required: the answer is one call, not several
     """
 
     schemas: Mapping[str, Any]
     choice: str = "none"
+    is_one: bool = False
 
     @property
     def form(self) -> StructuredOutputsParams | None:
@@ -89,10 +91,13 @@ class Tools:
 NO_TOOLS = Tools({})
 
 
-def read_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Tools:
+def read_tools(
+    tools: Sequence[Mapping[str, Any]] | None, choice: Any, *, is_one: bool = False
+) -> Tools:
     """Return what a request says about tools. Raises ConfigurationError.
 
     tools, choice  its fields `tools` and `tool_choice`
+    is_one         its field `parallel_tool_calls` is false
     """
     schemas = dict(map(_schema, tools or ()))
     if len(schemas) != len(tools or ()):
@@ -114,7 +119,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Tools:
         )
     if choice != "none" and not schemas:
         raise ConfigurationError(f"tool_choice is {choice}, but there are no tools; give some")
-    return Tools(schemas, choice)
+    return Tools(schemas, choice, is_one)
 
 
 def _named(choice: Mapping[str, Any]) -> str:

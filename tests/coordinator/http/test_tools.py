@@ -154,6 +154,15 @@ def test_the_form_of_an_answer_is_read_under_every_name() -> None:
         chat(response_format={"type": "json_schema"}).params(0)
 
 
+def test_calls_one_after_another_are_one_call_in_an_answer() -> None:
+    one = chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False).form()
+    several = chat(tools=TOOLS, tool_choice="required").form()
+    assert one is not None
+    assert several is not None
+    assert json.loads(one.source)["maxItems"] == 1
+    assert "maxItems" not in json.loads(several.source)
+
+
 def test_templates_get_the_tools_and_the_arguments_of_earlier_calls_as_dicts() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "time", "arguments": '{"a": 1}'}}
     earlier = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
