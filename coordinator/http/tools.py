@@ -47,20 +47,22 @@ class Tools:
 
     @property
     def form(self) -> StructuredOutputsParams | None:
-        """Return what the answer must look like; None: it may be any text."""
+        """Return what the answer must look like; None: any text. Raises ConfigurationError."""
         if self.choice == "named":
             (schema,) = self.schemas.values()
             return StructuredOutputsParams(json=schema)
         if self.choice != "required":
             return None
-        calls = [_call_schema(name, schema) for name, schema in self.schemas.items()]
+        try:
+            calls = [
+                _call_schema(name, _moved(schema, f"#/items/anyOf/{index}/properties/arguments"))
+                for index, (name, schema) in enumerate(self.schemas.items())
+            ]
+        except RecursionError as error:
+            raise ConfigurationError("tools: parameters are nested too deeply") from error
+        most = {"maxItems": 1} if self.is_one else {}
         return StructuredOutputsParams(
-            json={
-                "type": "array",
-                "minItems": 1,
-                "items": {"anyOf": calls},
-                **_shared(self.schemas),
-            }
+            json={"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
         )
 
     def calls(self, answer: str) -> list[Call]:
@@ -144,30 +146,27 @@ def _schema(tool: Mapping[str, Any]) -> tuple[str, Any]:
     return name, {"type": "object", **(schema or {})}
 
 
-def _call_schema(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    own = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
+def _call_schema(name: str, schema: Any) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": own},
+        "properties": {"name": {"const": name}, "arguments": schema},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _shared(schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the definitions of all tools, which their references look for at the top.
-
-    Raises ConfigurationError if two tools define one name in two ways.
-    """
-    found: dict[str, Any] = {}
-    for schema in schemas.values():
-        for place in ("$defs", "definitions"):
-            for name, one in schema.get(place, {}).items():
-                if found.setdefault(place, {}).setdefault(name, one) != one:
-                    raise ConfigurationError(
-                        f"tools: {place}: {shown(name)} is defined twice; rename one"
-                    )
-    return found
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema for this place of a larger one: references to its own parts follow it."""
+    if isinstance(schema, list | tuple):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }
 
 
 def _value(text: str) -> Any:

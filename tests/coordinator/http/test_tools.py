@@ -13,6 +13,7 @@ from coordinator.http.bodies import ChatBody, CompletionBody
 from coordinator.http.call_stream import CallStream
 from coordinator.http.tools import Call, Tools, read_tools
 from proto.errors import ConfigurationError
+from tests.tiny_tokenizer import sentencepiece_tokenizer
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: list[dict[str, Any]] = [
@@ -152,6 +153,33 @@ def test_the_form_of_an_answer_is_read_under_every_name() -> None:
         chat(guided_regex="a", tools=TOOLS, tool_choice="required").params(0)
     with pytest.raises(ConfigurationError, match=r"json_schema\.schema is missing"):
         chat(response_format={"type": "json_schema"}).params(0)
+
+
+def test_references_within_the_arguments_of_a_tool_still_point_at_its_own_parts() -> None:
+    pytest.importorskip("llguidance")
+    from coordinator.api.grammars import Grammars
+
+    node = {
+        "type": "object",
+        "properties": {"below": {"$ref": "#"}, "of": {"$ref": "#/$defs/kind"}},
+        "$defs": {"kind": {"enum": [1]}},
+    }
+    tools = [{"type": "function", "function": {"name": n, "parameters": node}} for n in "ab"]
+    form = read_tools(tools, "required").form
+    assert form is not None
+    source = form.source
+    assert source.count('"#/items/anyOf/1/properties/arguments"') == 1
+    assert source.count('"#/items/anyOf/1/properties/arguments/$defs/kind"') == 1
+    assert Grammars(sentencepiece_tokenizer()).of(form)
+
+
+def test_parameters_that_are_nested_too_deeply_are_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"items": deep}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": deep}}]
+    with pytest.raises(ConfigurationError, match="nested too deeply"):
+        _ = read_tools(tools, "required").form
 
 
 def test_calls_one_after_another_are_one_call_in_an_answer() -> None:
