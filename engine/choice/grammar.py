@@ -58,12 +58,12 @@ class GrammarMask:
     def __call__(self, path: Path, row: Floats) -> None:
         """Set the logits of forbidden tokens to -inf, in place (see `processors.Processor`)."""
         (words,) = self.masks([path])
-        row[~_unpacked(words, len(row))] = -np.inf
+        np.copyto(row, -np.inf, where=~_unpacked(words, len(row)))
 
     def on_host(self, paths: Sequence[Path], rows: Floats) -> None:
         """Set the logits of forbidden tokens in `rows` [n, V] to -inf, in place."""
         for row, words in zip(rows, self.masks(paths), strict=True):
-            row[~_unpacked(words, len(row))] = -np.inf
+            np.copyto(row, -np.inf, where=~_unpacked(words, len(row)))
 
     def there(self, paths: Sequence[Path], rows: torch.Tensor) -> torch.Tensor:
         """Return logits [n, V] with forbidden tokens at -inf; only the packed masks are sent."""

@@ -191,6 +191,8 @@ class Processors:
         if self._grammar is not None:
             rows = rows.copy()
             self._grammar.on_host(paths, rows)
+            if not self._processors:
+                return torch.from_numpy(rows)
         changed = rows.copy()
         for row, path in zip(changed, paths, strict=True):
             for processor in self._processors:
@@ -213,6 +215,8 @@ class Processors:
         with torch.inference_mode():
             if self._grammar is not None:
                 logits = self._grammar.there(paths, logits)
+                if not self._processors:
+                    return logits
             changed = logits.clone()
             for processor in self._processors:
                 changed = processor.there(paths, changed)
