@@ -233,7 +233,7 @@ Regex = Annotated[
     str | None,
     typer.Option(
         metavar="PATTERN",
-        help="Write a text that matches this regular expression as a whole.",
+        help="Write a text that matches this regular expression.",
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
