@@ -49,7 +49,7 @@ class NotFinite(EngineError):
 
 
 class GrammarError(EngineError):
-    """A grammar is wrong, or too complex; the message has the reason alone."""
+    """A grammar is wrong, or too complex at some place of a text."""
 
 
 def remedy(error: Exception) -> str:

@@ -214,7 +214,7 @@ class Worker:
 
 def _stuck(error: GrammarError) -> Outcome:
     """Return the outcome for a text whose grammar cannot be followed; it ends the text."""
-    why = f"the target cannot follow this text's grammar ({error}); make the grammar simpler"
+    why = f"the target cannot follow this text's grammar: {error}"
     return Outcome((), was_repeated=True, failure=why, is_cause=True)
 
 

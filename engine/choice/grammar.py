@@ -77,12 +77,27 @@ class GrammarMask:
         return np.stack([found[tuple(path.drafted)] for path in paths]).view(np.int32)
 
     def _mask(self, path: Path) -> npt.NDArray[np.uint8]:
-        """Return the mask of one position, as bytes."""
+        """Return the mask of one position, as bytes.
+
+        What is too complex with a matcher that has been in use is tried with a new one: the limits
+        count what all matchers of a grammar have worked out together.
+        """
+        try:
+            return self._mask_once(path)
+        except GrammarError:
+            self._begin_anew()
+        try:
+            return self._mask_once(path)
+        except GrammarError as error:
+            self._begin_anew()
+            raise GrammarError(f"{error}; make it simpler") from error
+
+    def _mask_once(self, path: Path) -> npt.NDArray[np.uint8]:
         num_words = -(-self._vocab_size // WORD)
         if not self._move_to(path):
             return np.full(num_words * WORD // 8, 0xFF, dtype=np.uint8)
         allowed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._check()
+        check(self._matcher)
         mask = np.zeros(max(num_words * WORD // 8, len(allowed)), dtype=np.uint8)
         mask[: len(allowed)] = allowed
         end = self._vocabulary.size
@@ -111,22 +126,28 @@ class GrammarMask:
                 break
             is_known = token < self._vocabulary.size  # the library's own end is no token of a text
             if not (is_known and self._matcher.try_consume_tokens([token])):
-                self._check()
+                if is_known:
+                    self._check_that_it_forbids(token)
                 if index < num_committed:
-                    raise GrammarError("the text so far does not fit its grammar")
+                    raise GrammarError("the text so far does not fit it")
                 break
             self._passed.append(token)
         self._num_settled = min(num_committed, len(self._passed))
         return len(self._passed) == len(answer)
 
-    def _check(self) -> None:
-        """Raise GrammarError if the grammar is too complex here, with a new matcher in place."""
-        try:
-            check(self._matcher)
-        except GrammarError:
-            self._matcher = self._vocabulary.matcher(self._grammar)
-            self._passed, self._num_settled = [], 0
-            raise
+    def _check_that_it_forbids(self, token: int) -> None:
+        """Raise GrammarError if a token was not taken for another reason than the grammar.
+
+        At a limit the library takes no token and says why only at the next mask.
+        """
+        allowed = self._matcher.compute_bitmask()
+        check(self._matcher)
+        if allowed[token // 8] >> (token % 8) & 1:
+            raise GrammarError("it is too complex")
+
+    def _begin_anew(self) -> None:
+        self._matcher = self._vocabulary.matcher(self._grammar, anew=True)
+        self._passed, self._num_settled = [], 0
 
 
 class _Answer:

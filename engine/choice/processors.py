@@ -165,9 +165,7 @@ class Processors:
         self._grammar: GrammarMask | None = None
         if settings.grammar:
             if vocabulary is None:
-                raise GrammarError(
-                    "the package llguidance, or the model's tokenizer.json, is missing"
-                )
+                raise GrammarError("llguidance or tokenizer.json is missing there; add it")
             self._grammar = GrammarMask(vocabulary, settings.grammar, settings.end_ids, vocab_size)
 
     def apply(self, logits: torch.Tensor, drafted: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -81,14 +81,23 @@ class Vocabulary:
             max_items_in_row=MAX_ITEMS,
             verbose_errors=False,
         )
-        self._compiled = lru_cache(MAX_KEPT)(self._compile)
+        self._compiled: dict[str, Matcher] = {}  # by grammar, those used last at the end
 
-    def matcher(self, grammar: str) -> Matcher:
+    def matcher(self, grammar: str, *, anew: bool = False) -> Matcher:
         """Return a matcher at the beginning of a grammar, written as llguidance writes it.
+
+        anew  compile it again: matchers of one grammar share what the library has worked out, and
+              one that came to a limit may have brought the others there
 
         Raises GrammarError.
         """
-        return self._compiled(grammar).deep_copy()
+        made = self._compiled.pop(grammar, None)
+        if made is None or anew:
+            made = self._compile(grammar)
+        self._compiled[grammar] = made
+        if len(self._compiled) > MAX_KEPT:
+            del self._compiled[next(iter(self._compiled))]
+        return made.deep_copy()
 
     def try_out(self, grammar: str, num_tokens: int) -> None:
         """Follow a grammar along some answer of so many tokens, or to its end.

@@ -147,6 +147,9 @@ def measure(pair: Pair, wanted: Iterator[Form], *, without_mask: bool = True) ->
                 break
             alone = written(pair, prompt, ALONE, params)
             tally.num_answers += 1
+            if made.error is not None or alone.error is not None:
+                tally.wrong.append(f"{form.name}: {made.error or alone.error}")
+                continue
             tally.add("mask, drafts", made)
             tally.add("mask, target alone", alone)
             if made.token_ids != alone.token_ids:
@@ -155,8 +158,6 @@ def measure(pair: Pair, wanted: Iterator[Form], *, without_mask: bool = True) ->
                 tally.num_whole += 1
                 if not form.fits(made.text):
                     tally.wrong.append(f"{form.name}: {made.text!r} does not fit")
-            elif made.finish_reason != "length":
-                tally.wrong.append(f"{form.name}: {made.error}")
             if without_mask:
                 free = SamplingParams(
                     temperature=temperature,

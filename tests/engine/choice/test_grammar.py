@@ -235,3 +235,47 @@ def test_without_a_vocabulary_a_grammar_cannot_be_followed(tmp_path) -> None:  #
     assert read_vocabulary(tmp_path / "tokenizer.json") is None
     with pytest.raises(GrammarError):
         Processors(Shape(grammar=of_regex("a")), [1], 1, VOCAB)
+
+
+def test_what_other_answers_have_worked_out_makes_no_grammar_too_complex() -> None:
+    """Matchers of a grammar share a store with a limit; here every second mask meets it."""
+    mask = mask_of("(((((a{50}){50}){50}){50}){50})")
+    found = [mask.masks([Path([7], 1, path)])[0, 0] for path in ((), (1,), (), (1, 8), ())]
+    assert found == [1 << 8] * 5
+
+
+class Stuck:
+    """A matcher that follows one token, and then says that the grammar is too complex."""
+
+    def __init__(self) -> None:
+        self.passed: list[int] = []
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        self.passed += tokens
+        return len(tokens)
+
+    def compute_bitmask(self) -> bytes:
+        return bytes([2, 0, 0, 0])
+
+    def is_error(self) -> bool:
+        return len(self.passed) > 1
+
+    def get_error(self) -> str:
+        return "limit"
+
+
+def test_a_grammar_that_is_too_complex_at_some_place_is_followed_up_to_there() -> None:
+    vocabulary = Vocabulary(tokenizer())
+    asked: list[bool] = []
+
+    def matcher(grammar: str, *, anew: bool = False) -> Stuck:
+        asked.append(anew)
+        return Stuck()
+
+    vocabulary.matcher = matcher  # type: ignore[method-assign,assignment]
+    mask = GrammarMask(vocabulary, "x", [END], VOCAB)
+    assert mask.masks([Path([7], 1, (1,))])[0, 0] == 2
+    with pytest.raises(GrammarError, match=r"^limit; make it simpler$"):
+        mask.masks([Path([7], 1, (1, 1))])
+    assert asked == [False, True, True]
+    assert mask.masks([Path([7], 1, (1,))])[0, 0] == 2
