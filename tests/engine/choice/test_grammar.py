@@ -26,6 +26,7 @@ from engine.choice.vocabulary import (
     read_vocabulary,
 )
 from engine.errors import GrammarError
+from proto.installation import ROOT
 from tests.engine.choice.test_processors import Shape
 from tests.engine.choice.test_verification import Model, Rule, distance, exact, joint
 
@@ -129,6 +130,38 @@ def test_rows_of_trees_are_those_of_the_dumb_version_whatever_was_committed(
         if not choices or sum(len(WORDS[t]) for t in made) > LONGEST - 5:
             break
         text.append(data.draw(st.sampled_from(choices)))
+
+
+SCHEMA = """{"type": "object", "properties": {
+    "name": {"type": "string", "maxLength": 4}, "kind": {"enum": ["red", "rosy", "blue"]},
+    "list": {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+}, "required": ["name", "kind", "list"], "additionalProperties": false}"""
+EMBEDDED = "models/target/tokenizer.json"
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 1000))
+def test_a_mask_is_the_same_wherever_the_matcher_has_been_before(seed: int) -> None:
+    """With real tokens: of a walk through an answer, with steps aside, and each row made alone."""
+    vocabulary = read_vocabulary(ROOT / EMBEDDED)
+    assert vocabulary is not None
+    grammar, random = of_json_schema(SCHEMA), np.random.default_rng(seed)
+    walking, text = GrammarMask(vocabulary, grammar, [0], 4096), [5]
+    for _ in range(30):
+        rows, path = np.zeros((1, 4096), dtype=np.float32), list[int]()
+        for _ in range(random.integers(1, 4)):  # a tree of a few paths
+            drafted = tuple(path[: random.integers(len(path) + 1)])
+            rows[:] = 0.0
+            walking.on_host([Path(text, 1, drafted)], rows)
+            alone = np.zeros((1, 4096), dtype=np.float32)
+            whole = Path([*text, *drafted], 1, ())
+            GrammarMask(vocabulary, grammar, [0], 4096).on_host([whole], alone)
+            assert np.array_equal(rows, alone)
+            choices = sorted(kept(rows[0]) - {0})
+            if not choices:
+                return
+            path = [*drafted, int(random.choice(choices))]
+        text.append(path[0])
 
 
 def test_the_end_is_allowed_only_where_the_grammar_accepts_and_nothing_is_forbidden_behind_it() -> (
