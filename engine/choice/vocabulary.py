@@ -26,8 +26,11 @@ WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 FUEL, STEP_FUEL, MAX_ITEMS = 200_000, 50_000, 20_000
 MAX_KEPT = 32  # grammars that stay compiled
 LONGEST_REASON = 56  # characters of the library's reason that are shown
-# The library's own words where no text fits a grammar, and ours.
-NO_TEXT = {"NoExtension": "no text fits it", "NoExtensionBias": "no text fits it"}
+# How some of the library's reasons begin, and what is said instead.
+IN_OUR_WORDS = {
+    "NoExtension": "no text fits it",
+    "oneOf constraints are not supported": "oneOf of overlapping schemas; use anyOf",
+}
 
 
 class Matcher(Protocol):
@@ -146,8 +149,10 @@ def check(matcher: Matcher) -> None:
 def _short(reason: str) -> str:
     """Return the library's reason as one short line, without the place in its own text."""
     line = " ".join(reason.replace("<non-verbose/>", "").split())
-    line = NO_TEXT.get(line, line.split(" 1 | ")[0].split("error: ")[-1])
-    line = line.removesuffix(" ^")
+    for beginning, words in IN_OUR_WORDS.items():
+        if line.startswith(beginning):
+            return words
+    line = line.split(" 1 | ")[0].split("error: ")[-1].removesuffix(" ^")
     return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 4]} ..."
 
 

@@ -105,6 +105,7 @@ DEEP = '{"items":' * 5000 + "{}" + "}" * 5000
         ({"json": "["}, "EOF"),
         ({"json": '{"type": "wat"}'}, "Invalid type"),
         ({"json": '{"uniqueItems": true}'}, "Unimplemented"),
+        ({"json": '{"oneOf": [{"type": "string"}, {"maxLength": 3}]}'}, "use anyOf"),
         ({"json": {**NODE, "required": ["next"]}}, "never ends"),
         ({"json": {"$ref": "#"}}, "no text fits"),
         ({"json": DEEP}, "recursion limit"),
