@@ -215,9 +215,6 @@ def test_n_gram_drafts_beyond_their_limits_are_refused(message: m.Message) -> No
         broken(OPEN, sampling=m.SamplingSpec(banned=((),))),
         broken(OPEN, sampling=m.SamplingSpec(banned=((1,),) * (m.MAX_BANS + 1))),
         broken(OPEN, sampling=m.SamplingSpec(num_logprobs=m.MAX_LOGPROBS + 1)),
-        broken(OPEN, sampling=m.SamplingSpec(grammar="x" * (m.MAX_GRAMMAR_LEN + 1))),
-        broken(OPEN, sampling=m.SamplingSpec(grammar="\ud800")),
-        broken(OPEN, sampling=m.SamplingSpec(grammar="x", end_ids=(-1,))),
         broken(VERDICT, logprobs=ROWS.part(0, 1)),
         broken(VERDICT, logprobs=m.Logprobs((5, 6), (-1.0, -2.0), (1, 0))),
         broken(VERDICT, logprobs=m.Logprobs((5, 6), (-1.0, 0.5), (1, 1))),
@@ -292,6 +289,19 @@ def test_the_longest_grammar_arrives_whole() -> None:
     sampling = m.SamplingSpec(grammar="\U0001f600" * m.MAX_GRAMMAR_LEN, end_ids=(1, 2))
     message = broken(OPEN, sampling=sampling)
     assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        m.SamplingSpec(grammar="x" * (m.MAX_GRAMMAR_LEN + 1)),
+        m.SamplingSpec(grammar="\ud800"),
+        m.SamplingSpec(grammar="x", end_ids=(-1,)),
+    ],
+)
+def test_another_grammar_is_not_sent(sampling: m.SamplingSpec) -> None:
+    with pytest.raises(LocalProtocolError, match="Open"):
+        encode(broken(OPEN, sampling=sampling))
 
 
 def test_lengths_that_do_not_add_up_are_refused() -> None:
