@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml setup.py requirements/lock.txt
 	$(RUN) -m pip install -q --upgrade 'pip>=25.1'
 	find $(VENV)/lib -maxdepth 3 -name slipstream -type l -delete
 	$(RUN) -m pip install -q -c requirements/lock.txt --group dev
-	PYTHONWARNINGS=ignore $(RUN) -m pip install -q -c requirements/lock.txt --no-build-isolation -e '.[ray,experiments,serve]'
+	PYTHONWARNINGS=ignore $(RUN) -m pip install -q -c requirements/lock.txt --no-build-isolation -e '.[ray,experiments,serve,structured]'
 	touch $@
 
 demo: setup

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from coordinator.api.llm import LLM
     from coordinator.api.outputs import CompletionOutput, Logprob, RequestOutput
     from coordinator.api.params import SamplingParams
+    from coordinator.api.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -22,6 +23,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 _HOMES = {
@@ -32,6 +34,7 @@ _HOMES = {
     "Logprob": "coordinator.api.outputs",
     "RequestOutput": "coordinator.api.outputs",
     "SamplingParams": "coordinator.api.params",
+    "StructuredOutputsParams": "coordinator.api.structured",
 }
 
 

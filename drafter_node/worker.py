@@ -1,6 +1,7 @@
 """Runs the Computes of a drafter: one forward each, and a choice of drafts from its logits."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
@@ -14,13 +15,13 @@ from drafter_node.statistics import Known
 from engine.choice.coupling import chain_choice, rank_scored
 from engine.choice.judging import life_of, sample_draft
 from engine.choice.sampling import sampling_of
-from engine.errors import NotFinite
+from engine.errors import GrammarError, NotFinite
 from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed
 from engine.loading import Engine
 from node.economics import CHAINS, PREFILL_CHUNKS, Passes
 from node.follower import Follower, Lanes
-from node.forwards import Forwards, SimulatedDevice
+from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
@@ -50,7 +51,7 @@ def serve(
     lanes = Lanes(executor.lanes.count, executor.capacity, is_head=known.is_head)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
-    forwards = Forwards(executor, heart, device)
+    forwards = Forwards(executor, heart, device, vocabulary_of(config))
     worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames)
     Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
 
@@ -205,10 +206,12 @@ class Worker:
     def _chosen(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
         """Return the children as `_children`. Raises NotFinite."""
         if part.opened.sampling.has_processors:
-            # The same processors as the target's, on the drafter's logits.
-            logits = self.forwards.processed(
-                logits[:, : self.vocab_size], part.opened, part.committed, part.drafted
-            )
+            # The same processors as the target's, on the drafter's logits. A drafter that cannot
+            # follow the text's grammar drafts all the same: the target has the last word.
+            with suppress(GrammarError):
+                logits = self.forwards.processed(
+                    logits[:, : self.vocab_size], part.opened, part.committed, part.drafted
+                )
         if part.sampled_in is None:
             return self._coupled(logits, part)
         return (self._sampled(logits, part, part.sampled_in),)

@@ -4,7 +4,8 @@
     ├── ModelError      the model, its folder, or its device cannot be used
     │   └── OutOfMemory     there is not enough memory now; another time there may be
     ├── RankError       a process that shares the model has ended
-    └── NotFinite       one text's logits hold NaN or infinity; other texts go on
+    ├── NotFinite       one text's logits hold NaN or infinity; other texts go on
+    └── GrammarError    a text's grammar is wrong, or too complex at some place; other texts go on
 
 Every message is one line and says what to do. Programmer errors are assertions, not these.
 """
@@ -45,6 +46,10 @@ class RankError(EngineError):
 
 class NotFinite(EngineError):
     """The logits of a text hold NaN or infinity; other texts are not affected."""
+
+
+class GrammarError(EngineError):
+    """A grammar is wrong, or too complex at some place of a text."""
 
 
 def remedy(error: Exception) -> str:

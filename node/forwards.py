@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from engine import running
+from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import one_line
 from engine.choice.coupling_on_gpu import Choice, chosen_there
 from engine.choice.processors import ProcessorsByText
+from engine.choice.vocabulary import Vocabulary, read_vocabulary
 from engine.device import wait_for
 from engine.errors import EngineError, lacks_memory
 from engine.executor import Executor
@@ -102,10 +104,32 @@ class SimulatedDevice:
 # -- forwards --------------------------------------------------------------------------------------
 
 
-class Forwards:
-    """Runs one forward at a time: call `run`, choose tokens from its logits, then call `done`."""
+def vocabulary_of(config: NodeConfig) -> Vocabulary | None:
+    """Return the target's vocabulary as this node finds it; None: it can follow no grammar.
 
-    def __init__(self, executor: Executor, heart: Heart, device: SimulatedDevice) -> None:
+    A drafter's own tokenizer.json has the target's tokens; a head has none, and the target's is
+    read.
+    """
+    if config.target:
+        folder = find_checkpoint(config.target, config.target_revision)
+    else:
+        folder = find_checkpoint(config.model, config.revision)
+    return read_vocabulary(folder / "tokenizer.json")
+
+
+class Forwards:
+    """Runs one forward at a time: call `run`, choose tokens from its logits, then call `done`.
+
+    vocabulary  of the target, for texts with a grammar; None: there is none here
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        heart: Heart,
+        device: SimulatedDevice,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
         self._executor = executor
         self._heart = heart
         self._device = device
@@ -117,7 +141,7 @@ class Forwards:
         self._has_begun = False  # a simulated forward has begun, and its end was not awaited yet
         # When the last forward ends on the simulated device, by `time.perf_counter`.
         self.ends_at: float | None = None
-        self._processors = ProcessorsByText()
+        self._processors = ProcessorsByText(vocabulary)
 
     def run(
         self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]], layers: Layers = ()
@@ -183,10 +207,14 @@ class Forwards:
         committed: Sequence[int],
         drafted: Sequence[Sequence[int]],
     ) -> torch.Tensor:
-        """Return the logits [n, V] after penalties, biases and bans of a text were applied.
+        """Return the logits [n, V] after a text's grammar, penalties, biases and bans were applied.
+
+        Beside a GPU that still computes the logits, the masks of a grammar are made meanwhile.
 
         committed  the text so far; the same list object each time
         drafted    for each row, the drafted tokens between the committed text and the choice
+
+        Raises GrammarError.
         """
         processors = self._processors.of(opened, committed, logits.shape[1])
         return processors.apply(logits, drafted)

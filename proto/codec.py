@@ -333,6 +333,8 @@ _SAMPLING = record(
     array("i", 0, I31, 2 * m.MAX_STOP_IDS),
     integer(m.OFF, m.MAX_LOGPROBS),
     integer(m.OFF, m.MAX_LOGPROBS),
+    text(m.MAX_GRAMMAR_LEN),
+    array("i", 0, I31, 256),
 )
 _LOGPROBS = record(
     m.Logprobs,
@@ -498,7 +500,7 @@ def decode(frame: bytes) -> m.Message:
             max_array_len=m.MAX_SESSIONS,
             max_map_len=0,
             max_ext_len=0,
-            max_str_len=4 * LONGEST_TEXT,
+            max_str_len=4 * max(LONGEST_TEXT, m.MAX_GRAMMAR_LEN),
             max_bin_len=max(4 * m.MAX_TEXT_LEN, m.MAX_FEATURE_BYTES),
         )
         message: m.Message = _SCHEMAS[kind].read(body)

@@ -18,7 +18,7 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # The handshake: the roles, and what each side tells about itself before any work.
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 
 class Role(StrEnum):
@@ -168,6 +168,7 @@ ATTEMPT_BITS = 20  # attempts (see Verdict) after one Open: more than a text can
 SESSION_KEY_BYTES = 16
 MAX_BIASES = 4096
 MAX_BANS, MAX_BAN_TOKENS = 1024, 8192
+MAX_GRAMMAR_LEN = 1 << 17  # characters
 MAX_STOP_IDS = 256
 MAX_LOGPROBS = 20  # alternatives for each token
 MAX_LOGPROB_VALUES = 1 << 17  # in one message

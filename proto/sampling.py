@@ -18,6 +18,8 @@ class SamplingSpec:
                            `bias_ids[i]`
     banned               token sequences whose last token may not follow the others (bad_words)
     min_tokens, late_ids   the ids `late_ids` may not come before `min_tokens` tokens were generated
+    grammar              what the answer must fit, as llguidance writes it; "": it may be anything
+    end_ids              with a grammar: the tokens that may end the answer where it fits
     num_logprobs         alternatives that are reported for every generated token; OFF: no logprobs
     num_prompt_logprobs  the same for the tokens of the prompt
     """
@@ -38,6 +40,8 @@ class SamplingSpec:
     late_ids: tuple[int, ...] = ()
     num_logprobs: int = OFF
     num_prompt_logprobs: int = OFF
+    grammar: str = ""
+    end_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -46,7 +50,7 @@ class SamplingSpec:
 
     @property
     def has_processors(self) -> bool:
-        """True if logits are changed before sampling: by penalties, biases, bans or min_tokens."""
+        """True if logits are changed before sampling: by penalties, biases, bans or a grammar."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -54,6 +58,7 @@ class SamplingSpec:
             or bool(self.bias_ids)
             or bool(self.banned)
             or self.min_tokens > 0
+            or bool(self.grammar)
         )
 
     @property

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         RequestOutput,
         RequestOutputKind,
         SamplingParams,
+        StructuredOutputsParams,
     )
     from proto.errors import (
         AwayError,
@@ -51,6 +52,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "SlipstreamError",
+    "StructuredOutputsParams",
     "TransportError",
 ]
 

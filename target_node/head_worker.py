@@ -11,7 +11,7 @@ from engine.checkpoint.files import one_line
 from engine.loading import Engine
 from node.economics import PREFILL_CHUNKS, Passes
 from node.follower import CopyPrefix, Follower, Lanes, MoveRows, Wipe
-from node.forwards import Forwards, SimulatedDevice
+from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
@@ -47,7 +47,7 @@ class WithHeads:
         self._have_failed = False
         self._launch = launch
         self._executor = heads.executor
-        self._steps = Forwards(heads.executor, heart, device)
+        self._steps = Forwards(heads.executor, heart, device, vocabulary_of(config))
         self._heads = drafting.Worker(config, heads, self._steps, vocab_size, lambda: False)
         steps = Passes(device.at_least(heads.pass_s))
         chunk = PREFILL_CHUNKS[heads.loaded.device.type]

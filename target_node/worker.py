@@ -13,13 +13,13 @@ from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling, sampling_of
 from engine.choice.verification import Distribution, block_trial, token_trial
 from engine.device import fetch, send
-from engine.errors import NotFinite
+from engine.errors import GrammarError, NotFinite
 from engine.forward.forward import Layers, as_bytes, scored_rows
 from engine.forward.not_finite import Again
 from engine.loading import Engine
 from node.economics import PREFILL_CHUNKS, Costs
 from node.follower import Follower, Lanes
-from node.forwards import Forwards, SimulatedDevice
+from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
@@ -63,7 +63,7 @@ def serve(
     lanes = Lanes(executor.lanes.count, executor.capacity)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
-    worker = Worker(Forwards(executor, heart, device))
+    worker = Worker(Forwards(executor, heart, device, vocabulary_of(config)))
     if engine.heads is None:
         Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
     from target_node.head_worker import WithHeads  # a target without heads loads no drafter
@@ -129,6 +129,8 @@ class Worker:
             return self._outcome(part, logits)
         except NotFinite:
             return None
+        except GrammarError as error:
+            return _stuck(error)
 
     def _again(self, part: Part, num_asked: int, layers: Layers) -> Outcome:
         """Compute a text's rows again, one by one, and return the outcome.
@@ -148,6 +150,8 @@ class Worker:
                 outcome = self._outcome_of_tree(part, again)
         except NotFinite:  # finite logits may have been made infinite, for example by biases
             return bad
+        except GrammarError as error:
+            return _stuck(error)
         outcome = replace(outcome, was_repeated=True)
         if again.features is None:
             return outcome
@@ -206,6 +210,12 @@ class Worker:
             return logits
         paths = part.paths() if paths is None else paths
         return self.forwards.processed(logits, part.opened, part.committed, paths)
+
+
+def _stuck(error: GrammarError) -> Outcome:
+    """Return the outcome for a text whose grammar cannot be followed; it ends the text."""
+    why = f"the target cannot follow this text's grammar: {error}"
+    return Outcome((), was_repeated=True, failure=why, is_cause=True)
 
 
 def _sampling_of(part: Part) -> Sampling:

@@ -40,8 +40,10 @@ REFUSALS = (
 
 # The template for a target that has none of its own.
 PLAIN = (
-    "{% for message in messages %}"
-    "{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n"
+    "{% if tools %}{{ 'Tools: ' }}{{ tools | tojson }}{{ '\n\n' }}{% endif %}"
+    "{% for message in messages %}{{ message['role'] | capitalize }}: "
+    "{{ message['content'] if message['content'] is not none else "
+    "message['tool_calls'] | map(attribute='function') | list | tojson }}\n\n"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 
@@ -110,7 +112,9 @@ def _check(messages: Messages, *, is_plain: bool) -> None:
         role, content = message["role"], message["content"]
         if not isinstance(role, str):
             raise ConfigurationError(f'the "role" of a message is a string, not {shown(role)}')
-        if not isinstance(content, str) and (is_plain or not _is_structured(content)):
+        has_calls = content is None and isinstance(message.get("tool_calls"), Sequence)
+        is_other = has_calls if is_plain else _is_structured(content)
+        if not isinstance(content, str) and not is_other:
             raise ConfigurationError(f'the "content" of a message is a text, not {shown(content)}')
 
 

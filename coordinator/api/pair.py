@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from coordinator.api import prompts
 from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate, Messages
@@ -36,6 +37,9 @@ from proto.messages import (
 )
 from proto.node_config import FETCHING
 from proto.system import check_spare
+
+if TYPE_CHECKING:
+    from coordinator.api.grammars import Grammars
 
 Say = Callable[[dict[Role, str]], None]
 MakeLauncher = Callable[[], NodeLauncher]
@@ -232,6 +236,17 @@ class Pair:
         """Return the target's chat template. Raises ModelError."""
         return ChatTemplate.of_model(self.config.target, self.config.target_revision)
 
+    @cached_property
+    def grammars(self) -> "Grammars":
+        """Return what compiles grammars for this target. Raises ConfigurationError."""
+        if self.tokenization is None:
+            raise ConfigurationError(
+                f"structured_outputs: {self.config.target} has no tokenizer.json; leave them out"
+            )
+        from coordinator.api.grammars import Grammars  # knows the engine; most texts need none
+
+        return Grammars(self.tokenization.raw)
+
     def _tokenizer(self) -> Tokenization:
         if self.tokenization is None:
             raise ConfigurationError(
@@ -321,6 +336,11 @@ class Pair:
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
         late_ids = frozenset(eos_ids).union(request.stop_token_ids)
         wanted = request.prompt_logprobs if sample_index == 0 else None  # only for the first text
+        form = request.structured_outputs
+        if form is not None and not eos_ids:
+            raise ConfigurationError(
+                "structured_outputs: this target has no end-of-text token; leave them out"
+            )
         return SamplingSpec(
             temperature=request.temperature,
             top_k=request.top_k,
@@ -338,10 +358,15 @@ class Pair:
             late_ids=tuple(sorted(late_ids)) if request.min_tokens else (),
             num_logprobs=OFF if request.logprobs is None else request.logprobs,
             num_prompt_logprobs=OFF if wanted is None else wanted,
+            grammar="" if form is None else self.grammars.of(form),
+            end_ids=() if form is None else tuple(sorted(eos_ids)),
         )
 
     def reviewed_params(self, params: object) -> SamplingParams:
-        """Return params checked again, also for this target. Raises ConfigurationError."""
+        """Return params checked again, also for this target. Raises ConfigurationError.
+
+        A grammar is compiled the first time, which may take some tenths of a second.
+        """
         request = reviewed(SamplingParams, params, "sampling_params")
         _, size = self._limits()
         named = {"logit_bias": request.logit_bias, "stop_token_ids": request.stop_token_ids}
@@ -354,6 +379,8 @@ class Pair:
                 raise ConfigurationError(
                     f"bad_words: more than {MAX_BAN_TOKENS} tokens; leave some out"
                 )
+        if request.structured_outputs is not None:
+            self.grammars.of(request.structured_outputs)
         return request
 
     def _reference(self, file: str) -> tuple[int, ...]:

@@ -2,9 +2,10 @@
 
 from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, model_validator
 
 from coordinator.api.config_base import Frozen
+from coordinator.api.structured import StructuredOutputsParams
 from proto.errors import ConfigurationError
 from proto.messages import GREEDY_BELOW, MAX_BANS, MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS
 
@@ -188,6 +189,10 @@ class SamplingParams(Frozen):
     n: Annotated[
         int, Field(ge=1, le=MAX_SAMPLES, description="How many texts to sample for each prompt.")
     ] = 1
+    structured_outputs: Annotated[
+        InstanceOf[StructuredOutputsParams] | None,
+        Field(description="What the answer must look like."),
+    ] = None
     speculate: Annotated[bool, Field(description="False: the target writes alone.")] = True
 
     @model_validator(mode="after")
@@ -195,6 +200,10 @@ class SamplingParams(Frozen):
         if self.min_tokens > self.max_tokens:
             raise ConfigurationError(
                 f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}"
+            )
+        if self.structured_outputs is not None and self.min_tokens:
+            raise ConfigurationError(
+                "min_tokens does not go with structured_outputs, which say where the text may end"
             )
         if self.n > 1 and self.temperature == 0:
             raise ConfigurationError(

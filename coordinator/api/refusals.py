@@ -79,6 +79,7 @@ TYPES = {
     **dict.fromkeys(("string_type", "string_sub_type", "path_type"), TEXT),
     **dict.fromkeys(("tuple_type", "list_type"), LIST),
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), TABLE),
+    "is_instance_of": "StructuredOutputsParams",  # of the only setting that is such an object
     "finite_number": "a finite number",
     "string_unicode": "a text of valid Unicode",
 }

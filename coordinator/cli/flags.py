@@ -16,7 +16,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coordinator.api.config_base import checked
-from coordinator.cli.help import OUTPUT_PANEL, default_of, kind_of, metavar_of, panel_of
+from coordinator.cli.help import (
+    OUTPUT_PANEL,
+    SAMPLING_PANEL,
+    default_of,
+    kind_of,
+    metavar_of,
+    panel_of,
+)
 from proto.errors import ConfigurationError, shown
 
 # -- flags -----------------------------------------------------------------------------------------
@@ -214,7 +221,22 @@ PromptIds = Annotated[
 Chat = Annotated[
     bool, typer.Option("--chat", help="Answer each prompt, with the target's chat template.")
 ]
-
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write JSON that fits the JSON schema in this file.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+Regex = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Write a text that matches this regular expression.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option(

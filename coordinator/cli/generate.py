@@ -23,6 +23,7 @@ from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch, Request, Step
+from coordinator.api.structured import StructuredOutputsParams
 from coordinator.cli import flags as options
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.harmless import harmless
@@ -130,7 +131,9 @@ def generate(
     pair: PairConfig,
     speculation: SpeculationConfig,
     # There is no --no-speculate: --policy ar decodes without drafts.
-    request: Annotated[SamplingParams, Flags(but=("speculate",))],
+    request: Annotated[SamplingParams, Flags(but=("speculate", "structured_outputs"))],
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
     launch: LaunchConfig,
     as_json: options.Json = False,
     show_speculation: options.ShowSpeculation = False,
@@ -138,6 +141,7 @@ def generate(
     trace: options.Trace = None,
 ) -> None:
     """Continue PROMPT, or every prompt of a file, with two models in two processes."""
+    request = structured(request, json_schema, regex)
     speculation.check(pair)
     if speculation.reference:
         prompts.text_of(Path(speculation.reference))  # an error here comes before nodes are started
@@ -385,6 +389,18 @@ def _encoded(pair: Pair, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
     if asked.is_chat:
         return pair.encode_chat([{"role": "user", "content": asked.text}])
     return asked.text, pair.encode(asked.text)
+
+
+def structured(
+    request: SamplingParams, json_schema: Path | None, regex: str | None
+) -> SamplingParams:
+    """Return the request with the form that answers must have. Raises ConfigurationError."""
+    if json_schema is None and regex is None:
+        return request
+    schema = None if json_schema is None else prompts.text_of(json_schema)
+    form = StructuredOutputsParams(json=schema, regex=regex)
+    given = {name: getattr(request, name) for name in request.model_fields_set}
+    return SamplingParams(**{**given, "structured_outputs": form})
 
 
 def _check_known(asked: Sequence[Asked], request: SamplingParams, pair: Pair) -> None:

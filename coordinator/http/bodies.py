@@ -3,6 +3,7 @@
 `SamplingParams` checks what a field may be; here are its name, its type and its default.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,7 +12,9 @@ from coordinator.api.asking import Asking
 from coordinator.api.config import ALONE, SpeculationConfig
 from coordinator.api.config_base import named_as
 from coordinator.api.params import MAX_TOKENS, SamplingParams
-from proto.errors import ConfigurationError, shown
+from coordinator.api.structured import StructuredOutputsParams
+from coordinator.http.tools import Tools, read_tools
+from proto.errors import ConfigurationError
 from proto.policies import PolicyName
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -47,6 +50,35 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
+class JsonSchema(BaseModel):
+    """A JSON schema with its name; `strict` changes nothing: every answer is held to the schema."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = ""
+    schema_: bool | dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The form that the answer must have, in OpenAI's words."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+    def form(self) -> StructuredOutputsParams | None:
+        """Return the form that the answer must have; None: any. Raises ConfigurationError."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return StructuredOutputsParams(json_object=True)
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            raise ConfigurationError("response_format: json_schema.schema is missing; give it")
+        return StructuredOutputsParams(json=json.dumps(self.json_schema.schema_))
+
+
 class Common(BaseModel):
     """The fields that completions and chat requests share; unknown fields are ignored."""
 
@@ -74,6 +106,13 @@ class Common(BaseModel):
     min_tokens: int | None = Field(None, ge=0)
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    # vLLM's older names of what is in structured_outputs.
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # Ours.
     speculative: Speculative | None = None
 
@@ -82,6 +121,8 @@ class Common(BaseModel):
         values = {name: getattr(self, name) for name in SAME}
         given = {name: value for name, value in values.items() if value is not None}
         given.setdefault("temperature", 1.0)  # OpenAI's default; ours is greedy
+        if (form := self.form()) is not None:
+            given["structured_outputs"] = form
         return given
 
     @property
@@ -91,6 +132,26 @@ class Common(BaseModel):
         if wanted and not self.stream:
             raise ConfigurationError("speculative.events goes with stream: true")
         return wanted
+
+    def form(self) -> StructuredOutputsParams | None:
+        """Return what the answer must look like; None: it may be any text.
+
+        Raises ConfigurationError, also if a request says it twice.
+        """
+        said = {"structured_outputs": self.structured_outputs}
+        for kind in ("json", "regex", "choice", "grammar"):
+            value = getattr(self, f"guided_{kind}")
+            said[f"guided_{kind}"] = None if value is None else {kind: value}
+        forms = {
+            name: StructuredOutputsParams.read(value)
+            for name, value in said.items()
+            if value is not None
+        }
+        if self.response_format is not None and (form := self.response_format.form()) is not None:
+            forms["response_format"] = form
+        if len(forms) > 1:
+            raise ConfigurationError(f"the answer's form is given twice: {' and '.join(forms)}")
+        return next(iter(forms.values()), None)
 
     def speculation(self, asking: Asking) -> SpeculationConfig:
         """Return how drafts are made for this request. Raises ConfigurationError."""
@@ -162,14 +223,6 @@ class ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class ResponseFormat(BaseModel):
-    """The form that the answer must have; only "text" is supported."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str = "text"
-
-
 class ChatBody(Common):
     """The body of POST /v1/chat/completions."""
 
@@ -178,27 +231,42 @@ class ChatBody(Common):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0)
-    response_format: ResponseFormat | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: Literal[True] = True
     chat_template_kwargs: dict[str, Any] | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages for a chat template, text parts joined. Raises ConfigurationError."""
-        return [_joined(message.model_dump(exclude_unset=True)) for message in self.messages]
+        return [
+            _with_calls(_joined({"content": None, **message.model_dump(exclude_unset=True)}))
+            for message in self.messages
+        ]
+
+    def asked_tools(self) -> Tools:
+        """Return the tools that the answer may or must call. Raises ConfigurationError."""
+        return read_tools(self.tools, self.tool_choice, is_one=self.parallel_tool_calls is False)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the variables of the chat template; it is told the tools, except for none."""
+        given = dict(self.chat_template_kwargs or {})
+        if self.tools and self.tool_choice != "none":
+            given["tools"] = self.tools
+        return given
+
+    def form(self) -> StructuredOutputsParams | None:
+        """Return what the answer must look like, also by `tool_choice`."""
+        said, of_tools = super().form(), self.asked_tools().form
+        if said is not None and of_tools is not None:
+            raise ConfigurationError("tool_choice and the answer's form exclude each other")
+        return of_tools or said
 
     def params(self, most: int) -> SamplingParams:
         """Return the sampling parameters. Raises ConfigurationError.
 
         most  tokens that a request may ask for; 0: any number
         """
-        if self.tools and self.tool_choice != "none":
-            raise ConfigurationError("tools are not supported yet; leave them out")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise ConfigurationError(
-                f"response_format: {shown(self.response_format.type)} is not supported yet"
-            )
         wanted = self.max_completion_tokens or self.max_tokens or most or MAX_TOKENS
         given = self.given() | {"max_tokens": limited("max_tokens", wanted, most)}
         if self.top_logprobs is not None and not self.logprobs:
@@ -246,3 +314,22 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
         raise ConfigurationError("messages: only parts of the type text can be read")
     return message | {"content": "".join(str(text) for text in texts)}
+
+
+def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with the arguments of its tool calls as dicts, as chat templates want."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return message | {"tool_calls": [_with_arguments(call) for call in calls]}
+
+
+def _with_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -8,8 +8,10 @@ from typing import Any
 from coordinator.api.outputs import CompletionOutput, RequestOutput
 from coordinator.http.answers import chat_logprobs, speculation_of, usage_of
 from coordinator.http.bodies import ChatBody
+from coordinator.http.call_stream import CallStream
 from coordinator.http.jobs import Job
 from coordinator.http.streams import Counts, with_counts
+from coordinator.http.tools import as_json
 
 
 class Chat:
@@ -18,24 +20,30 @@ class Chat:
     def __init__(self, job: Job, body: ChatBody, model: str) -> None:
         self.job = job
         self._body = body
+        self._tools = body.asked_tools()
         self._head = {"id": job.name, "created": int(time.time()), "model": model}
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the JSON body of the answer with all texts."""
         (output,) = outputs
-        choices = [
-            {
-                "index": made.index,
-                "message": {"role": "assistant", "content": made.text, "refusal": None},
-                "logprobs": self._logprobs(made),
-                "finish_reason": made.finish_reason,
-                "stop_reason": made.stop_reason,
-            }
-            for made in output.outputs
-        ]
+        choices = [self._choice(made) for made in output.outputs]
         metrics = speculation_of(made.metrics for made in output.outputs)
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": choices, "usage": usage_of(outputs), "metrics": metrics}
+
+    def _choice(self, made: CompletionOutput) -> dict[str, Any]:
+        """Return the `choice` of one whole text, with the calls that it makes."""
+        calls = [] if self._tools.choice == "none" else self._tools.calls(made.text)
+        message: dict[str, Any] = {"role": "assistant", "content": made.text, "refusal": None}
+        if calls:
+            message |= {"content": None, "tool_calls": as_json(calls)}
+        return {
+            "index": made.index,
+            "message": message,
+            "logprobs": self._logprobs(made),
+            "finish_reason": _reason(made, has_calls=bool(calls)),
+            "stop_reason": made.stop_reason,
+        }
 
     def _logprobs(self, made: CompletionOutput) -> dict[str, Any] | None:
         if not self._body.logprobs:
@@ -46,23 +54,31 @@ class Chat:
         """Yield chunks of the streamed answer: for each text its role, then one for each output."""
         counts = Counts(self.job)
         head = {**self._head, "object": "chat.completion.chunk"}
-        spoken: set[int] = set()
+        streams: dict[int, CallStream] = {}
         async with aclosing(self.job.parts()) as parts:
             async for _, output in parts:
                 for made in output.outputs:
-                    if made.index not in spoken:
-                        spoken.add(made.index)
+                    if made.index not in streams:
+                        streams[made.index] = CallStream(self._tools)
                         delta: dict[str, Any] = {"role": "assistant", "content": ""}
                         choice = {"index": made.index, "delta": delta, "finish_reason": None}
                         yield {**head, "choices": [choice | {"logprobs": None}]}
                     counts.add(made)
+                    stream, is_last = streams[made.index], made.finish_reason is not None
+                    is_empty = not (made.text or made.token_ids or is_last)
                     choice = {
                         "index": made.index,
-                        "delta": {"content": made.text} if made.text or made.token_ids else {},
+                        "delta": {} if is_empty else stream.delta(made.text, is_last=is_last),
                         "logprobs": self._logprobs(made) if made.logprobs else None,
-                        "finish_reason": made.finish_reason,
+                        "finish_reason": _reason(made, has_calls=stream.has_calls),
                         "stop_reason": made.stop_reason,
                     }
                     yield with_counts({**head, "choices": [choice]}, counts, self._body, made)
         if self._body.stream_options and self._body.stream_options.include_usage:
             yield {**head, "choices": [], "usage": counts.usage()}
+
+
+def _reason(made: CompletionOutput, *, has_calls: bool) -> str | None:
+    """Return the finish reason of a text; one that ended by itself with calls has its own."""
+    is_call = has_calls and made.finish_reason == "stop"
+    return "tool_calls" if is_call else made.finish_reason

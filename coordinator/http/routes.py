@@ -104,7 +104,7 @@ class Routes:
             body.conversation(),
             params,
             speculation,
-            body.chat_template_kwargs or {},
+            body.arguments(),
         )
         _watch(asked, body)
         job = self._job("chatcmpl", asked, request)

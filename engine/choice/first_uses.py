@@ -6,8 +6,10 @@ log-probabilities, penalties or a classical rule would wait for them in its midd
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from engine.choice.grammar import WORD, masked_there
 from engine.choice.judging_on_gpu import candidates_there, judge_there
 from engine.choice.logprobs import report_there
 from engine.choice.processors import Path, Processors
@@ -30,6 +32,8 @@ class _Everything:
     banned: tuple[tuple[int, ...], ...] = ((0,), (0, 1))
     min_tokens: int = 64
     late_ids: tuple[int, ...] = (1,)
+    grammar: str = ""  # its kernels are used without one
+    end_ids: tuple[int, ...] = ()
 
 
 def use_once(num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -38,6 +42,7 @@ def use_once(num_rows: int, vocab_size: int, device: torch.device) -> None:
         logits = torch.zeros(count, vocab_size, device=device)
         processors = Processors(_Everything(), (0, 0), 1, vocab_size)
         paths = [Path((0, 0), 1, (0,) * row) for row in range(count)]
+        masked_there(np.full((count, -(-vocab_size // WORD)), -1, dtype=np.int32), logits)
         report_there(processors.apply_there(logits, paths), (1,) * count, _NUM_TOP)
         certain, num_drafts = Distribution.of([0], [1.0]), count - 1
         for sampling in _SAMPLINGS:

@@ -1,7 +1,8 @@
-"""Logits processors, applied before temperature and cuts: bans, biases and penalties.
+"""Logits processors, applied before temperature and cuts: a grammar, bans, biases, penalties.
 
-Owns the interface of a processor and vLLM's order of them: banned words, minimum number of tokens,
-biases, penalties. Knows no message; `proto.messages.SamplingSpec` has the fields of `Settings`.
+Owns the interface of a processor and vLLM's order of them: grammar (`grammar.py`), banned words,
+minimum number of tokens, biases, penalties. Knows no message; `proto.messages.SamplingSpec` has the
+fields of `Settings`.
 
 Theory of operation
 -------------------
@@ -17,41 +18,18 @@ the context, except that of a repetition penalty: it grows with the number of di
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.choice.grammar import GrammarMask
+from engine.choice.path import Path as Path
 from engine.choice.sampling import Floats, Ids, to_host
+from engine.choice.vocabulary import Vocabulary
 from engine.device import send
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """The tokens before the position at which a token is chosen.
-
-    text        the committed tokens, prompt first; the same list in every call, it only grows
-    num_prompt  number of prompt tokens at its beginning
-    drafted     the drafted tokens between `text` and the position
-    """
-
-    text: Sequence[int]
-    num_prompt: int
-    drafted: Sequence[int]
-
-    @property
-    def num_generated(self) -> int:
-        """Return the number of tokens after the prompt, drafted ones included."""
-        return len(self.text) - self.num_prompt + len(self.drafted)
-
-    def last_generated(self, count: int) -> tuple[int, ...]:
-        """Return the last `count` tokens after the prompt (drafted ones too), or all there are."""
-        num_drafted = min(count, len(self.drafted))
-        start = max(self.num_prompt, len(self.text) - (count - num_drafted))
-        drafted = self.drafted[len(self.drafted) - num_drafted :]
-        return (*self.text[start:], *drafted)
+from engine.errors import GrammarError
 
 
 class Processor(Protocol):
@@ -105,6 +83,14 @@ class Settings(Protocol):
     def late_ids(self) -> tuple[int, ...]:
         """Return the ids of the tokens that would end the text."""
 
+    @property
+    def grammar(self) -> str:
+        """Return the grammar that the answer must fit, as llguidance writes it; "": any answer."""
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Return the end-of-text tokens that may come where the grammar accepts the answer."""
+
 
 MAX_TEXTS = 64  # number of texts whose processors are kept; for others they are made anew
 
@@ -129,16 +115,25 @@ class ProcessorsByText:
     """Cache of the processors of the `MAX_TEXTS` texts used last.
 
     Processors are made anew when a text is opened again, by another `Open` message.
+
+    vocabulary  of the target, for grammars; None: there is none here
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
+        self._vocabulary = vocabulary
         self._made: dict[int, tuple[Opened, Processors]] = {}  # session -> ..., the newest last
 
     def of(self, opened: Opened, text: Sequence[int], vocab_size: int) -> "Processors":
-        """Return the processors of the opened text, made if not cached; `text` as in `Path`."""
+        """Return the processors of the opened text, made if not cached; `text` as in `Path`.
+
+        Raises GrammarError: the text's grammar cannot be followed here.
+        """
         known = self._made.pop(opened.session, None)
         if known is None or known[0] is not opened:
-            known = opened, Processors(opened.sampling, text, opened.num_prompt, vocab_size)
+            made = Processors(
+                opened.sampling, text, opened.num_prompt, vocab_size, self._vocabulary
+            )
+            known = opened, made
         self._made[opened.session] = known
         if len(self._made) > MAX_TEXTS:
             del self._made[next(iter(self._made))]
@@ -151,14 +146,27 @@ class Processors:
     settings          which processors there are
     text, num_prompt  as in `Path`
     vocab_size        V, the number of logits of a row
+    vocabulary        of the target, for a grammar
+
+    The constructor raises GrammarError if there is a grammar that cannot be followed here.
     """
 
     def __init__(
-        self, settings: Settings, text: Sequence[int], num_prompt: int, vocab_size: int
+        self,
+        settings: Settings,
+        text: Sequence[int],
+        num_prompt: int,
+        vocab_size: int,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self._text = text
         self._num_prompt = num_prompt
         self._processors = built_in(settings, vocab_size)
+        self._grammar: GrammarMask | None = None
+        if settings.grammar:
+            if vocabulary is None:
+                raise GrammarError("llguidance or tokenizer.json is missing there; add it")
+            self._grammar = GrammarMask(vocabulary, settings.grammar, settings.end_ids, vocab_size)
 
     def apply(self, logits: torch.Tensor, drafted: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return processed logits [n, V] float32, a new tensor on the device of `logits`.
@@ -166,16 +174,23 @@ class Processors:
         logits   [n, V] float32, any device
         drafted  [n]: per row, the drafted tokens between the committed text and its position
 
-        A row in which every token would be banned is returned unchanged.
+        Where every token would be banned, only the grammar's bans count, and without a grammar
+        none.
 
         Raises:
             NotFinite: the logits are not finite; only raised for logits on a CPU.
+            GrammarError: the grammar is too complex here.
         """
         assert len(drafted) == logits.shape[0]
         paths = [Path(self._text, self._num_prompt, tokens) for tokens in drafted]
         if logits.device.type != "cpu":
             return self.apply_there(logits, paths)
         rows = to_host(logits)
+        if self._grammar is not None:
+            rows = rows.copy()
+            self._grammar.on_host(paths, rows)
+            if not self._processors:
+                return torch.from_numpy(rows)
         changed = rows.copy()
         for row, path in zip(changed, paths, strict=True):
             for processor in self._processors:
@@ -192,8 +207,14 @@ class Processors:
 
         logits  [n, V] float32
         paths   [n]: per row, the tokens before its position
+
+        Raises GrammarError: the grammar is too complex here.
         """
         with torch.inference_mode():
+            if self._grammar is not None:
+                logits = self._grammar.there(paths, logits)
+                if not self._processors:
+                    return logits
             changed = logits.clone()
             for processor in self._processors:
                 changed = processor.there(paths, changed)

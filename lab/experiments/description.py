@@ -127,7 +127,10 @@ KINDS: tuple[type[BaseModel], ...] = (
     LaunchConfig,
     Work,
 )
-NOT_FOR_ALL = {"seed", "n", "speculate", "logprobs", "prompt_logprobs", "nodes", "listen", "keys"}
+NOT_FOR_ALL = {
+    *("seed", "n", "speculate", "logprobs", "prompt_logprobs", "structured_outputs"),
+    *("nodes", "listen", "keys"),
+}
 HOME = {name: kind for kind in KINDS for name in kind.model_fields if name not in NOT_FOR_ALL}
 # Settings that must be equal for two arms to write the same tokens, whatever the drafter.
 DECIDES_THE_TEXT = (

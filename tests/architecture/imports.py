@@ -29,6 +29,8 @@ MAY_ALSO_IMPORT = {
     "engine/heads/": {"proto"},
     # What a folder must be, as far as it is looked at without torch.
     "coordinator/api/models/folders.py": {"engine"},
+    # Grammars are compiled by the same code as on the nodes, which needs no torch either.
+    "coordinator/api/grammars.py": {"engine"},
     # Heads in the target's process are a drafter beside the target.
     "target_node/colocated_heads.py": {"drafter_node"},
     "target_node/head_worker.py": {"drafter_node"},
@@ -42,6 +44,7 @@ KNOWN_ONLY_IN = {
     "zmq": ("proto/links/",),
     "msgpack": ("proto/codec.py",),
     "ray": ("deploy/",),
+    "llguidance": ("engine/choice/vocabulary.py",),
     **dict.fromkeys(
         ("fastapi", "starlette", "uvicorn", "prometheus_client"), ("coordinator/http/",)
     ),

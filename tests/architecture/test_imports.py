@@ -87,12 +87,13 @@ def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
     assert not loaded & {*of_nodes, "ray"}
 
 
-def test_what_the_coordinator_asks_of_the_engine_about_folders_needs_no_torch() -> None:
+def test_what_the_coordinator_asks_of_the_engine_needs_no_torch() -> None:
     program = (
         "import sys; from coordinator.api.models import folders, heads; "
         "target = folders.find('models/target', None); target.check_weights(); "
         "head = folders.find('models/eagle3', None, is_head=True); head.check_weights(); "
-        "heads.check_head(head, heads.kind_of('models/eagle3', None), target); print(*sys.modules)"
+        "heads.check_head(head, heads.kind_of('models/eagle3', None), target); "
+        "from coordinator.api.grammars import Grammars; print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True

@@ -1,6 +1,7 @@
 """Where a drafter's logits are not finite it stops drafting, and lives."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,13 @@ def test_a_text_with_such_a_token_has_no_more_drafts_and_the_next_one_has(folder
     again = opening(*PROMPT, 5, incarnation=2, policy=synchronous(4), limits=Limits(100, ()))
     assert BAD not in want
     assert tested.drafts(again) == want
+
+
+def test_a_drafter_that_cannot_follow_a_grammar_drafts_as_if_there_were_none(folder: Path) -> None:
+    want = real(folder, "fused").drafts(asked(*PROMPT))
+    opened = asked(*PROMPT)
+    held = replace(opened, sampling=replace(opened.sampling, grammar="start: /a/", end_ids=(1,)))
+    assert real(folder, "fused").drafts(held) == want
 
 
 def test_a_forward_that_finds_no_memory_is_as_if_the_root_were_bad() -> None:

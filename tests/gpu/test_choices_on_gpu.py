@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from engine.choice.coupling import (
     usual_choices,
 )
 from engine.choice.coupling_on_gpu import chosen_there
+from engine.choice.grammar import WORD, masked_there
 from engine.choice.judging import judge, sample_draft
 from engine.choice.logprobs import report
 from engine.choice.processors import Processors
@@ -53,6 +55,20 @@ def test_judgements_are_those_of_the_host(sampling: Sampling, make_trial: object
             for rows in (target.to(GPU), target)
         )
         assert found == wanted
+
+
+def test_masks_of_grammars_are_unpacked_there_and_nothing_is_waited_for() -> None:
+    random = np.random.default_rng(1)
+    words = random.integers(-(2**31), 2**31, (9, 152_000 // WORD), dtype=np.int32)
+    rows = some_rows(9, 152_000, 1)
+    there = rows.to(GPU)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = masked_there(words, there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found.cpu(), masked_there(words, rows))
 
 
 @pytest.mark.parametrize("num_top", [0, 20])

@@ -285,6 +285,25 @@ def test_a_frame_without_a_session_is_garbled(junk: bytes) -> None:
         session_of(junk)
 
 
+def test_the_longest_grammar_arrives_whole() -> None:
+    sampling = m.SamplingSpec(grammar="\U0001f600" * m.MAX_GRAMMAR_LEN, end_ids=(1, 2))
+    message = broken(OPEN, sampling=sampling)
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        m.SamplingSpec(grammar="x" * (m.MAX_GRAMMAR_LEN + 1)),
+        m.SamplingSpec(grammar="\ud800"),
+        m.SamplingSpec(grammar="x", end_ids=(-1,)),
+    ],
+)
+def test_another_grammar_is_not_sent(sampling: m.SamplingSpec) -> None:
+    with pytest.raises(LocalProtocolError, match="Open"):
+        encode(broken(OPEN, sampling=sampling))
+
+
 def test_lengths_that_do_not_add_up_are_refused() -> None:
     frame = encode(broken(OPEN, sampling=m.SamplingSpec(banned=((1, 2), (3,)))))
     body = msgpack.unpackb(frame[1:])

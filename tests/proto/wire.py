@@ -69,6 +69,8 @@ def shaped_samplings(draw: st.DrawFn) -> m.SamplingSpec:
         late_ids=draw(token_lists(8)),
         num_logprobs=draw(st.integers(m.OFF, m.MAX_LOGPROBS)),
         num_prompt_logprobs=draw(st.integers(m.OFF, m.MAX_LOGPROBS)),
+        grammar=draw(texts(200)),
+        end_ids=draw(token_lists(8)),
     )
 
 

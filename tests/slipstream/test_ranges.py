@@ -12,7 +12,7 @@ from proto.installation import ROOT
 from tests.slipstream.environments import build_wheel, make_environment
 
 LOCK = ROOT / "requirements" / "lock.txt"
-EXTRAS = ("ray", "experiments", "serve")
+EXTRAS = ("ray", "experiments", "serve", "structured")
 
 
 def stated() -> list[Requirement]:
@@ -61,7 +61,7 @@ def test_the_lowest_versions_of_all_ranges_write_a_text(tmp_path: Path) -> None:
     built = tmp_path / "built"
     built.mkdir()
     wheel = build_wheel(built)
-    made.install(*lowest(), f"slipstream[ray,experiments,serve] @ file://{wheel}")
+    made.install(*lowest(), f"slipstream[ray,experiments,serve,structured] @ file://{wheel}")
     done = made.run("slipstream", "demo", "--max-tokens", "16", limit_s=300)
     assert done.returncode == 0, done.stderr
     assert "text identical" in done.stdout

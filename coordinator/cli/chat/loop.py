@@ -315,7 +315,10 @@ def chat(
     speculation: SpeculationConfig,
     request: Annotated[
         SamplingParams,
-        Flags(but=("speculate", "n", "logprobs", "prompt_logprobs"), max_tokens=MAX_TOKENS),
+        Flags(
+            but=("speculate", "n", "logprobs", "prompt_logprobs", "structured_outputs"),
+            max_tokens=MAX_TOKENS,
+        ),
     ],
     launch: LaunchConfig,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
+from coordinator.api.structured import StructuredOutputsParams
 from coordinator.cli.flags import FORMS, Command, Flags, with_settings
-from coordinator.cli.generate import generate
+from coordinator.cli.generate import generate, structured
 from coordinator.cli.help import METAVARS, OF_CONFIG, OF_NAME
 from coordinator.http.settings import ServeConfig
 from proto.errors import ConfigurationError
@@ -32,7 +34,7 @@ def test_generate_has_a_flag_with_help_and_default_for_every_setting() -> None:
     for kind in CONFIGS:
         for name, field in kind.model_fields.items():
             assert field.description, f"{name} has no help"
-            if name == "speculate":
+            if name in ("speculate", "structured_outputs"):  # --policy, --json-schema and --regex
                 assert name not in flags
                 continue
             default = field.get_default(call_default_factory=True)
@@ -118,3 +120,19 @@ def test_the_help_says_what_the_field_says() -> None:
     assert "ID:BIAS,..." in shown
     assert "--adaptive" in shown
     assert "--no-adaptive" in shown
+
+
+def test_flags_say_what_an_answer_must_look_like(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+    given = SamplingParams(temperature=0.5, seed=3)
+    made = structured(given, file, None)
+    assert made.structured_outputs == StructuredOutputsParams(json='{"type": "object"}')
+    assert made.model_copy(update={"structured_outputs": None}) == given
+    pattern = structured(given, None, "a+").structured_outputs
+    assert pattern == StructuredOutputsParams(regex="a+")
+    assert structured(given, None, None) is given
+    with pytest.raises(ConfigurationError, match="exactly one"):
+        structured(given, file, "a+")
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        structured(given, tmp_path / "none", None)

@@ -29,6 +29,8 @@ class Shape:
     banned: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     late_ids: tuple[int, ...] = ()
+    grammar: str = ""
+    end_ids: tuple[int, ...] = ()
 
 
 def dumb(shape: Shape, prompt: Sequence[int], made: Sequence[int], row: Floats) -> list[float]:

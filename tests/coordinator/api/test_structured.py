@@ -1,0 +1,152 @@
+"""What an answer must look like: what may be asked, and schemas that no finite text fits."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from coordinator.api.endless import has_an_end
+from coordinator.api.params import SamplingParams
+from coordinator.api.structured import MAX_LEN, StructuredOutputsParams
+from proto.errors import ConfigurationError
+from tests.tiny_tokenizer import sentencepiece_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "exactly one of"),
+        ({"json": "{}", "regex": "a"}, "got json and regex"),
+        ({"json_object": False}, "got none"),
+        ({"json": 1}, "json: expected a JSON schema"),
+        ({"regex": ""}, "regex is empty"),
+        ({"regex": b"a"}, "regex: expected a text"),
+        ({"choice": "ab"}, "choice: expected a list"),
+        ({"choice": []}, "choice: expected 1 to"),
+        ({"choice": ["a", 1]}, "choice: expected texts"),
+        ({"choice": [""]}, "choice: expected texts"),
+        ({"json": {"a": float("nan")}}, "json is no JSON"),
+        ({"json": {"a": object()}}, "json is no JSON"),
+        ({"regex": "a" * (MAX_LEN + 1)}, "make it shorter"),
+        ({"jsn": "{}"}, "has no 'jsn'"),
+    ],
+)
+def test_a_wrong_form_is_refused_in_one_line(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        StructuredOutputsParams.read(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_sampling_params_take_such_an_object_alone() -> None:
+    form = StructuredOutputsParams(choice=["a", "b"])
+    assert SamplingParams(structured_outputs=form).structured_outputs is form
+    with pytest.raises(ConfigurationError, match="expected StructuredOutputsParams"):
+        SamplingParams(structured_outputs={"choice": ["a"]})
+    with pytest.raises(ConfigurationError, match="min_tokens does not go"):
+        SamplingParams(structured_outputs=form, min_tokens=3)
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+DEFS: dict[str, Any] = {
+    "$defs": {
+        "a/b": {"type": "array", "items": {"$ref": "#/$defs/c"}, "minItems": 1},
+        "c": {"anyOf": [{"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/d"}]},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (True, True),
+        (NODE, True),
+        ({**NODE, "required": ["next"]}, False),
+        ({**NODE, "required": ["next"], "enum": [1]}, True),
+        ({"type": ["object", "null"], "required": ["next"]}, True),
+        ({"$ref": "#"}, False),
+        ({"type": "array", "items": {"$ref": "#"}}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}}, True),
+        ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}, False),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, True),
+        ({"allOf": [{"$ref": "#"}, {"type": "null"}]}, False),
+        ({"$ref": "#/$defs/c", "$defs": {**DEFS["$defs"], "d": {"type": "null"}}}, True),
+        ({"$ref": "#/$defs/c", "$defs": {**DEFS["$defs"], "d": {"$ref": "#/$defs/c"}}}, False),
+        ({"$ref": "http://elsewhere/x"}, True),
+        ({"properties": {"a": {"$ref": "#"}}, "type": "object", "required": 3}, True),
+        ({"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["a"]}, False),
+    ],
+)
+def test_a_schema_whose_texts_never_end_is_found(schema: Any, expected: bool) -> None:  # noqa: FBT001
+    assert has_an_end(schema) is expected
+
+
+def refused(given: Mapping[str, Any]) -> str:
+    """The line with which a grammar is refused for a small tokenizer."""
+    pytest.importorskip("llguidance")
+    from coordinator.api.grammars import Grammars
+
+    with pytest.raises(ConfigurationError) as caught:
+        Grammars(sentencepiece_tokenizer()).of(StructuredOutputsParams.read(given))
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) <= 100
+    return line
+
+
+DEEP = '{"items":' * 5000 + "{}" + "}" * 5000
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"json": "["}, "EOF"),
+        ({"json": '{"type": "wat"}'}, "Invalid type"),
+        ({"json": '{"uniqueItems": true}'}, "Unimplemented"),
+        ({"json": '{"oneOf": [{"type": "string"}, {"maxLength": 3}]}'}, "use anyOf"),
+        ({"json": {**NODE, "required": ["next"]}}, "never ends"),
+        ({"json": {"$ref": "#"}}, "no text fits"),
+        ({"json": DEEP}, "recursion limit"),
+        ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "((((a{50}){50}){50}){50}){50}"}, "too many"),
+        ({"regex": "\ud800"}, "not valid Unicode"),
+        ({"grammar": "start: foo"}, "unknown name"),
+        ({"grammar": "(" * 5000}, "cannot be used"),
+        ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "nested"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_in_one_line(given: dict[str, Any], words: str) -> None:
+    assert words in refused(given)
+
+
+def test_a_grammar_for_the_nodes_is_made_once() -> None:
+    pytest.importorskip("llguidance")
+    from coordinator.api.grammars import Grammars
+
+    grammars = Grammars(sentencepiece_tokenizer())
+    for given in (
+        {"json": {"type": "object"}},
+        {"json": "true", "disable_any_whitespace": True},
+        {"json_object": True},
+        {"regex": "a+"},
+        {"choice": ["a", 'b"\\', "é\n"]},
+        {"grammar": 'root ::= "a" | "b"'},
+        {"grammar": 'start: "a" | "b"'},
+        {"grammar": "start: <s> /a+/"},
+    ):
+        form = StructuredOutputsParams.read(given)
+        assert json.loads(json.dumps(grammars.of(form)))
+        assert grammars.of(form) is grammars.of(form)
+
+
+def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coordinator.api.grammars import Grammars
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(
+        ConfigurationError, match=r"package `llguidance`.*extra `structured`"
+    ) as told:
+        Grammars(sentencepiece_tokenizer()).of(StructuredOutputsParams(regex="a"))
+    assert "\n" not in str(told.value)
