@@ -67,6 +67,7 @@ class AsyncLLM:
         self._news: dict[str, asyncio.Queue[News]] = {}  # by request id
         self._requests: dict[str, Request] = {}  # by request id
         self._waiting: dict[Ticket, asyncio.Queue[News]] = {}  # who is told when it may begin
+        self._away_since: float | None = None  # since when no target is known to be there
         self._is_closed = False
 
     @property
@@ -184,6 +185,7 @@ class AsyncLLM:
                 async with asyncio.timeout(WAIT_S):
                     return await news.get()
             self.pair.service.check_alive()
+            self._check_away(time.monotonic())
 
     def _leave(self, ticket: Ticket) -> None:
         self.admission.leave(ticket)
@@ -200,6 +202,16 @@ class AsyncLLM:
         self.pair.service.check_alive()
         if not self.pair.is_ready:
             raise AwayError("the target is away; try again later")
+        self._away_since = None
+
+    def _check_away(self, now: float) -> None:
+        """Raise AwayError if the target has been away for longer than a start may take."""
+        if self.pair.is_ready:
+            self._away_since = None
+        elif self._away_since is None:
+            self._away_since = now
+        elif now - self._away_since > (limit_s := self.pair.config.start_timeout_s):
+            raise AwayError(f"the target has been away for {limit_s:.0f} s; try again later")
 
     def _check_open(self) -> None:
         if self._is_closed:

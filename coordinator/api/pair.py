@@ -54,6 +54,7 @@ class Pair:
     check          called with the pair before a process is started, to refuse a request early
     make_launcher  makes the launcher that starts the node processes. With the default, on this
                    machine, devices and models are checked first (`preflight`)
+    awaits_target  if the target is lost, texts wait for another one; else the pair ends then
     traced         record what every process does, for `write_trace`
 
     The constructor raises ModelError, NodeError, IncompatibleError, TransportError or
@@ -68,6 +69,7 @@ class Pair:
         say: Say | None = None,
         check: "Callable[[Pair], None] | None" = None,
         make_launcher: MakeLauncher = Launcher,
+        awaits_target: bool = False,
         traced: bool = False,
     ) -> None:
         self.config = config = reviewed(PairConfig, config, "config")
@@ -90,6 +92,7 @@ class Pair:
                 links=config.links,
                 link_seed=config.link_seed,
                 drafter_restarts=config.drafter_restarts,
+                awaits_target=awaits_target,
                 traced=traced,
             )
             if self._launcher.is_by_hand and self.tokenization is not None:

@@ -45,7 +45,12 @@ def serve(
                 launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
             )
             started = Pair(
-                pair, with_drafter=speculation.drafts, say=progress.say, make_launcher=launcher
+                pair,
+                with_drafter=speculation.drafts,
+                say=progress.say,
+                make_launcher=launcher,
+                # A target that was started by hand may be started again by hand.
+                awaits_target=launch.nodes == "remote",
             )
         with AsyncLLM.of(started, speculation, server.max_queue) as llm:
             for line in (*started.whereabouts(), *started.notices()):

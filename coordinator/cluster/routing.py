@@ -474,8 +474,9 @@ class Router:
             if node.role is Role.TARGET and not self._awaits_target:
                 self._do(Abort(NodeError(f"{line}; is it stopped?")))
                 return
-            if node.role is Role.DRAFTER:
-                self._do(Warn(f"{line}; {self._how_it_goes_on()}"))
+            is_drafter = node.role is Role.DRAFTER
+            how = self._how_it_goes_on() if is_drafter else "waiting for it, or for another"
+            self._do(Warn(f"{line}; {how}"))
             self._lost(node, now)
         if self.registry.awaits_no_longer(now) and not self.registry.ready(Role.DRAFTER):
             self._do(Warn(NOBODY_DRAFTS))

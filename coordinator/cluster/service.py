@@ -98,6 +98,7 @@ class Service:
     max_num_seqs      most texts that the nodes work on at once, if they have room for as many
     links, link_seed  the simulated links, by the role of the nodes at their end, and their seed
     drafter_restarts  how often in a row a drafter that has ended is soon started again
+    awaits_target     texts wait for another target if theirs is lost; else the pair ends then
     traced            record what every process does
     """
 
@@ -110,6 +111,7 @@ class Service:
         links: Mapping[Role, Links] = NO_LINKS,
         link_seed: int = 0,
         drafter_restarts: int = 0,
+        awaits_target: bool = False,
         traced: bool = False,
     ) -> None:
         self._launcher = launcher
@@ -132,7 +134,7 @@ class Service:
         self._listener = self._network or listener
         self.endpoint = self._listener.endpoint
         self.secret = launcher.secret
-        self._router = Router(self.secret, max_num_seqs=max_num_seqs)
+        self._router = Router(self.secret, max_num_seqs=max_num_seqs, awaits_target=awaits_target)
         if not links:
             self.registry.host = socket.gethostname()
         # Events from other threads; the loop gives them to the router.
