@@ -6,7 +6,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from coordinator.api.asking import Asking
 from coordinator.api.config import ALONE, SpeculationConfig
@@ -17,7 +17,7 @@ from coordinator.http.tools import Tools, read_tools
 from proto.errors import ConfigurationError
 from proto.policies import PolicyName
 
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenId = Annotated[int, Strict(), Field(ge=0, lt=1 << 31)]
 MAX_PROMPTS = 64
 COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes if nobody says more
 

@@ -222,6 +222,8 @@ BAD: list[dict[str, Any]] = [
     {"prompt": []},
     {"prompt": [[]]},
     {"prompt": [["a"]]},
+    {"prompt": [["1"]]},
+    {"prompt": "x", "stop_token_ids": ["1"]},
     {"prompt": {}},
     {"prompt": None},
     {"prompt": 3},
