@@ -54,7 +54,7 @@ export class Nodes {
       health.className = `health ${node.health === "ready" ? "good" : "bad"}`;
       if (node.doing && node.doing !== node.health) health.append(`, ${visible(node.doing)}`);
       cell(row, `${node.texts} of ${node.max_texts}`);
-      cell(row, node.model.split("/").pop());
+      cell(row, node.model);
       cell(row, [node.device, node.dtype].filter(Boolean).join(", "));
       cell(row, link(node));
       return row;
