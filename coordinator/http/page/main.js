@@ -183,7 +183,7 @@ async function run({ path, body }, view, figures, spansTo) {
 }
 
 function say(words, isBad = false) {
-  byId("state").textContent = words;
+  byId("state").textContent = visible(words);
   byId("state").classList.toggle("bad", isBad);
 }
 
@@ -278,7 +278,7 @@ function tellVerdict(one, other) {
     return;
   }
   const at = commonLength(one, other);
-  const after = (text) => JSON.stringify(text.slice(at, at + 24));
+  const after = (text) => visible(JSON.stringify(text.slice(at, at + 24)));
   line.textContent = `Different after ${at} characters: ${after(one)} with speculation, `
     + `${after(other)} without. That is expected only with --verify token or block, or in a type `
     + "other than float32 without --reproducible.";
