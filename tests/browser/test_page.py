@@ -136,7 +136,7 @@ def test_a_key_is_asked_for_and_kept_in_memory_alone(embedded: Pair, open_page: 
     with serving(embedded, key=KEY) as served:
         page = open_page(served.url)
         generate(page, max_tokens=8)
-        for key in ("not-the-key-of-this-server", KEY):
+        for key in ("not-the-key-of-this-server", "kein-Schlüssel-\u20ac", KEY):
             page.locator("#key-dialog[open]").wait_for()
             page.fill("#key", key)
             page.locator("#key-form button.main").click()

@@ -136,7 +136,7 @@ const answer = new Answer(byId("answer"), byId("tip"));
 const plainAnswer = new Answer(byId("plain"), byId("tip"));
 const figuresView = new FiguresView(timeline);
 const nodes = new Nodes(byId("nodes"), byId("nodes-state"));
-let turns = []; // of the chat: {role, content}
+let turns = []; // of the chat: {role, content}; a new conversation has another array
 let running = null; // AbortController of the request that runs
 let latest = null; // {path, body, isSpeculative} of the latest generation
 
@@ -158,7 +158,7 @@ function request() {
   const prompt = byId("prompt").value;
   if (!isChat()) return { path: "/v1/completions", body: { prompt, ...settings() } };
   const messages = [...turns, { role: "user", content: prompt }];
-  return { path: "/v1/chat/completions", body: { messages, ...settings() } };
+  return { path: "/v1/chat/completions", body: { messages, ...settings() }, turns };
 }
 
 function textOf(chunk) {
@@ -242,7 +242,9 @@ async function generate() {
   latest = { ...asked, isComplete: true };
   setBusy(false);
   say(`Done: ${summary(figures)}.`);
-  if (isChat()) addTurns(asked.body.messages.at(-1).content, answer.text);
+  if (asked.body.messages && turns === asked.turns) {
+    addTurns(asked.body.messages.at(-1).content, answer.text);
+  }
 }
 
 // -- the comparison --------------------------------------------------------------------------------
@@ -289,7 +291,8 @@ function tellVerdict(one, other) {
 function addTurns(asked, said) {
   turns.push({ role: "user", content: asked }, { role: "assistant", content: said });
   showTurns();
-  byId("prompt").value = "";
+  // The next message may have been begun already.
+  if (byId("prompt").value === asked) byId("prompt").value = "";
 }
 
 function showTurns() {
