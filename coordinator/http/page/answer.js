@@ -123,6 +123,7 @@ export class Answer {
   }
 
   onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return; // the browser's own
     if (event.key === "Escape") this.hide();
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;

@@ -20,6 +20,7 @@ class Figures {
     this.drafted = 0;
     this.accepted = 0;
     this.passes = 0;
+    this.written = 0; // tokens of all passes
     this.since = null; // ends of the first and of the last pass, ms of the coordinator's clock
     this.until = null;
   }
@@ -39,7 +40,7 @@ class Figures {
         this.ofFirst = span.tokens;
       }
       this.until = span.end_ms;
-      this.written = (this.written ?? 0) + span.tokens;
+      this.written += span.tokens;
     }
   }
 
@@ -51,7 +52,7 @@ class Figures {
 }
 
 function percent(share) {
-  return `${Math.round(share * 100)} %`;
+  return `${Math.round(share * 100)}\u00a0%`;
 }
 
 class FiguresView {
@@ -78,7 +79,7 @@ class FiguresView {
     this.set("first", figures?.first == null ? "–" : `${figures.first.toFixed(0)} ms`);
     this.set("acceptance", figures?.drafted
       ? `${percent(figures.accepted / figures.drafted)} of ${figures.drafted}` : "–");
-    this.set("per-pass", figures?.passes ? (1 + figures.accepted / figures.passes).toFixed(2) : "–");
+    this.set("per-pass", figures?.passes ? (figures.written / figures.passes).toFixed(2) : "–");
     const overlap = this.timeline.overlap();
     this.set("overlap", overlap === null ? "–" : percent(overlap));
     const isBoth = speed !== null && plain?.speed;
