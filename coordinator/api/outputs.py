@@ -146,10 +146,10 @@ class Assembly:
             rows = self._named(emit.logprobs)
             total = sum(row[token].logprob for row, token in zip(rows, emit.tokens, strict=True))
             part = replace(part, logprobs=rows, cumulative_logprob=total)
-        if self._token_texts is not None:
+        self._add(part)
+        if self._token_texts is not None:  # what is told is not kept: `whole` has no need of it
             told = self._token_texts.push(emit, pieces[: len(emit.tokens)], rejected, text)
             part = replace(part, speculation=told)
-        self._add(part)
         return emit, self._output(part, finished=False)
 
     def finish(
@@ -172,7 +172,6 @@ class Assembly:
             text += self._stops.finish()
         if self.is_stopped:
             reason, error = FinishReason.STOP.value, None
-        told = None if self._token_texts is None else self._token_texts.finish(text)
         part = CompletionOutput(
             self.index,
             text,
@@ -181,9 +180,10 @@ class Assembly:
             stop_reason=self._stop_reason(reason),
             metrics=metrics,
             error=error,
-            speculation=told,
         )
         self._add(part)
+        if self._token_texts is not None:
+            part = replace(part, speculation=self._token_texts.finish(text))
         return self._output(part, finished=is_last)
 
     def whole(self) -> RequestOutput:
@@ -198,7 +198,6 @@ class Assembly:
             token_origins=tuple(origin for part in self._parts for origin in part.token_origins),
             logprobs=rows or None,
             cumulative_logprob=sum(totals) if rows else None,
-            speculation=None,
         )
         return self._output(complete, finished=True)
 

@@ -33,11 +33,6 @@ class Rules:
     key            the API key that clients must send; empty: none
     max_body       most bytes of a request's body
     io_timeout_s   most seconds for a request's body, and for each part of an answer
-
-    checks_host    whether `Host` must be a loopback name or one of `hosts`
-    key            that clients must send; empty: none
-    max_body       bytes
-    io_timeout_s   for each part of a request's body, and of an answer
     """
 
     checks_host: bool

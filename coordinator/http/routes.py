@@ -37,7 +37,7 @@ from proto.errors import ConfigurationError, SlipstreamError, shown
 
 MAX_ID = 128
 # What the command `status` tells about this machine, which clients of the server need not know.
-KEPT_BACK = ("pid", "listens", "logs")
+KEPT_BACK = ("pid", "host", "listens", "logs")
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": words}
     for status, words in {
@@ -197,7 +197,10 @@ class Routes:
         """Return the state of the coordinator, its nodes and links, as `status` shows it."""
         # In a thread of its own: where the coordinator's loop hangs, this takes two seconds.
         found = await asyncio.to_thread(self._llm.pair.service.status)
-        return {name: value for name, value in found.items() if name not in KEPT_BACK}
+        told = _for_clients(found)
+        if "nodes" in told:
+            told["nodes"] = [_for_clients(node) for node in told["nodes"]]
+        return told
 
     async def version(self) -> dict[str, str]:
         """Return the version of this software."""
@@ -217,6 +220,14 @@ class Routes:
             ready=ready,
         )
         return Response(text, media_type=self._figures.content_type)
+
+
+def _for_clients(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a state that clients are told; of a model's folder only the last part."""
+    told = {name: value for name, value in state.items() if name not in KEPT_BACK}
+    if "model" in told:
+        told["model"] = told["model"].rstrip("/").rpartition("/")[2]
+    return told
 
 
 def _watch(asked: Sequence[Asked], body: Common) -> None:

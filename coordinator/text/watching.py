@@ -59,7 +59,8 @@ class PassSpan:
     num_tokens       tokens that the text got; the first `num_accepted` were drafted
     num_rolled_back  drafted nodes that died with this pass
     is_roll_back     drafts died, and none that has come leads to the text's last token or beyond:
-                     the drafter begins anew there
+                     the drafter begins anew there. A draft below one that died does not count: it
+                     may come passes later
     decided          of each draft that this pass decided: its number, and how many of its tokens
                      the text has
     """
@@ -190,6 +191,7 @@ class Watch:
                 left.append((number, draft))
                 continue
             decided.append((number, right))
-            died = died or right < depth_of(draft)
+            hangs_on_text = text.path_hashes[draft.parent_len] == draft.parent_hash
+            died = died or (hangs_on_text and right < depth_of(draft))
         self._undecided = deque(left, maxlen=MAX_UNDECIDED)
         return tuple(decided), died and not leads_on

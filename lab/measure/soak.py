@@ -26,10 +26,8 @@ from lab.measure.serving import PROMPTS
 
 LIMIT_S = 120.0  # for any answer
 SETTLED = 0.25  # share of the time after which memory should be flat
-GROWN = (
-    1.02,
-    8 << 10,
-)  # factor and KiB by which a process may be larger at the end than when settled
+# Factor and KiB by which a process may be larger at the end than when settled.
+GROWN = (1.02, 8 << 10)
 
 
 def processes(pid: int) -> dict[int, str]:
@@ -187,6 +185,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=6)
     given = parser.parse_args()
+    if given.pid not in processes(given.pid):
+        print(f"error: there is no process {given.pid}; give that of the server", file=sys.stderr)
+        return 1
     lines = PROMPTS.read_text("utf-8").splitlines()
     soak = Soak(given.url, [json.loads(line)["prompt"] for line in lines if line.strip()][:40])
     sizes = asyncio.run(_watch(soak, given.pid, given.clients, given.minutes))

@@ -58,7 +58,15 @@ def chunk_of(number: int, tokens: Sequence[Token], pass_ms: float) -> dict[str, 
     }
 
 
-async def events(passes: Sequence[Sequence[Token]], pass_ms: float) -> AsyncIterator[bytes]:
+def pairs(number: int) -> list[list[Token]]:
+    """Return passes of two tokens each, for an answer."""
+    word = {"text": "word ", "origin": "bonus"}
+    return [[{"id": 2 * at, **word}, {"id": 2 * at + 1, **word}] for at in range(number)]
+
+
+async def events(
+    passes: Sequence[Sequence[Token]], pass_ms: float, *, breaks_off: bool
+) -> AsyncIterator[bytes]:
     """The stream of an answer, each pass at its time."""
     begun = time.monotonic()
     for number, tokens in enumerate(passes):
@@ -66,6 +74,8 @@ async def events(passes: Sequence[Sequence[Token]], pass_ms: float) -> AsyncIter
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         yield f"data: {json.dumps(chunk_of(number, tokens, pass_ms))}\n\n".encode()
+    if breaks_off:
+        raise ConnectionError
     yield b"data: [DONE]\n\n"
 
 
@@ -75,10 +85,14 @@ def faking(
     pass_ms: float = 1.0,
     *,
     plain: Sequence[Sequence[Token]] = (),
+    nodes: Sequence[dict[str, Any]] | None = None,
+    breaks_off: bool = False,
 ) -> Iterator[str]:
     """Serve the page, with these tokens for an answer; yields the URL.
 
-    plain  the answer by plain decoding
+    plain       the answer by plain decoding
+    nodes       what it tells of its nodes
+    breaks_off  its connection breaks where the answer should end
     """
 
     async def page(request: Request) -> Response:
@@ -86,19 +100,21 @@ def faking(
 
     async def answer(request: Request) -> Response:
         is_plain = not (await request.json())["speculative"]["enabled"]
-        stream = events(plain if is_plain else passes, pass_ms)
+        stream = events(plain if is_plain else passes, pass_ms, breaks_off=breaks_off)
         return StreamingResponse(stream, media_type="text/event-stream")
 
     async def models(_: Request) -> Response:
         return JSONResponse({"data": [{"id": "fake"}]})
 
     async def status(_: Request) -> Response:
-        return JSONResponse({"hung": False})
+        counts = dict.fromkeys(("open", "queued", "complete", "cancelled", "failed"), 0)
+        return JSONResponse({"hung": False, "nodes": nodes, **counts})
 
     app = Starlette(
         routes=[
             *(Route(path, page) for path in FILES),
             Route("/v1/completions", answer, methods=["POST"]),
+            Route("/v1/chat/completions", answer, methods=["POST"]),
             Route("/v1/models", models),
             Route("/status", status),
         ]

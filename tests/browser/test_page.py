@@ -21,8 +21,8 @@ NUM_COLOURS = (
     ".getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size"
 )
 FITS = "document.documentElement.scrollWidth <= innerWidth"
-HOSTILE = "<img src=x onerror=alert(1)></div><script>alert(2)</script>\x07\x1b[31m\u202e"
-SHOWN = "<img src=x onerror=alert(1)></div><script>alert(2)</script>␇␛[31m[U+202E]"
+HOSTILE = "<img src=x onerror=alert(1)></div><script>alert(2)</script>\x07\x1b[31m\u202e\u061c\xad"
+SHOWN = "<img src=x onerror=alert(1)></div><script>alert(2)</script>␇␛[31m[U+202E][U+061C][U+00AD]"
 
 
 @pytest.fixture(autouse=True)
@@ -102,13 +102,14 @@ def test_a_generation_that_is_stopped_leaves_no_text(server: Served, open_page: 
 
 def test_where_plain_decoding_differs_is_shown(open_page: Open) -> None:
     tokens = [{"id": 1, "text": text, "origin": "bonus"} for text in ("one ", "two ", "three")]
-    with faking([tokens], plain=[[*tokens[:2], {**tokens[2], "text": "<b>four</b>"}]]) as url:
+    other = {**tokens[2], "text": "<b>four\u202e</b>"}
+    with faking([tokens], plain=[[*tokens[:2], other]]) as url:
         page = open_page(url)
         generate(page)
         says(page, "Done")
         page.click("#compare")
         line = page.locator("#verdict", has_text="Different after 8 characters").text_content()
-    assert '"three" with speculation, "<b>four</b>" without' in line
+    assert '"three" with speculation, "<b>four[U+202E]</b>" without' in line
 
 
 def test_html_and_control_characters_are_text_in_prompts_and_answers(
@@ -135,7 +136,7 @@ def test_a_key_is_asked_for_and_kept_in_memory_alone(embedded: Pair, open_page: 
     with serving(embedded, key=KEY) as served:
         page = open_page(served.url)
         generate(page, max_tokens=8)
-        for key in ("not-the-key-of-this-server", KEY):
+        for key in ("not-the-key-of-this-server", "kein-Schlüssel-\u20ac", KEY):
             page.locator("#key-dialog[open]").wait_for()
             page.fill("#key", key)
             page.locator("#key-form button.main").click()

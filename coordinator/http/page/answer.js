@@ -13,18 +13,23 @@ const ORIGINS = {
 // A second drafter's drafts look like the first one's.
 const OTHER = ["model", "drafted by another drafter, accepted"];
 
-// Return a text with a visible sign for each control character. Newlines and tabs stay.
-// Characters that change the direction of text or are not seen are named by their number.
+// Control characters but newline and tab, and characters that change the direction of text, break
+// lines, or are not seen. What only chooses the form of the sign before it (in emoji) stays.
+const UNSEEN = new RegExp(
+  "(?![\\n\\t\\ufe0e\\ufe0f])[\\p{Cc}\\p{Bidi_Control}\\p{Default_Ignorable_Code_Point}"
+    + "\\u2028\\u2029\\ufff9-\\ufffb]",
+  "gu",
+);
+
+// Return a text with a visible sign for each control character; other unseen characters are named
+// by their number.
 export function visible(text) {
-  return text.replace(
-    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
-    (sign) => {
-      const code = sign.codePointAt(0);
-      if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-      if (code === 0x7f) return "\u2421";
-      return `[U+${code.toString(16).toUpperCase().padStart(4, "0")}]`;
-    },
-  );
+  return text.replace(UNSEEN, (sign) => {
+    const code = sign.codePointAt(0);
+    if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+    if (code === 0x7f) return "\u2421";
+    return `[U+${code.toString(16).toUpperCase().padStart(4, "0")}]`;
+  });
 }
 
 // Return a text on one line, for what was rejected: its layout must not be that of the answer.
@@ -112,12 +117,13 @@ export class Answer {
       made.tabIndex = this.hasMissed ? -1 : 0; // one of them is reached with Tab
       this.hasMissed = true;
       made.setAttribute("role", "note");
-      made.setAttribute("aria-label", `${part}: ${words}. Rejected here: ${rejected}`);
+      made.setAttribute("aria-label", `${visible(part)}: ${words}. Rejected here: ${rejected}`);
     }
     return made;
   }
 
   onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return; // the browser's own
     if (event.key === "Escape") this.hide();
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;

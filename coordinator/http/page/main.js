@@ -20,6 +20,7 @@ class Figures {
     this.drafted = 0;
     this.accepted = 0;
     this.passes = 0;
+    this.written = 0; // tokens of all passes
     this.since = null; // ends of the first and of the last pass, ms of the coordinator's clock
     this.until = null;
   }
@@ -39,7 +40,7 @@ class Figures {
         this.ofFirst = span.tokens;
       }
       this.until = span.end_ms;
-      this.written = (this.written ?? 0) + span.tokens;
+      this.written += span.tokens;
     }
   }
 
@@ -51,7 +52,7 @@ class Figures {
 }
 
 function percent(share) {
-  return `${Math.round(share * 100)} %`;
+  return `${Math.round(share * 100)}\u00a0%`;
 }
 
 class FiguresView {
@@ -78,7 +79,7 @@ class FiguresView {
     this.set("first", figures?.first == null ? "–" : `${figures.first.toFixed(0)} ms`);
     this.set("acceptance", figures?.drafted
       ? `${percent(figures.accepted / figures.drafted)} of ${figures.drafted}` : "–");
-    this.set("per-pass", figures?.passes ? (1 + figures.accepted / figures.passes).toFixed(2) : "–");
+    this.set("per-pass", figures?.passes ? (figures.written / figures.passes).toFixed(2) : "–");
     const overlap = this.timeline.overlap();
     this.set("overlap", overlap === null ? "–" : percent(overlap));
     const isBoth = speed !== null && plain?.speed;
@@ -136,7 +137,7 @@ const answer = new Answer(byId("answer"), byId("tip"));
 const plainAnswer = new Answer(byId("plain"), byId("tip"));
 const figuresView = new FiguresView(timeline);
 const nodes = new Nodes(byId("nodes"), byId("nodes-state"));
-let turns = []; // of the chat: {role, content}
+let turns = []; // of the chat: {role, content}; a new conversation has another array
 let running = null; // AbortController of the request that runs
 let latest = null; // {path, body, isSpeculative} of the latest generation
 
@@ -158,7 +159,7 @@ function request() {
   const prompt = byId("prompt").value;
   if (!isChat()) return { path: "/v1/completions", body: { prompt, ...settings() } };
   const messages = [...turns, { role: "user", content: prompt }];
-  return { path: "/v1/chat/completions", body: { messages, ...settings() } };
+  return { path: "/v1/chat/completions", body: { messages, ...settings() }, turns };
 }
 
 function textOf(chunk) {
@@ -183,7 +184,7 @@ async function run({ path, body }, view, figures, spansTo) {
 }
 
 function say(words, isBad = false) {
-  byId("state").textContent = words;
+  byId("state").textContent = visible(words);
   byId("state").classList.toggle("bad", isBad);
 }
 
@@ -242,7 +243,9 @@ async function generate() {
   latest = { ...asked, isComplete: true };
   setBusy(false);
   say(`Done: ${summary(figures)}.`);
-  if (isChat()) addTurns(asked.body.messages.at(-1).content, answer.text);
+  if (asked.body.messages && turns === asked.turns) {
+    addTurns(asked.body.messages.at(-1).content, answer.text);
+  }
 }
 
 // -- the comparison --------------------------------------------------------------------------------
@@ -278,7 +281,7 @@ function tellVerdict(one, other) {
     return;
   }
   const at = commonLength(one, other);
-  const after = (text) => JSON.stringify(text.slice(at, at + 24));
+  const after = (text) => visible(JSON.stringify(text.slice(at, at + 24)));
   line.textContent = `Different after ${at} characters: ${after(one)} with speculation, `
     + `${after(other)} without. That is expected only with --verify token or block, or in a type `
     + "other than float32 without --reproducible.";
@@ -289,7 +292,8 @@ function tellVerdict(one, other) {
 function addTurns(asked, said) {
   turns.push({ role: "user", content: asked }, { role: "assistant", content: said });
   showTurns();
-  byId("prompt").value = "";
+  // The next message may have been begun already.
+  if (byId("prompt").value === asked) byId("prompt").value = "";
 }
 
 function showTurns() {

@@ -37,14 +37,17 @@ export class Nodes {
         this.line.textContent = "Give the API key to see them: generate a text.";
         return; // main.js asks again once there is a key
       }
-      this.line.textContent = `The server does not answer (${error.message}).`;
+      this.line.textContent = `The nodes are not known: ${visible(error.message)}.`;
+      this.body.replaceChildren(); // what it said of its nodes may hold no longer
     }
     this.timer = setTimeout(() => this.ask(), EVERY_MS);
   }
 
   show(found) {
     if (found.hung || !found.nodes) {
-      this.line.textContent = found.hung ? "The coordinator's loop hangs." : "It is ending.";
+      this.line.textContent = found.hung
+        ? "The coordinator's loop hangs." : "The server is ending.";
+      this.body.replaceChildren();
       return;
     }
     this.body.replaceChildren(...found.nodes.map((node) => {
@@ -54,7 +57,7 @@ export class Nodes {
       health.className = `health ${node.health === "ready" ? "good" : "bad"}`;
       if (node.doing && node.doing !== node.health) health.append(`, ${visible(node.doing)}`);
       cell(row, `${node.texts} of ${node.max_texts}`);
-      cell(row, node.model.split("/").pop());
+      cell(row, node.model);
       cell(row, [node.device, node.dtype].filter(Boolean).join(", "));
       cell(row, link(node));
       return row;

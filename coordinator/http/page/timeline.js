@@ -60,7 +60,7 @@ export class Timeline {
     this.windowMs = 0; // 0: not chosen yet
     this.isChosen = false; // by the reader
     this.isSettled = false; // enough passes were seen to choose it
-    this.follows = true;
+    this.follow(true);
     this.selected = null;
     drawSoon(this);
   }
@@ -100,11 +100,10 @@ export class Timeline {
   overlap() {
     let both = 0;
     let all = 0;
-    let from = 0;
     for (const draft of this.drafts) {
       all += draft.end_ms - draft.begin_ms;
-      while (from < this.passes.length && this.passes[from].end_ms <= draft.begin_ms) from += 1;
-      for (let at = from; at < this.passes.length; at += 1) {
+      // Drafts of several drafters do not come in the order in which they began.
+      for (let at = firstAfter(this.passes, draft.begin_ms); at < this.passes.length; at += 1) {
         const pass = this.passes[at];
         if (pass.begin_ms >= draft.end_ms) break;
         both += Math.min(pass.end_ms, draft.end_ms) - Math.max(pass.begin_ms, draft.begin_ms);
@@ -175,9 +174,10 @@ export class Timeline {
     const width = canvas.clientWidth;
     if (!width) return;
     const ratio = devicePixelRatio || 1;
-    if (canvas.width !== Math.round(width * ratio) || canvas.height !== HEIGHT * ratio) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = HEIGHT * ratio;
+    const [wide, high] = [Math.round(width * ratio), Math.round(HEIGHT * ratio)];
+    if (canvas.width !== wide || canvas.height !== high) {
+      canvas.width = wide;
+      canvas.height = high;
     }
     const glides = this.place();
     const pen = canvas.getContext("2d");
@@ -252,10 +252,9 @@ export class Timeline {
 
   drawOverlap(drafts, passes) {
     this.pen.fillStyle = this.colours.both;
-    let from = 0;
     for (const draft of drafts) {
-      while (from < passes.length && passes[from].end_ms <= draft.begin_ms) from += 1;
-      for (let at = from; at < passes.length && passes[at].begin_ms < draft.end_ms; at += 1) {
+      let at = firstAfter(passes, draft.begin_ms);
+      for (; at < passes.length && passes[at].begin_ms < draft.end_ms; at += 1) {
         const begin_ms = Math.max(draft.begin_ms, passes[at].begin_ms);
         const end_ms = Math.min(draft.end_ms, passes[at].end_ms);
         if (end_ms <= begin_ms) continue;
@@ -357,6 +356,7 @@ export class Timeline {
   // -- reading it by hand ------------------------------------------------------------------------
 
   onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return; // the browser's own
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (step) this.choose(step);
     else if (event.key === "+" || event.key === "=") this.zoom(0.5);

@@ -1,10 +1,12 @@
 """What a streamed text tells of its tokens: their parts of the text, origins, rejected drafts."""
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.api.outputs import Assembly
-from coordinator.api.speculation import ShownToken, TokenTexts
+from coordinator.api.speculation import ShownToken, SpeculationPart, TokenTexts
 from coordinator.text.detokenization import Ending
 from coordinator.text.session import Emit
 from tests.coordinator.words import Words
@@ -48,6 +50,20 @@ def test_a_token_is_told_when_its_text_is_shown() -> None:
     ]
     assert shown == [[1], [], [2, 3]]
     assert [part.text for part in parts] == ["one", "", " two three"]
+
+
+def test_what_was_told_is_not_kept() -> None:
+    def num_kept() -> int:
+        gc.collect()
+        return sum(type(one) is SpeculationPart for one in gc.get_objects())
+
+    before = num_kept()
+    assembly = Assembly("p", (5,), 7, WORDS, token_texts=TokenTexts())
+    for _ in range(5):
+        assembly.push(Emit((1,), 0, 0, ()))
+    assembly.finish("length", None)
+    assert num_kept() == before
+    assert assembly.whole().outputs[0].speculation is None
 
 
 @given(

@@ -16,15 +16,17 @@ from proto.errors import ConfigurationError
 from proto.policies import PolicyName
 
 KEY = "a-key-of-enough-letters"
-STATE = {"pid": 7, "listens": "tcp://10.0.0.1:5", "logs": "/home/x", "hung": False, "nodes": []}
+NODE = {"name": "target-1", "host": "desk", "pid": 8, "model": "/home/x/models/large", "texts": 1}
+STATE = {"pid": 7, "host": "desk", "listens": "tcp://10.0.0.1:5", "logs": "/home/x", "hung": False}
 CODE = "\n".join(path.read_text("utf-8") for path in FOLDER.iterdir() if path.suffix == ".js")
 
 
 @pytest.fixture
 def client() -> TestClient:
-    """A server that wants a key and has no nodes."""
+    """A server that wants a key."""
     pair = SimpleNamespace(
-        config=SimpleNamespace(target="t"), service=SimpleNamespace(status=lambda: STATE)
+        config=SimpleNamespace(target="t"),
+        service=SimpleNamespace(status=lambda: {**STATE, "nodes": [NODE]}),
     )
     llm: Any = SimpleNamespace(pair=pair)
     rules = Rules(checks_host=True, key=KEY)
@@ -55,10 +57,13 @@ def test_host_and_origin_are_checked_for_the_page_too(client: TestClient) -> Non
     )
 
 
-def test_the_state_wants_the_key_and_names_no_process_and_no_address(client: TestClient) -> None:
+def test_the_state_wants_the_key_and_names_no_process_no_address_and_no_path(
+    client: TestClient,
+) -> None:
     assert client.get("/status").status_code == 401
     answer = client.get("/status", headers={"authorization": f"Bearer {KEY}"})
-    assert answer.json() == {"hung": False, "nodes": []}
+    node = {"name": "target-1", "model": "large", "texts": 1}
+    assert answer.json() == {"hung": False, "nodes": [node]}
 
 
 def test_every_file_in_the_folder_is_served() -> None:

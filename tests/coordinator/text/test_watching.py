@@ -88,6 +88,21 @@ def test_a_roll_back_is_when_drafts_died_and_none_leads_on() -> None:
     assert found == [False, True, False, False]
 
 
+def test_a_late_draft_below_one_that_died_is_no_second_roll_back() -> None:
+    session = watched()
+    drafted(session, PROMPT, 3, 4, now=10.01, ms=1)
+    back = spans(session, PROMPT, 9, now=10.02)[-1]
+    drafted(session, (*PROMPT, 3, 4), 5, now=10.03, ms=1)  # it was on its way
+    alone = [
+        spans(session, (*PROMPT, 9, *range(20, 20 + at)), 20 + at, now=10.04 + at)[-1]
+        for at in range(3)
+    ]
+    found = [isinstance(one, PassSpan) and one.is_roll_back for one in (back, *alone)]
+    assert found == [True, False, False, False]
+    decided = [one.decided for one in alone if isinstance(one, PassSpan)]
+    assert decided == [(), ((2, 0),), ()]
+
+
 def test_a_draft_that_is_said_again_was_no_work() -> None:
     session = watched()
     drafted(session, PROMPT, 3, now=10.01, ms=0, num_steps=0)

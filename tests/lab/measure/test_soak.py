@@ -9,7 +9,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from lab.measure.soak import Soak, has_grown, memory_kib, processes
+from lab.measure.soak import Soak, has_grown, main, memory_kib, processes
 
 
 class MadeUpServer(httpx.AsyncBaseTransport):
@@ -71,3 +71,11 @@ def test_the_memory_of_a_process_is_found() -> None:
     assert os.getpid() in processes(os.getpid())
     assert memory_kib(os.getpid()) > 1000
     assert memory_kib(2**30) == 0
+
+
+def test_a_process_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["soak", "--pid", str(2**30), "--minutes", "0"])
+    assert main() == 1
+    assert "there is no process" in capsys.readouterr().err
