@@ -125,7 +125,7 @@ def make_model(
     for attempt in range(50):
         torch.manual_seed(1000 * seed + attempt)
         model = kind.from_config(config).float().eval()
-        _widen(model, scale * GAINS.get(architecture, 2.0), 1000 * seed + attempt)
+        widened(model, scale * GAINS.get(architecture, 2.0), 1000 * seed + attempt)
         if architecture not in SUPPORTED or scale != 1.0 or _num_distinct(model) >= MIN_DISTINCT:
             break
     torch.set_rng_state(random_state)
@@ -185,8 +185,8 @@ def make_overflowing_llama(folder: Path, out: Path, token: int) -> Path:
     return out
 
 
-def _widen(model: Any, gain: float, seed: int) -> None:
-    """Draw every weight matrix anew: matrices by `gain`, logits with a deviation of about gain.
+def widened(model: Any, gain: float, seed: int) -> Any:
+    """Draw every weight matrix anew, with logits of a deviation of about `gain`; return the model.
 
     Tied embeddings are kept small: they would otherwise make the last token the likeliest next one.
     """
@@ -201,6 +201,7 @@ def _widen(model: Any, gain: float, seed: int) -> None:
             if weight.dim() >= 2:
                 spread = spreads.get(id(weight), gain * min(weight.shape[-2:]) ** -0.5)
                 weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
+    return model
 
 
 def _num_distinct(model: Any) -> int:

@@ -72,6 +72,11 @@ _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
         *("olmo3", "vaultgemma"),
     ),
 }
+# Model types with sliding windows that run with texts no longer than the window.
+_UP_TO_WINDOW = {
+    *("cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "ministral", "mistral", "mixtral"),
+    *("olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2", "vaultgemma"),
+}
 # Model type -> attention window (tokens) of every layer where config.json has no `sliding_window`.
 _WINDOWS: Mapping[str, int] = {"ministral": 4096, "mistral": 4096}
 # Model types whose `sliding_window` counts only with `use_sliding_window` -> the first layer that
@@ -145,7 +150,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
 
 def _why_not(kind: str, text: Stated) -> str | None:
     """Return the feature that this engine cannot run, worded to follow "<kind> has", or None."""
-    kinds = {kind, str(text.get("model_type"))}
+    kinds = {kind, str(text.get("model_type", kind))}
     for why, names in _ALWAYS.items():
         if not kinds.isdisjoint(names):
             return why
@@ -154,7 +159,7 @@ def _why_not(kind: str, text: Stated) -> str | None:
     if not kinds.isdisjoint(_ENCODERS) and text.get("is_decoder") is not True:
         return "a view of the whole text at once (is_decoder is not true)"
     types = set(_types_of(kinds, text)) - _PLAIN
-    if types & _SLIDING:
+    if types & _SLIDING and not kinds <= _UP_TO_WINDOW:
         tokens = text.get("sliding_window") or _default_window(kinds)
         of = f" ({tokens} tokens)" if type(tokens) is int else ""
         return f"sliding-window attention{of}, which a rolled-back tree would break"
@@ -162,10 +167,25 @@ def _why_not(kind: str, text: Stated) -> str | None:
         return CHUNKED
     if types & _WITH_STATE:
         return RECURRENT
+    types -= _SLIDING
     if types:
         named = ", ".join(sorted(types))
         return f"layers of type {named}, which do not keep a key and value per token"
     return None
+
+
+def window_of(kind: str, text: Stated) -> int | None:
+    """Return the attention window (tokens) of a model that runs up to that length; None: none.
+
+    No text is longer than the window, so every layer attends to all of it, as under full attention.
+
+    kind  model_type of the whole model; `text` describes the language model
+    """
+    kinds = {kind, str(text.get("model_type", kind))}
+    if not kinds <= _UP_TO_WINDOW or not _SLIDING & set(_types_of(kinds, text)):
+        return None
+    window = text.get("sliding_window") or _default_window(kinds)
+    return window if type(window) is int else None
 
 
 def _has_encoder(kind: str, stated: Stated) -> bool:

@@ -336,7 +336,7 @@ def load_model(
         model=model,
         name=name,
         vocab_size=vocab_size,
-        max_model_len=max_model_len(name, text_config),
+        max_model_len=longest_text(name, text_config),
         eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
         num_layers=int(text_config.num_hidden_layers),
         hidden_size=int(text_config.hidden_size),
@@ -430,6 +430,20 @@ def max_model_len(name: str, config: Any) -> int:
     if not isinstance(rope, dict) or rope.get("rope_type") not in ("longrope", "dynamic"):
         return limit
     return min(limit, int(rope.get("original_max_position_embeddings") or limit))
+
+
+def longest_text(name: str, config: Any) -> int:
+    """Return the most tokens of a text of a model with this transformers configuration.
+
+    It is `max_model_len`, or the attention window if that is shorter: the masks of this engine are
+    those of full attention, and a text that is no longer than the window is seen as a whole.
+
+    Raises:
+        ModelError: the configuration names no limit.
+    """
+    longest = max_model_len(name, config)
+    window = families.window_of(str(config.model_type), config.to_dict())
+    return longest if window is None else min(longest, window)
 
 
 def _read_config(path: Path, stated: Object) -> Any:

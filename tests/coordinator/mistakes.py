@@ -175,7 +175,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--target", "~/t5"], "~/t5: it is an encoder-decoder model; use a decoder-only one"),
     (
         ["a", "--target", "~/sliding"],
-        "~/sliding: mistral has sliding-window attention (4096 tokens), which a rolled-back tree "
+        "~/sliding: afmoe has sliding-window attention (4096 tokens), which a rolled-back tree "
         "would break; " + FULL,
     ),
     (

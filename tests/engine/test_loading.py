@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from coordinator.api.models.lengths import longest_of
 from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in, pin, torch_device
 from engine.errors import EngineError, ModelError
@@ -55,10 +56,6 @@ def test_what_a_model_says_of_itself(architecture: str, load: Load) -> None:
 @pytest.mark.parametrize(
     ("architecture", "why"),
     [
-        ("gemma2", "gemma2 has sliding-window attention (16 tokens)"),
-        ("gemma3", "gemma3_text has sliding-window attention (16 tokens)"),
-        ("mistral_window", "mistral has sliding-window attention (16 tokens)"),
-        ("qwen2_window", "qwen2 has sliding-window attention (4096 tokens)"),
         ("mamba", "mamba has recurrent layers, whose state cannot be rolled back"),
         ("bloom", "bloom has ALiBi position biases"),
         ("falcon_alibi", "falcon has ALiBi position biases"),
@@ -70,6 +67,18 @@ def test_architectures_that_cannot_be_rolled_back_are_refused(
     architecture: str, why: str, folder: Folder
 ) -> None:
     assert refusal(folder(architecture)).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "longest"),
+    [("gemma2", 16), ("gemma3", 16), ("mistral_window", 16), ("qwen2_window", 1024)],
+)
+def test_texts_of_a_model_with_a_window_are_no_longer_than_the_window(
+    architecture: str, longest: int, folder: Folder
+) -> None:
+    loaded = load_model(str(folder(architecture)), dtype="float32")
+    assert loaded.max_model_len == longest
+    assert longest_of(str(folder(architecture)), None) == longest
 
 
 def test_a_model_that_runs_but_attends_otherwise_is_found_out(load: Load) -> None:

@@ -27,8 +27,8 @@ REFUSED = {
     "llama4": "chunked attention",
     "minimax": "recurrent layers",
     "gpt_neo": "an attention mask of its own",
-    "gemma2": "sliding-window attention",
-    "mistral": "sliding-window attention (4096 tokens)",
+    "cohere2_moe": "sliding-window attention",
+    "gemma3n": "sliding-window attention",
     "qwen3_5": "recurrent layers",
     "deepseek_v32": "sparse attention",
     "roberta": "positions that it counts itself",
@@ -37,7 +37,19 @@ REFUSED = {
     "blt": "patches of bytes",
     "mpt": "ALiBi position biases",
 }
-RUN = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt2", "phi3", "deepseek_v3", "glm4_moe")
+RUN = (
+    "llama",
+    "mistral",
+    "gemma2",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mixtral",
+    "gpt2",
+    "phi3",
+    "deepseek_v3",
+    "glm4_moe",
+)
 
 
 def causal_kinds() -> list[str]:
@@ -96,11 +108,12 @@ def test_a_family_that_works_is_not_refused(kind: str) -> None:
     ("stated", "is_refused"),
     [
         ({"model_type": "mistral", "sliding_window": None}, False),
-        ({"model_type": "mixtral", "sliding_window": 512}, True),
+        ({"model_type": "mixtral", "sliding_window": 512}, False),
         ({"model_type": "qwen2", "sliding_window": 512}, False),
         ({"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": 28}, False),
-        ({"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": 29}, True),
-        ({"model_type": "qwen3_moe", "use_sliding_window": True, "sliding_window": 64}, True),
+        ({"model_type": "qwen2", "use_sliding_window": True, "num_hidden_layers": 29}, False),
+        ({"model_type": "qwen3_moe", "use_sliding_window": True, "sliding_window": 64}, False),
+        ({"model_type": "afmoe", "sliding_window": 64}, True),
         ({"model_type": "gemma2", "layer_types": ["full_attention"] * 26}, False),
         ({"model_type": "llama4_text", "layer_types": ["full_attention"] * 48}, False),
         ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32}, True),
