@@ -1,9 +1,7 @@
 """The longest text that a target can take, and the messages where memory allows less."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from coordinator.api.config import PairConfig
+from coordinator.api.models.folders import window_of
 from coordinator.api.models.heads import find_config, read
 from proto.messages import MAX_TEXT_LEN, Hello
 
@@ -19,7 +17,7 @@ def longest_of(model: str, revision: str | None) -> int | None:
     """
     path = find_config(model, revision)
     config = {} if path is None else read(path)
-    window = _window_of(config)
+    window = window_of(config)
     if isinstance(inner := config.get("text_config"), dict):
         config = inner
     lengths = [config[name] for name in LENGTHS if type(config.get(name)) is int]
@@ -32,15 +30,6 @@ def longest_of(model: str, revision: str | None) -> int | None:
     if window is not None and type(limit) is int:
         limit = min(limit, window)
     return min(limit, MAX_TEXT_LEN) if type(limit) is int else None
-
-
-def _window_of(config: Mapping[str, Any]) -> int | None:
-    """Return the attention window of a model that texts may not exceed, by its config.json."""
-    from engine.checkpoint import families
-
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
-    return families.window_of(str(config.get("model_type")), text)
 
 
 def too_long(config: PairConfig, num_tokens: int, max_len: int, *, has_heads: bool = False) -> str:
@@ -80,7 +69,7 @@ def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs
     longest, limit = target.max_model_len, longest_of(config.target, config.target_revision)
     lines = []
     path = find_config(config.target, config.target_revision)
-    if path is not None and longest == _window_of(read(path)):
+    if path is not None and longest == window_of(read(path)):
         lines.append(f"texts have at most {longest} tokens: the target's attention has that window")
     if limit is not None and longest < limit and not config.reproducible:
         why = "" if target.heads else f": memory is kept for {num_seqs} at once"
