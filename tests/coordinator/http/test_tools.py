@@ -209,3 +209,10 @@ def test_templates_get_the_tools_and_the_arguments_of_earlier_calls_as_dicts() -
     said = body.conversation()[1]
     assert said["content"] is None
     assert said["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+def test_a_schema_counts_its_characters_alike_in_openais_words_and_in_vllms() -> None:
+    schema = {"enum": ["é" * 30_000]}
+    openai = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    form = chat(response_format=openai).form()
+    assert form == chat(structured_outputs={"json": schema}).form()
