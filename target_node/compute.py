@@ -7,7 +7,7 @@ from engine.layout.slots import Feed
 from node.follower import SharedAction
 from proto.messages import Logprobs, Open, Proposal, Rule
 
-NO_TOKEN = -1  # no choice: the logits are not finite
+NO_TOKEN = -1  # no choice: the logits are not finite, or the grammar cannot be followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,15 @@ class Outcome:
     """The result of a pass for one of its texts.
 
     tokens        the target's choice at each row that was asked, NO_TOKEN if its logits are not
-                  finite; of a judged pass, the accepted drafts, and the token after them if there
-                  is one
+                  finite or its grammar cannot be followed there; of a judged pass, the accepted
+                  drafts, and the token after them if there is one
     num_accepted  of a judged pass: how many drafts were accepted
     logprobs      if wanted: of those tokens, as far as they can be committed, or of the prompt's
                   tokens that were to be scored
     features      if wanted: of the committed rows, and of the accepted drafts
-    was_repeated  True: some logits were not finite, so the part was computed again row by row
-    failure       what people are told if there was not enough memory, and nothing was computed
+    was_repeated  True: some rows have no choice, or the part was computed again row by row to know
+    failure       what people are told if there was not enough memory, and nothing was computed, or
+                  if the text's grammar cannot be followed
     is_cause      True: the pass had only this text, so the failure is its own fault
     bad_at        if not None, the text cannot go on with its cache: position of the token whose row
                   is at fault, as far as is known

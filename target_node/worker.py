@@ -126,11 +126,11 @@ class Worker:
     def _outcome_if_finite(self, part: Part, logits: torch.Tensor) -> Outcome | None:
         """Return the outcome by the logits [n, V] of one text; None if some are not finite."""
         try:
-            return self._outcome(part, logits)
+            return self._outcome_as_far_as_held(
+                part, Again(logits, (True,) * max(1, part.num_asked), None)
+            )
         except NotFinite:
             return None
-        except GrammarError as error:
-            return _stuck(error)
 
     def _again(self, part: Part, num_asked: int, layers: Layers) -> Outcome:
         """Compute a text's rows again, one by one, and return the outcome.
@@ -142,20 +142,48 @@ class Worker:
         if again.culprit is not None:
             return replace(bad, bad_at=again.culprit)
         try:
-            if all(again.is_good):
-                outcome = self._outcome(part, again.logits)
-            elif part.judge is not None:
-                outcome = self._outcome_of_chain(part, part.judge, again)
-            else:
-                outcome = self._outcome_of_tree(part, again)
+            outcome = self._outcome_as_far_as_held(part, again)
         except NotFinite:  # finite logits may have been made infinite, for example by biases
             return bad
-        except GrammarError as error:
-            return _stuck(error)
         outcome = replace(outcome, was_repeated=True)
         if again.features is None:
             return outcome
         return _with_features(part, outcome, again.features)
+
+    def _outcome_as_far_as_held(self, part: Part, rows: Again) -> Outcome:
+        """Return the outcome by the good rows after which the text's grammar can be followed.
+
+        What cannot be followed behind a draft ends no text: alone, the target may never come there.
+        If the draft is right, the next pass begins with it and finds the same. Raises NotFinite.
+        """
+        try:
+            return self._outcome_of_good(part, rows)
+        except GrammarError as error:
+            paths = part.paths()
+            is_good = tuple(
+                good and self._can_follow(part, rows.logits[row : row + 1], paths[row])
+                for row, good in enumerate(rows.is_good)
+            )
+            if not is_good[0]:
+                return _stuck(error)
+            outcome = self._outcome_of_good(part, replace(rows, is_good=is_good))
+            return replace(outcome, was_repeated=True)
+
+    def _can_follow(self, part: Part, logits: torch.Tensor, path: tuple[int, ...]) -> bool:
+        """True if the text's grammar has a mask for the row with these logits [1, V]."""
+        try:
+            self._processed(logits, part, [path])
+        except GrammarError:
+            return False
+        return True
+
+    def _outcome_of_good(self, part: Part, rows: Again) -> Outcome:
+        """Return the outcome by the good rows. Raises NotFinite, GrammarError."""
+        if all(rows.is_good):
+            return self._outcome(part, rows.logits)
+        if part.judge is not None:
+            return self._outcome_of_chain(part, part.judge, rows)
+        return self._outcome_of_tree(part, rows)
 
     def _outcome_of_chain(self, part: Part, wanted: Judge, again: Again) -> Outcome:
         """Return the outcome of a chain, judged up to the first draft whose row is bad.
@@ -184,7 +212,7 @@ class Worker:
         return Outcome(tuple(tokens), None, _logprobs(again.logits, tokens, part))
 
     def _outcome(self, part: Part, logits: torch.Tensor) -> Outcome:
-        """Return the outcome by the logits [n, V] of one text. Raises NotFinite."""
+        """Return the outcome by the logits [n, V] of one text. Raises NotFinite, GrammarError."""
         tokens: tuple[int, ...] = ()
         num_accepted: int | None = None
         spec = part.opened.sampling
@@ -237,7 +265,7 @@ def _rows_asked_of(part: Part) -> range:
 
 def _with_features(part: Part, outcome: Outcome, features: torch.Tensor) -> Outcome:
     """Return the outcome with the features of the rows on the text, out of features [n, F]."""
-    if not part.layers:
+    if not part.layers or outcome.failure:
         return outcome
     rows = rows_on_text(part, outcome)
     there = features[: len(rows)] if rows[-1] == len(rows) - 1 else _picked(features, rows)

@@ -4,12 +4,14 @@ An object that requires a property of its own kind is such a schema. A grammar o
 next token and never the end, so that each answer would be cut off.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
 Ends = Mapping[str, bool]  # by $ref: whether some finite text fits what it points at
 REF = "$ref"
+LONGEST_INDEX = 8  # digits
 
 
 def has_an_end(schema: Any) -> bool:
@@ -51,23 +53,30 @@ def _pointed_at(root: Any, name: str) -> tuple[bool, Any]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict) and key in found:
             found = found[key]
-        elif isinstance(found, list) and key.isascii() and key.isdigit() and int(key) < len(found):
-            found = found[int(key)]
+        elif isinstance(found, list) and (index := _index(key)) < len(found):
+            found = found[index]
         else:
             return False, None
     return True, found
+
+
+def _index(key: str) -> int:
+    """Return the place in a list that a part of a pointer names; one behind every list if none."""
+    is_short = key.isascii() and key.isdigit() and len(key) < LONGEST_INDEX
+    return int(key) if is_short else sys.maxsize
 
 
 def _ends(schema: Any, ends: Ends) -> bool:
     """True if some finite text fits the schema, where references end as `ends` says."""
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return True
-    if not ends.get(schema.get(REF, ""), True):
+    name = schema.get(REF)
+    if isinstance(name, str) and not ends.get(name, True):
         return False
     if not all(_ends(part, ends) for part in _listed(schema.get("allOf"))):
         return False
-    for name in ("anyOf", "oneOf"):
-        if name in schema and not any(_ends(part, ends) for part in _listed(schema[name])):
+    for choice in ("anyOf", "oneOf"):
+        if choice in schema and not any(_ends(part, ends) for part in _listed(schema[choice])):
             return False
     kinds = schema.get("type")
     match [kinds] if isinstance(kinds, str) else kinds:

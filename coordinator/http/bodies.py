@@ -76,7 +76,10 @@ class ResponseFormat(BaseModel):
             return StructuredOutputsParams(json_object=True)
         if self.json_schema is None or self.json_schema.schema_ is None:
             raise ConfigurationError("response_format: json_schema.schema is missing; give it")
-        return StructuredOutputsParams(json=json.dumps(self.json_schema.schema_))
+        schema = self.json_schema.schema_
+        return StructuredOutputsParams(
+            json=json.dumps(schema) if isinstance(schema, bool) else schema
+        )
 
 
 class Common(BaseModel):

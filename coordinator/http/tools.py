@@ -71,13 +71,11 @@ class Tools:
             (name,) = self.schemas
             return [Call(name, answer)]
         text = answer.strip()
-        if OPEN in text:
-            before, *parts = text.split(OPEN)
-            values = [_value(part.split(CLOSE)[0]) for part in parts]
-            made = [_call(value) for value in values]
-            return [] if before.strip() else self._known(made)
-        value = _value(text)
-        return self._known([_call(one) for one in (value if isinstance(value, list) else [value])])
+        values = _between_tags(text) if text.startswith(OPEN) else [_value(text)]
+        listed = [
+            one for value in values for one in (value if isinstance(value, list) else [value])
+        ]
+        return self._known([_call(one) for one in listed])
 
     def may_be_calls(self, beginning: str) -> bool:
         """True if an answer that begins so may turn out to be calls, under auto or required."""
@@ -169,6 +167,27 @@ def _moved(schema: Any, place: str) -> Any:
     }
 
 
+def _between_tags(text: str) -> list[Any]:
+    """Return the JSON values of a text that begins with a tag; [None] if it has another form.
+
+    Tags within the strings of a value are part of it. The last closing tag may be missing.
+    """
+    values: list[Any] = []
+    text = text.removeprefix(OPEN)
+    while text.strip():
+        text = text.lstrip()
+        try:
+            value, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            return [None]
+        values.append(value)
+        behind = text[end:].lstrip()
+        if behind and not behind.startswith(CLOSE):
+            return [None]
+        text = behind.partition(OPEN)[2]  # what stands between two calls is no part of either
+    return values
+
+
 def _value(text: str) -> Any:
     """Return the JSON value of a text; None if it is none."""
     try:
@@ -184,7 +203,21 @@ def _call(value: Any) -> Call | None:
     arguments = next((value[key] for key in ARGUMENTS if key in value), None)
     if not isinstance(arguments, dict):
         return None
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return Call(value["name"], _as_text(arguments))
+
+
+def _as_text(arguments: dict[str, Any]) -> str:
+    """Return the arguments as JSON text; half of a surrogate pair stays the escape that it was."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    return text if text.isascii() or _is_unicode(text) else json.dumps(arguments)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def new_id() -> str:

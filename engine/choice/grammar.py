@@ -24,7 +24,7 @@ import torch
 
 from engine.choice.path import Path
 from engine.choice.sampling import Floats
-from engine.choice.vocabulary import Vocabulary, check
+from engine.choice.vocabulary import NO_WAY_BACK, Vocabulary, check
 from engine.device import send
 from engine.errors import GrammarError
 
@@ -82,6 +82,13 @@ class GrammarMask:
         What is too complex with a matcher that has been in use is tried with a new one: the limits
         count what all matchers of a grammar have worked out together.
         """
+        mask = self._mask_of(path)
+        if not _unpacked(mask, self._vocab_size).any():
+            raise GrammarError("no token may follow the text so far")
+        return mask
+
+    def _mask_of(self, path: Path) -> npt.NDArray[np.uint8]:
+        """Return the mask of one position, as bytes, also if it allows no token."""
         try:
             return self._mask_once(path)
         except GrammarError:
@@ -117,8 +124,8 @@ class GrammarMask:
         while same < min(len(self._passed), len(answer)) and self._passed[same] == answer[same]:
             same += 1
         if same < len(self._passed):
-            moved_back = self._matcher.rollback(len(self._passed) - same)
-            assert moved_back
+            if not self._matcher.rollback(len(self._passed) - same):
+                raise GrammarError(NO_WAY_BACK)
             del self._passed[same:]
         for index in range(same, len(answer)):
             token = answer[index]
@@ -178,7 +185,9 @@ def masked_there(words: Words, rows: torch.Tensor) -> torch.Tensor:
     return rows.masked_fill(~is_allowed, -torch.inf)
 
 
-def _unpacked(words: npt.NDArray[np.int32], size: int) -> npt.NDArray[np.bool_]:
+def _unpacked(
+    words: npt.NDArray[np.int32] | npt.NDArray[np.uint8], size: int
+) -> npt.NDArray[np.bool_]:
     """Return the first `size` bits of one packed mask."""
     bits = np.unpackbits(words.view(np.uint8), count=size, bitorder="little")
     return bits.view(np.bool_)

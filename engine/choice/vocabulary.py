@@ -25,6 +25,12 @@ WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 # failed in the middle of a text.
 FUEL, STEP_FUEL, MAX_ITEMS = 200_000, 50_000, 20_000
 MAX_KEPT = 32  # grammars that stay compiled
+# Said of rules with max_tokens or stop, whose matchers cannot follow drafts and leave them again.
+NO_WAY_BACK = "a rule has max_tokens or stop; leave them out"
+# Added to rules that name tokens by number. Where such a token alone may come, the library takes
+# the digits of its number for text that is certain to follow, and a matcher that is moved back to
+# this place goes on in the middle of the number.
+TOKEN_BY_NUMBER, NO_FORCING = "<[", '\n%llguidance {"no_forcing": true}\n'
 LONGEST_REASON = 56  # characters of the library's reason that are shown
 # How some of the library's reasons begin, and what is said instead.
 IN_OUR_WORDS = {
@@ -114,6 +120,10 @@ class Vocabulary:
             token = (allowed & -allowed).bit_length() - 1  # the first one; END is the last
             if token == self.size:
                 return
+            num_taken = matcher.try_consume_tokens([token])
+            check(matcher)
+            if not matcher.rollback(num_taken):
+                raise GrammarError(NO_WAY_BACK)
             matcher.try_consume_tokens([token])
             check(matcher)
 
@@ -180,7 +190,10 @@ def of_lark(rules: str) -> str:
     from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
     try:
-        return str(_library().grammar_from_lark(any_to_lark(rules)))
+        lark = any_to_lark(rules)
+        if TOKEN_BY_NUMBER in lark:
+            lark += NO_FORCING  # the last such line holds
+        return str(_library().grammar_from_lark(lark))
     except (GbnfToLarkError, ValueError, LookupError, RecursionError) as error:
         raise GrammarError(_short(str(error))) from error
 

@@ -77,6 +77,8 @@ DEFS: dict[str, Any] = {
         ({"$ref": "http://elsewhere/x"}, True),
         ({"properties": {"a": {"$ref": "#"}}, "type": "object", "required": 3}, True),
         ({"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["a"]}, False),
+        ({"examples": [{"$ref": "#/x"}], "x": {"$ref": [1]}}, True),
+        ({"examples": [{"$ref": "#/examples/" + "9" * 5000}]}, True),
     ],
 )
 def test_a_schema_whose_texts_never_end_is_found(schema: Any, expected: bool) -> None:  # noqa: FBT001
@@ -114,6 +116,7 @@ DEEP = '{"items":' * 5000 + "{}" + "}" * 5000
         ({"regex": "\ud800"}, "not valid Unicode"),
         ({"grammar": "start: foo"}, "unknown name"),
         ({"grammar": "(" * 5000}, "cannot be used"),
+        ({"grammar": 'start: a "b"\na[max_tokens=2]: /a+/'}, "max_tokens or stop"),
         ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "nested"),
     ],
 )

@@ -68,6 +68,8 @@ def test_a_wrong_request_is_refused_in_one_line(tools: Any, choice: Any, words: 
 
 ONE = '{"name": "weather", "arguments": {"city": "Köln"}}'
 WANTED = Call("weather", '{"city": "Köln"}')
+TAGS = Call("weather", '{"city": "<tool_call>"}')
+END_TAGS = Call("weather", '{"city": "</tool_call>"}')
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,13 @@ WANTED = Call("weather", '{"city": "Köln"}')
         ('{"name": "weather"}', []),
         ('{"name": 1, "arguments": {}}', []),
         ("[" * 5000, []),
+        (f"<tool_call>[{ONE}, {ONE}]</tool_call>", [WANTED, WANTED]),
+        (f"<tool_call>{ONE}</tool_call> and <tool_call>{ONE}</tool_call> so", [WANTED, WANTED]),
+        (f"<tool_call>{ONE} and</tool_call>", []),
+        (ONE.replace("Köln", "<tool_call>"), [TAGS]),
+        (f"[{ONE.replace('Köln', '<tool_call>')}]", [TAGS]),
+        (f"<tool_call>{ONE.replace('Köln', '</tool_call>')}</tool_call>", [END_TAGS]),
+        (ONE.replace("Köln", "\\ud800"), [Call("weather", '{"city": "\\ud800"}')]),
     ],
 )
 def test_calls_in_a_whole_answer(answer: str, calls: list[Call]) -> None:
@@ -200,3 +209,10 @@ def test_templates_get_the_tools_and_the_arguments_of_earlier_calls_as_dicts() -
     said = body.conversation()[1]
     assert said["content"] is None
     assert said["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+def test_a_schema_counts_its_characters_alike_in_openais_words_and_in_vllms() -> None:
+    schema = {"enum": ["é" * 30_000]}
+    openai = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    form = chat(response_format=openai).form()
+    assert form == chat(structured_outputs={"json": schema}).form()

@@ -255,6 +255,8 @@ def test_the_coupled_choice_is_always_one_that_the_grammar_allows() -> None:
         (of_lark('start: "a" foo'), 'unknown name: "foo"'),
         (of_json_schema('{"$ref":"#"}'), "no text fits it"),
         (of_regex("((((a{50}){50}){50}){50}){50}"), "too many expressions"),
+        (of_lark('start: a "b"\na[max_tokens=2]: /a+/'), "leave them out"),
+        (of_lark('start: a "b"\na[stop="x"]: /a+/'), "leave them out"),
     ],
 )
 def test_a_bad_grammar_is_refused_in_a_few_words(grammar: str, reason: str) -> None:
@@ -275,6 +277,35 @@ def test_what_other_answers_have_worked_out_makes_no_grammar_too_complex() -> No
     mask = mask_of("(((((a{50}){50}){50}){50}){50})")
     found = [mask.masks([Path([7], 1, path)])[0, 0] for path in ((), (1,), (), (1, 8), ())]
     assert found == [1 << 8] * 5
+
+
+def test_a_matcher_that_cannot_go_back_is_made_anew() -> None:
+    """A node gets no such grammar from its coordinator, and would not fall over one."""
+    mask = GrammarMask(VOCABULARY, of_lark('start: a "b"\na[max_tokens=2]: /a+/'), [END], VOCAB)
+    found = [mask.masks([Path([7], 1, path)])[0, 0] for path in ((), (1,), (), (1, 1), (1,))]
+    assert found == [found[0], found[1], found[0], 1 << 2, found[1]]
+
+
+@pytest.mark.parametrize("before", ["", '%llguidance {"no_forcing": false}\n'])
+def test_a_token_by_its_number_is_left_again_with_the_same_masks(before: str) -> None:
+    mask = GrammarMask(VOCABULARY, of_lark(f'{before}start: "a" <[9]> "b"'), [END], VOCAB)
+    paths = ((), (1,), (1, 9), (1,), (1, 9, 2), (1,), ())
+    assert [kept_by(mask, path) for path in paths] == [{1}, {9}, {2}, {9}, {END}, {9}, {1}]
+
+
+def test_where_no_token_may_follow_the_grammar_says_so() -> None:
+    mask = GrammarMask(VOCABULARY, of_lark(f'start: "a" <[{END}]> "b"'), [END], VOCAB)
+    assert kept_by(mask, ()) == {1}
+    with pytest.raises(GrammarError, match="no token may follow"):
+        mask.masks([Path([7], 1, (1,))])
+    assert kept_by(mask, ()) == {1}
+
+
+def kept_by(mask: GrammarMask, path: tuple[int, ...]) -> set[int]:
+    """The tokens that a processor allows after a path."""
+    row = np.zeros(VOCAB, dtype=np.float32)
+    mask(Path([7], 1, path), row)
+    return kept(row)
 
 
 class Stuck:
