@@ -64,7 +64,7 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
 SIMULATED = ("--simulate-target-ms", "12", "--simulate-draft-ms", "3")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_on_devices_a_model_takes_its_whole_time_and_all_adds_up() -> None:
     options = ("--policy", "tree", "--max-tokens", "24", *SIMULATED)
     report = json.loads(run(*options, "--json"))

@@ -137,7 +137,7 @@ def test_the_usual_code_does_what_the_engine_and_the_exact_rule_do(num_drafts: i
 # -- large pairs -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_plan_predicts_of_large_shapes_what_the_page_says() -> None:
     made = [
         tuple(round(large_pairs.gain(policy, case), 1) for policy in ("sync", "auto"))

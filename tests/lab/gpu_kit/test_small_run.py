@@ -21,7 +21,7 @@ def rehearse(tmp_path: Path, *options: str) -> "subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_part_runs_once_and_its_report_is_written(tmp_path: Path) -> None:
     ended = rehearse(tmp_path, "--part", "4")
     assert ended.returncode == 0, ended.stdout + ended.stderr
