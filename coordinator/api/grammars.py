@@ -1,41 +1,55 @@
 """Makes grammars of what requests want, and refuses what is wrong, endless or too large.
 
-Every grammar is compiled here, with the code of the nodes, before a text is sent. That happens in
-the thread of whoever asks, never in the service's thread. Loaded by the first such request.
+Every grammar is compiled by a process of its own (`compiling.py`) before a text is sent, and that
+process is ended if it takes too long. Whoever asks waits for it, never the service's thread. Loaded
+by the first request that wants a grammar.
 """
 
 import json
+import os
+import select
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from coordinator.api.endless import has_an_end
 from coordinator.api.structured import NAME, StructuredOutputsParams
-from engine.choice import vocabulary
-from engine.choice.vocabulary import PACKAGE, Vocabulary
-from engine.errors import GrammarError
-from proto.errors import ConfigurationError
-from proto.installation import missing
-from proto.messages import MAX_GRAMMAR_LEN
+from proto.errors import BusyError, ConfigurationError
+from proto.installation import ROOT, missing
 
-# Seconds of this thread's own CPU time that compiling may take. What takes longer would take the
-# nodes as long, and other texts would wait for them.
-COMPILE_S = 0.5
-NUM_TRIED = 16  # tokens of an answer that are tried out: some grammars fail after the first one
+PACKAGE = "llguidance"
+# Most seconds of processor time for a grammar: more than the process itself allows (COMPILE_S), for
+# what cannot be interrupted there. And most seconds, also on a busy machine.
+PROCESSOR_S, ANSWER_S = 0.9, 10.0
+LOOK_S = 0.05  # how often the processor time is looked at
+START_S = 30.0  # until the process is ready
+QUEUE_S = 5.0  # how long a request waits until others' grammars are compiled
 MAX_CHECKED = 256  # grammars that are not checked again
+_READ_BYTES = 1 << 16
 
 
 class Grammars:
-    """Compiles the grammars of requests for one target, and keeps what it has checked."""
+    """Checks the grammars of requests for one target, and keeps what it has checked.
+
+    tokenizer  the target's, whose special tokens a grammar may name
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary: Vocabulary | None = None
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._compiler = Compiler([one.content for one in added if one.special])
         self._checked = lru_cache(MAX_CHECKED)(self._check)
 
     def of(self, wanted: StructuredOutputsParams) -> str:
-        """Return the grammar for the nodes, as llguidance writes it. Raises ConfigurationError."""
+        """Return the grammar for the nodes, as llguidance writes it.
+
+        Raises ConfigurationError, and BusyError: others' grammars take too long.
+        """
         kind, source = wanted.kind, wanted.source
         try:
             source.encode()
@@ -43,39 +57,123 @@ class Grammars:
             raise ConfigurationError(f"{NAME}: {kind} is not valid Unicode") from error
         return self._checked(kind, source, wanted.disable_any_whitespace)
 
+    def close(self) -> None:
+        """End the process. May be called twice."""
+        self._compiler.close()
+
     def _check(self, kind: str, source: str, is_compact: bool) -> str:  # noqa: FBT001
-        """Return the grammar once it is compiled. Raises ConfigurationError."""
-        try:
-            known = self._vocabulary or vocabulary.byte_vocabulary(self._tokenizer)
-            self._vocabulary = known
-            grammar = _written(kind, source, is_compact=is_compact)
-            began = time.thread_time()
-            known.try_out(grammar, NUM_TRIED)
-            took_s = time.thread_time() - began
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(f"{NAME} needs {missing(PACKAGE, 'structured')}") from error
-        except GrammarError as error:
-            raise ConfigurationError(f"{NAME}: {kind} cannot be used: {error}") from error
-        if len(grammar) > MAX_GRAMMAR_LEN or took_s > COMPILE_S:
+        """Return the grammar once it is compiled. Raises ConfigurationError, BusyError."""
+        if find_spec(PACKAGE) is None:
+            raise ConfigurationError(f"{NAME} needs {missing(PACKAGE, 'structured')}")
+        answer = self._compiler.ask([kind, source, is_compact])
+        if answer is None:
             raise ConfigurationError(f"{NAME}: {kind} is too complex; make it simpler")
-        if kind == "json" and not has_an_end(json.loads(source)):
-            raise ConfigurationError(
-                f"{NAME}: no JSON text fits this schema: what it requires never ends"
+        if "error" in answer:
+            raise ConfigurationError(f"{NAME}: {kind} {answer['error']}")
+        return answer["grammar"]
+
+
+class Compiler:
+    """The process that compiles grammars, one after another; started when it is needed."""
+
+    def __init__(self, special: Sequence[str]) -> None:
+        self._special = list(special)
+        self._lock = threading.Lock()  # held by whoever waits for an answer
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+
+    def ask(self, wanted: Sequence[object]) -> dict[str, str] | None:
+        """Return the process's answer; None: it took too long, and was ended.
+
+        Raises BusyError, and ConfigurationError: the process cannot be started.
+        """
+        if not self._lock.acquire(timeout=QUEUE_S):
+            raise BusyError("other grammars are being compiled; try again later")
+        try:
+            process = self._process
+            if process is None or process.poll() is not None:
+                process = self._process = self._started()
+            line = self._said(process, wanted, ANSWER_S, PROCESSOR_S)
+        finally:
+            self._lock.release()
+        if line is None:
+            return None
+        answer: dict[str, str] = json.loads(line)
+        return answer
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "coordinator.api.compiling"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal is for the coordinator alone
             )
-        return grammar
+        except OSError as error:
+            raise ConfigurationError(f"{NAME}: cannot start a process: {error.strerror}") from error
+        self._process = process
+        if self._said(process, self._special, START_S, START_S) != b"ready":
+            raise ConfigurationError(f"{NAME}: the process that compiles grammars does not start")
+        return process
+
+    def _said(
+        self,
+        process: "subprocess.Popen[bytes]",
+        asked: Sequence[object],
+        limit_s: float,
+        processor_s: float,
+    ) -> bytes | None:
+        """Send a line to the process and return its answer; None: none in time, and it is ended.
+
+        limit_s, processor_s  seconds that may pass, and that it may compute
+        """
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(asked).encode() + b"\n")
+            process.stdin.flush()
+            deadline = time.monotonic() + limit_s
+            line = _line(process, deadline, _computed_s(process.pid) + processor_s)
+        except OSError:
+            line = None
+        if line is None:
+            _end(process)
+        return line
+
+    def close(self) -> None:
+        """End the process; a forked child of whoever started it leaves it alone."""
+        if self._process is not None and os.getpid() == self._owner:
+            _end(self._process)
 
 
-def _written(kind: str, source: str, *, is_compact: bool) -> str:
-    """Return a schema, pattern, list or grammar in the form that llguidance reads."""
-    match kind:
-        case "json" | "json_object":
-            schema = "{}" if source.strip() == "true" else source  # the library wants a dict
-            return vocabulary.of_json_schema(schema, is_compact=is_compact)
-        case "regex":
-            return vocabulary.of_regex(source)
-        case "choice":
-            texts = (json.dumps(text, ensure_ascii=False) for text in json.loads(source))
-            return vocabulary.of_lark("start: " + " | ".join(texts))
-        case "grammar":
-            return vocabulary.of_lark(source)
-    raise AssertionError(f"unknown kind {kind}")
+def _line(
+    process: "subprocess.Popen[bytes]", deadline: float, most_computed_s: float
+) -> bytes | None:
+    """Return the next line that a process prints, without its end; None: none comes in time."""
+    assert process.stdout is not None
+    source, read = process.stdout.fileno(), b""
+    while time.monotonic() < deadline and _computed_s(process.pid) < most_computed_s:
+        if select.select([source], [], [], LOOK_S)[0]:
+            part = os.read(source, _READ_BYTES)
+            read += part
+            if read.endswith(b"\n"):
+                return read[:-1]
+            if not part:
+                return None
+    return None
+
+
+def _computed_s(pid: int) -> float:
+    """Return the seconds for which a process has computed. Raises OSError if it is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

@@ -430,6 +430,8 @@ class Pair:
         """End both nodes. May be called twice. `why` goes into the log."""
         if hasattr(self, "service"):
             self.service.close(why)
+        if (grammars := self.__dict__.get("grammars")) is not None:  # a cached property
+            grammars.close()
         self._launcher.close()
 
     def __enter__(self) -> "Pair":

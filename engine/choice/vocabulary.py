@@ -4,6 +4,7 @@ Owns every call of llguidance that loads or compiles; `grammar.py` makes masks w
 Needs no torch: the coordinator compiles each grammar with the same code before a text is sent.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -135,8 +136,8 @@ class Vocabulary:
         return made
 
 
-def byte_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    """Return a vocabulary of the 256 bytes and a tokenizer's special tokens, to try grammars out.
+def byte_vocabulary(special: Sequence[str]) -> Vocabulary:
+    """Return a vocabulary of the 256 bytes and these special tokens, to try grammars out.
 
     A vocabulary of 128,000 tokens takes a second and 118 MB to load, and for half of that second no
     other thread of Python runs. What makes a grammar wrong or too complex shows with bytes as well.
@@ -145,8 +146,7 @@ def byte_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     made = Tokenizer(models.BPE({sign: number for number, sign in enumerate(signs)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    added = tokenizer.get_added_tokens_decoder().values()
-    made.add_special_tokens([AddedToken(one.content, special=True) for one in added if one.special])
+    made.add_special_tokens([AddedToken(name, special=True) for name in special])
     return Vocabulary(made)
 
 

@@ -30,7 +30,7 @@ MAY_ALSO_IMPORT = {
     # What a folder must be, as far as it is looked at without torch.
     "coordinator/api/models/folders.py": {"engine"},
     # Grammars are compiled by the same code as on the nodes, which needs no torch either.
-    "coordinator/api/grammars.py": {"engine"},
+    "coordinator/api/compiling.py": {"engine"},
     # Heads in the target's process are a drafter beside the target.
     "target_node/colocated_heads.py": {"drafter_node"},
     "target_node/head_worker.py": {"drafter_node"},

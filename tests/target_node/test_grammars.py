@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models
 
 from engine.choice.vocabulary import byte_vocabulary, of_lark
 from node.forwards import Forwards, SimulatedDevice
@@ -58,7 +57,7 @@ def test_a_text_whose_grammar_cannot_be_followed_ends_alone_with_a_line(folder: 
 def held(folder: Path) -> RealTarget:
     """A target with a vocabulary: the tokens are bytes."""
     target = RealTarget(executor(folder, "fused", is_bad=False))
-    vocabulary = byte_vocabulary(Tokenizer(models.BPE({}, [])))
+    vocabulary = byte_vocabulary([])
     forwards = Forwards(target.executor, heart(), SimulatedDevice(0.0, 0.0), vocabulary)
     target.worker = Worker(forwards)
     return target

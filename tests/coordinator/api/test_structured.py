@@ -1,9 +1,11 @@
 """What an answer must look like: what may be asked, and schemas that no finite text fits."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,7 +13,11 @@ from coordinator.api.endless import has_an_end
 from coordinator.api.params import SamplingParams
 from coordinator.api.structured import MAX_LEN, StructuredOutputsParams
 from proto.errors import ConfigurationError
+from tests.programs import ROOT
 from tests.tiny_tokenizer import sentencepiece_tokenizer
+
+if TYPE_CHECKING:
+    from coordinator.api.grammars import Grammars
 
 
 @pytest.mark.parametrize(
@@ -85,13 +91,19 @@ def test_a_schema_whose_texts_never_end_is_found(schema: Any, expected: bool) ->
     assert has_an_end(schema) is expected
 
 
-def refused(given: Mapping[str, Any]) -> str:
-    """The line with which a grammar is refused for a small tokenizer."""
+@cache
+def grammars() -> "Grammars":
+    """What compiles grammars for a small tokenizer; its process ends with this one."""
     pytest.importorskip("llguidance")
     from coordinator.api.grammars import Grammars
 
+    return Grammars(sentencepiece_tokenizer())
+
+
+def refused(given: Mapping[str, Any]) -> str:
+    """The line with which a grammar is refused for a small tokenizer."""
     with pytest.raises(ConfigurationError) as caught:
-        Grammars(sentencepiece_tokenizer()).of(StructuredOutputsParams.read(given))
+        grammars().of(StructuredOutputsParams.read(given))
     line = str(caught.value)
     assert "\n" not in line
     assert len(line) <= 100
@@ -125,10 +137,6 @@ def test_what_cannot_be_followed_is_refused_in_one_line(given: dict[str, Any], w
 
 
 def test_a_grammar_for_the_nodes_is_made_once() -> None:
-    pytest.importorskip("llguidance")
-    from coordinator.api.grammars import Grammars
-
-    grammars = Grammars(sentencepiece_tokenizer())
     for given in (
         {"json": {"type": "object"}},
         {"json": "true", "disable_any_whitespace": True},
@@ -140,8 +148,45 @@ def test_a_grammar_for_the_nodes_is_made_once() -> None:
         {"grammar": "start: <s> /a+/"},
     ):
         form = StructuredOutputsParams.read(given)
-        assert json.loads(json.dumps(grammars.of(form)))
-        assert grammars.of(form) is grammars.of(form)
+        assert json.loads(json.dumps(grammars().of(form)))
+        assert grammars().of(form) is grammars().of(form)
+
+
+HOSTILE = {
+    "type": "string",
+    "allOf": [{"pattern": f"a{{{number},}}b*{'c' * number}"} for number in range(1, 41)],
+}
+
+
+def test_what_keeps_the_library_busy_is_ended_and_the_next_grammar_is_compiled() -> None:
+    pytest.importorskip("llguidance")
+    from coordinator.api.grammars import Grammars
+
+    made = Grammars(sentencepiece_tokenizer())
+    with pytest.raises(ConfigurationError, match="json is too complex; make it simpler"):
+        made.of(StructuredOutputsParams(json=HOSTILE))
+    assert made.of(StructuredOutputsParams(regex="a+"))
+    process = made._compiler._process
+    assert process is not None
+    assert process.poll() is None
+    made.close()
+    assert process.poll() is not None
+    assert made.of(StructuredOutputsParams(regex="b+"))
+    made.close()
+
+
+def test_the_process_that_compiles_ends_with_its_input() -> None:
+    pytest.importorskip("llguidance")
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator.api.compiling"],
+        cwd=ROOT,
+        input='["<s>"]\n["regex", "a+", false]\n["regex", "(", false]\n',
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
