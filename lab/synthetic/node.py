@@ -1,8 +1,8 @@
 """`python -m lab.synthetic.node`: a node with a synthetic model, whose loop notes every launch.
 
 The process, the handshake, the state machines, the worker and its loop are the product's. The loop
-is watched, and what the worker calls of a model is replaced: the executor and the two functions
-that choose tokens.
+is watched, and what the worker calls of a model is replaced: the executor, the two functions that
+choose tokens, and what reads the vocabulary for grammars.
 """
 
 import sys
@@ -34,6 +34,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
         worker.rank_scored = model.rank_scored
     folder = Path(config.model)
     worker.Loop = partial(watched_loop, folder / f"{config.role}.jsonl")
+    worker.vocabulary_of = lambda _: None  # the folder has no model, and no text wants a grammar
     engine = engine_of(folder)
     heart.state = "ready"
     welcome = introduce(config, connection, engine, heart)
