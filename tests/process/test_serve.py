@@ -160,7 +160,8 @@ def test_a_client_that_goes_ends_its_text(server: Served) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
     with server.client() as client:
         with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # without it the connection would be closed
+            next(lines)
             assert 0 < server.llm.kv_cache_usage < 1
         with pytest.raises(httpx.TimeoutException):
             client.post("/v1/completions", json=asked, timeout=0.3)
