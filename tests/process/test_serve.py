@@ -334,6 +334,7 @@ def ends(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return process.returncode, said.strip().splitlines()[-1]
 
 
+@pytest.mark.long
 def test_sigterm_ends_the_server_and_its_nodes_while_a_text_runs() -> None:
     process = started()
     url = url_of(process)
@@ -350,6 +351,7 @@ def test_sigterm_ends_the_server_and_its_nodes_while_a_text_runs() -> None:
     assert not any(Path(f"/proc/{node}").exists() for node in nodes)
 
 
+@pytest.mark.long
 def test_a_target_that_dies_ends_the_server_with_its_line() -> None:
     process = started()
     url = url_of(process)
