@@ -17,6 +17,7 @@ import threading
 import time
 
 from coordinator.api.endless import has_an_end
+from coordinator.api.structured import TOO_COMPLEX
 from engine.choice import vocabulary
 from engine.choice.vocabulary import Vocabulary
 from engine.errors import GrammarError
@@ -27,7 +28,6 @@ from proto.messages import MAX_GRAMMAR_LEN
 COMPILE_S = 0.5
 NUM_TRIED = 16  # tokens of an answer that are tried out: some grammars fail after the first one
 LOOK_S = 1.0  # how often it is asked whether the parent is still there
-TOO_COMPLEX = "is too complex; make it simpler"
 
 
 def check(known: Vocabulary, kind: str, source: str, *, is_compact: bool) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from coordinator.api.structured import NAME, StructuredOutputsParams
+from coordinator.api.structured import NAME, TOO_COMPLEX, StructuredOutputsParams
 from proto.errors import BusyError, ConfigurationError
 from proto.installation import ROOT, missing
 
@@ -67,7 +67,7 @@ class Grammars:
             raise ConfigurationError(f"{NAME} needs {missing(PACKAGE, 'structured')}")
         answer = self._compiler.ask([kind, source, is_compact])
         if answer is None:
-            raise ConfigurationError(f"{NAME}: {kind} is too complex; make it simpler")
+            raise ConfigurationError(f"{NAME}: {kind} {TOO_COMPLEX}")
         if "error" in answer:
             raise ConfigurationError(f"{NAME}: {kind} {answer['error']}")
         return answer["grammar"]
@@ -112,10 +112,14 @@ class Compiler:
                 process_group=0,  # Ctrl-C in a terminal is for the coordinator alone
             )
         except OSError as error:
-            raise ConfigurationError(f"{NAME}: cannot start a process: {error.strerror}") from error
+            raise ConfigurationError(
+                f"{NAME}: cannot start a process ({error.strerror}); free memory or end others"
+            ) from error
         self._process = process
         if self._said(process, self._special, START_S, START_S) != b"ready":
-            raise ConfigurationError(f"{NAME}: the process that compiles grammars does not start")
+            raise ConfigurationError(
+                f"{NAME}: `python -m coordinator.api.compiling` does not start; run it to see why"
+            )
         return process
 
     def _said(
@@ -145,7 +149,9 @@ class Compiler:
     def close(self) -> None:
         """End the process; a forked child of whoever started it leaves it alone."""
         if self._process is not None and os.getpid() == self._owner:
-            _end(self._process)
+            self._process.kill()  # whoever waits for an answer sees the end of the pipe
+            with self._lock:
+                _end(self._process)
 
 
 def _line(
@@ -154,8 +160,10 @@ def _line(
     """Return the next line that a process prints, without its end; None: none comes in time."""
     assert process.stdout is not None
     source, read = process.stdout.fileno(), b""
+    waiting = select.poll()  # `select.select` knows no number of a file above 1,023
+    waiting.register(source, select.POLLIN)
     while time.monotonic() < deadline and _computed_s(process.pid) < most_computed_s:
-        if select.select([source], [], [], LOOK_S)[0]:
+        if waiting.poll(LOOK_S * 1000):
             part = os.read(source, _READ_BYTES)
             read += part
             if read.endswith(b"\n"):

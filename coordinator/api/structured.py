@@ -11,6 +11,7 @@ from typing import Any
 from proto.errors import ConfigurationError, did_you_mean, shown
 
 NAME = "structured_outputs"
+TOO_COMPLEX = "is too complex; make it simpler"
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 MAX_LEN = 1 << 16  # characters of a schema, pattern or grammar, or of all choices
 MAX_CHOICES = 4096

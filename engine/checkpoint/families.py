@@ -185,7 +185,7 @@ def window_of(kind: str, text: Stated) -> int | None:
     if not kinds <= _UP_TO_WINDOW or not _SLIDING & set(_types_of(kinds, text)):
         return None
     window = text.get("sliding_window") or _default_window(kinds)
-    return window if type(window) is int else None
+    return window if type(window) is int and window > 0 else None
 
 
 def _has_encoder(kind: str, stated: Stated) -> bool:

@@ -336,7 +336,7 @@ def load_model(
         model=model,
         name=name,
         vocab_size=vocab_size,
-        max_model_len=longest_text(name, text_config),
+        max_model_len=max_text_len(name, text_config),
         eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
         num_layers=int(text_config.num_hidden_layers),
         hidden_size=int(text_config.hidden_size),
@@ -432,7 +432,7 @@ def max_model_len(name: str, config: Any) -> int:
     return min(limit, int(rope.get("original_max_position_embeddings") or limit))
 
 
-def longest_text(name: str, config: Any) -> int:
+def max_text_len(name: str, config: Any) -> int:
     """Return the most tokens of a text of a model with this transformers configuration.
 
     It is `max_model_len`, or the attention window if that is shorter: the masks of this engine are

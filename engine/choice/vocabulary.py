@@ -13,7 +13,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.errors import GrammarError
 
-PACKAGE = "llguidance"
 # An additional token, which no text has: where the library allows it, the text may end. The model's
 # own end-of-text tokens are then allowed in its place, however many they are.
 END = "<|the end of a structured text|>"

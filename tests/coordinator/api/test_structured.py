@@ -1,9 +1,14 @@
 """What an answer must look like: what may be asked, and schemas that no finite text fits."""
 
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +178,44 @@ def test_what_keeps_the_library_busy_is_ended_and_the_next_grammar_is_compiled()
     assert process.poll() is not None
     assert made.of(StructuredOutputsParams(regex="b+"))
     made.close()
+
+
+def test_a_grammar_is_compiled_also_where_a_thousand_files_are_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("this process may not open so many files")
+    pytest.importorskip("llguidance")
+    from coordinator.api.grammars import Grammars
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    made = Grammars(sentencepiece_tokenizer())
+    try:
+        assert made.of(StructuredOutputsParams(regex="a+"))
+    finally:
+        made.close()
+        for one in opened:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_whoever_waits_for_a_grammar_is_told_when_the_process_is_ended() -> None:
+    pytest.importorskip("llguidance")
+    from coordinator.api.grammars import Grammars
+
+    made = Grammars(sentencepiece_tokenizer())
+    assert made.of(StructuredOutputsParams(regex="a+"))
+    process = made._compiler._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)  # so that it does not answer
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(made.of, StructuredOutputsParams(regex="b+"))
+        while not made._compiler._lock.locked():
+            time.sleep(0.001)
+        made.close()
+        with pytest.raises(ConfigurationError, match="too complex"):
+            asked.result(timeout=5)
+    assert process.poll() is not None
 
 
 def test_the_process_that_compiles_ends_with_its_input() -> None:
