@@ -30,8 +30,8 @@ PROCESSOR_S, ANSWER_S = 0.9, 10.0
 LOOK_S = 0.05  # how often the processor time is looked at
 START_S = 30.0  # until the process is ready
 QUEUE_S = 5.0  # how long a request waits until others' grammars are compiled
-# Grammars that are not checked again: more than texts wait by default, so that none is compiled when
-# its turn comes, in the thread that serves all.
+# Grammars that are not checked again: more than texts wait by default, so that none is compiled
+# when its turn comes, in the thread that serves all.
 MAX_CHECKED = 512
 _READ_BYTES = 1 << 16
 
