@@ -209,7 +209,6 @@ class ModelExecutor(Executor):
         # On a GPU attention copies a mask whose width is no multiple of 8, in every layer.
         is_on_gpu = self.pads_prompts or backend == "graphs"
         self._most_visible = in_steps(capacity) if is_on_gpu else capacity
-        # Padding rows write to scratch slots, which no pass covers.
         num_slots = self._most_visible + max(row_counts, default=int(self.pads_prompts))
         if backend == "graphs":  # its attention reads blocks of slots, each within one lane
             num_slots = -(-num_slots // BLOCK) * BLOCK
@@ -272,8 +271,8 @@ class ModelExecutor(Executor):
         count = None if feeds[0].masks is None else self._count_for(by_lane.values())
         if count is not None:
             for lane in self._lanes_for(by_lane):
-                known, scratch = by_lane.get(lane), self._scratch(lane)
-                by_lane[lane] = filled(known, count, scratch, len(self.windows))
+                filling = count, self._scratch(lane), len(self.windows)
+                by_lane[lane] = filled(by_lane.get(lane), *filling)
         else:
             by_lane = self._filled_up(by_lane, is_prompt=feeds[0].masks is None)
         rows, spans, starts = joined(by_lane, self.lanes)
@@ -335,7 +334,7 @@ class ModelExecutor(Executor):
 
         layers  if they are not those named at load, passes that are programs or graphs run slower
 
-        The features are in the model's dtype, of all rows, also of those without wanted logits.
+        The features are in the model's dtype, of all rows, also of those that were not asked for.
 
         Raises:
             ModelError: the model has no such layers.
@@ -397,15 +396,15 @@ class ModelExecutor(Executor):
         assert self._backend is not None, "this executor was freed"
         assert source_lane != target_lane
         assert 0 < length <= self.capacity
-        lanes = self.lanes
-        self._backend.copy(lanes.first_slot(source_lane), lanes.first_slot(target_lane), length)
+        first_slot = self.lanes.first_slot
+        self._backend.copy(first_slot(source_lane), first_slot(target_lane), length)
 
     def wipe(self, lane: int, start: int) -> None:
         """Write zeros to all slots of a lane from `start` on, its scratch included."""
         assert self._backend is not None, "this executor was freed"
         assert 0 <= start <= self.capacity
-        lanes = self.lanes
-        self._backend.wipe(lanes.first_slot(lane) + start, lanes.num_slots - start)
+        first = self.lanes.first_slot(lane) + start
+        self._backend.wipe(first, self.lanes.num_slots - start)
 
     def not_finite(self, lane: int) -> int | None:
         """Return the slot of a lane in which NaN or infinity first occurred; None: in no slot."""
@@ -511,8 +510,8 @@ class ModelExecutor(Executor):
         The caller also records them over a copy: logits of prompts and of several lanes, and those
         that biases and penalties have changed, are copied before a choice reads them.
         """
-        rows = Feed.chain(0, max(self.row_counts))
-        logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
+        count = max(self.row_counts)
+        logits = self.forward(self.lay_out((Feed.chain(0, count),), (range(count),))).logits
         record_choices(choices, logits, self.row_counts)
         return logits
 
@@ -588,8 +587,7 @@ class ModelExecutor(Executor):
     def _lanes_for(self, fed: Collection[int]) -> Iterable[int]:
         """Return the lanes of a padded pass; `fed` are those that have rows.
 
-        In reproducible mode all lanes, or the only one of the pass; else `fed` and as many others
-        as a recording of 2, 4, 8, ... lanes needs.
+        In reproducible mode all, or the pass's only one; else 2, 4, 8, ... as recordings have.
         """
         if self.fixed_rows is not None and self.num_lanes_per_pass > 1:
             return range(self.lanes.count)

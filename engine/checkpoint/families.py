@@ -180,18 +180,19 @@ def _why_not(kind: str, text: Stated) -> str | None:
     return None
 
 
-def layer_kinds(kind: str, text: Stated) -> LayerKinds:
+def layer_kinds(kind: str, text: Stated, num_layers: int) -> LayerKinds:
     """Return what the layers of a model that is not refused see of a text.
 
     kind  model_type of the whole model
     text  transformers' configuration of the language model, as a dictionary
     """
-    kinds, count = {kind, str(text.get("model_type", kind))}, int(text["num_hidden_layers"])
+    kinds = {kind, str(text.get("model_type", kind))}
     types: Sequence[str] = ()
     if kinds.isdisjoint(_ONE_WINDOW):
         types = tuple(map(str, text.get("layer_types") or ()))
-    if len(types) != count:
-        types = ("sliding_attention" if _has_window(kinds, text) else "full_attention",) * count
+    if len(types) != num_layers:
+        types = ("sliding_attention" if _has_window(kinds, text) else "full_attention",)
+        types *= num_layers
     seen = {
         **dict.fromkeys(_SLIDING, _window(text.get("sliding_window"))),
         _CHUNKED: _window(text.get("attention_chunk_size"), is_chunk=True),

@@ -335,19 +335,20 @@ def load_model(
     text_config = config.get_text_config(decoder=True)
     vocab_size = of.vocab_size if rank is not None else _vocab_size(model, text_config)
     model = put(name, model, where).eval().requires_grad_(False)
+    num_layers, kind = int(text_config.num_hidden_layers), str(config.model_type)
     return LoadedModel(
         model=model,
         name=name,
         vocab_size=vocab_size,
         max_model_len=max_model_len(name, text_config),
         eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
-        num_layers=int(text_config.num_hidden_layers),
+        num_layers=num_layers,
         hidden_size=int(text_config.hidden_size),
         dtype=chosen,
         device=where,
         num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
         rank=rank,
-        kinds=families.layer_kinds(str(config.model_type), text_config.to_dict()),
+        kinds=families.layer_kinds(kind, text_config.to_dict(), num_layers),
     )
 
 
