@@ -207,10 +207,10 @@ def make_drafter(target: Path, out: Path, text: list[int]) -> Path:
     raise AssertionError(f"{target}: the least noise changes its text")
 
 
-def load(folder: Path) -> Any:
-    """Return transformers' own model of a folder, in float32."""
+def load(folder: Path, **fields: Any) -> Any:
+    """Return transformers' own model of a folder, in float32; `fields` replace configuration."""
     kind: Any = hf.AutoModelForCausalLM
-    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+    return kind.from_pretrained(folder, dtype=torch.float32, **fields).eval()
 
 
 def greedy_text(model: Any, prompt: tuple[int, ...]) -> list[int]:

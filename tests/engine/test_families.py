@@ -15,7 +15,17 @@ from engine.executor import ModelExecutor
 from engine.loading import make_executor
 from tests.engine.recomputed import errors
 from tests.engine.stand_in import StandIn, device
-from tests.families import FAMILIES, USUAL, load, make_family
+from tests.families import (
+    FAMILIES,
+    LENGTH,
+    PROMPTS,
+    USUAL,
+    WINDOW,
+    WINDOWED,
+    greedy_text,
+    load,
+    make_family,
+)
 
 __all__ = ["device"]  # a fixture
 CAPACITY = 320
@@ -35,11 +45,25 @@ def marked(names: Iterable[str], usual: Sequence[str] = USUAL) -> list[object]:
     return [pytest.param(name, marks=() if name in usual else pytest.mark.slow) for name in names]
 
 
-def check(name: str, folder: Path, backend: str, rows: Sequence[int] = ()) -> ModelExecutor:
+def check(
+    name: str,
+    folder: Path,
+    backend: str,
+    rows: Sequence[int] = (),
+    fixed_rows: int | None = None,
+) -> ModelExecutor:
     """Run sessions of two texts on a backend, and compare every row."""
     make_family(name, folder)
     loaded = load_model(str(folder), dtype="float32")
-    executor = make_executor(loaded, CAPACITY, num_lanes=2, backend=backend, row_counts=rows)
+    executor = make_executor(
+        *(loaded, CAPACITY),
+        num_lanes=2,
+        backend=backend,
+        row_counts=rows,
+        fixed_rows=fixed_rows,
+    )
+    if fixed_rows is not None:
+        executor.set_total(CAPACITY)
     if executor.is_captured:
         executor.warm_up(())
     made = list(errors(executor, load(folder), seed=7))
@@ -49,9 +73,28 @@ def check(name: str, folder: Path, backend: str, rows: Sequence[int] = ()) -> Mo
     return executor
 
 
+@pytest.mark.parametrize("name", marked(WINDOWED, ("gemma3_text",)))
+def test_without_their_windows_these_models_would_write_something_else(
+    name: str, tmp_path: Path
+) -> None:
+    folder = make_family(name, tmp_path)
+    field = "attention_chunk_size" if name == "llama4_text" else "sliding_window"
+    texts = [
+        greedy_text(load(folder, **fields), PROMPTS[1])
+        for fields in ({}, {field: WINDOW}, {field: LENGTH})
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
 @pytest.mark.parametrize("name", marked(FAMILIES))
 def test_trees_and_copies_have_the_logits_of_whole_texts(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, "reference")
+
+
+@pytest.mark.parametrize("name", marked(WINDOWED, ("gemma3_text",)))
+def test_so_they_have_in_reproducible_mode(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, "reference", fixed_rows=32)
 
 
 @pytest.mark.parametrize("name", marked(FUSED, ("mistral-window",)))
