@@ -19,6 +19,7 @@ from engine.errors import ModelError
 from engine.forward.experts import RecordedExperts
 from engine.forward.kv_cache import SlotCache, first_not_finite
 from engine.forward.masks import Masks, as_words, from_words
+from engine.forward.temperatures import follow_positions
 from engine.layout.slots import Feed, LaneLayout, Span
 
 # -- filling ---------------------------------------------------------------------------------------
@@ -317,6 +318,7 @@ class HuggingFaceBackend(Recordable):
         self._hidden_size = loaded.hidden_size
         self._lanes = lanes
         self._masks = Masks(loaded.dtype)
+        follow_positions(loaded.model)
         self.experts = RecordedExperts(loaded.model)
         self.cache = SlotCache(loaded.model, lanes.total, loaded.device)
         parameters = inspect.signature(loaded.model.forward).parameters
