@@ -37,7 +37,7 @@ def errors(executor: ModelExecutor, model: Any, seed: int) -> Iterator[float]:
     first, second = (
         RandomSession(
             seed + lane,
-            SlotMap(executor.capacity, lane=lane),
+            SlotMap(executor.capacity, lane=lane, windows=executor.windows),
             vocab=VOCAB,
             prompt_len=41,
             max_rows=24,
