@@ -18,7 +18,7 @@ def follow_positions(model: Any) -> None:
     Does nothing to models of other families, or if it was done before.
     """
     for layer in model.modules():
-        attention = getattr(layer, "self_attn", None)
+        attention: Any = getattr(layer, "self_attn", None)
         if getattr(attention, "attn_temperature_tuning", False) and not attention.use_rope:
             attention.attn_temperature_tuning = False  # in transformers' own form
             _Temperature(layer, attention)
@@ -40,4 +40,5 @@ class _Temperature:
         assert self._positions is not None, "the layer was called without positions"
         steps = torch.floor((self._positions.float() + 1.0) / self._floor_scale)
         factors = torch.log1p(steps) * self._scale + 1.0
-        return (queries * factors[..., None]).to(queries.dtype)
+        tuned: torch.Tensor = queries * factors.unsqueeze(-1)
+        return tuned.to(queries.dtype)
