@@ -25,7 +25,7 @@ class RecordedExperts:
     """
 
     def __init__(self, model: Any) -> None:
-        configs = [part.config for part in model.modules() if _has_experts(part)]
+        configs = [part.config for part in model.modules() if has_experts(part)]
         self._configs = list({id(config): config for config in configs}.values())
         self._usual: list[str] = []
         self.is_used = False
@@ -54,9 +54,10 @@ class RecordedExperts:
             config._experts_implementation_internal = usual
 
 
-def _has_experts(part: Any) -> bool:
+def has_experts(part: Any) -> bool:
     """True if the module has experts whose implementation can be selected, all on this device."""
-    return getattr(part, "_is_expert_parallel", True) is False and hasattr(part, "down_proj")
+    is_whole = getattr(part, "_is_expert_parallel", True) is False
+    return is_whole and isinstance(getattr(part, "down_proj", None), torch.nn.Parameter)
 
 
 def _register() -> None:

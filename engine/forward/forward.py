@@ -7,6 +7,7 @@ compiled or recorded as CUDA graphs. It knows rows and slots, but no text and no
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,10 +17,12 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import Choice
 from engine.device import send
 from engine.errors import ModelError
+from engine.forward import cpu_experts
 from engine.forward.experts import RecordedExperts
 from engine.forward.kv_cache import SlotCache, first_not_finite
 from engine.forward.masks import Masks, as_words, from_words
 from engine.layout.slots import Feed, LaneLayout, Span
+from engine.tensor_parallel.split import first_says
 
 # -- filling ---------------------------------------------------------------------------------------
 
@@ -313,6 +316,7 @@ class HuggingFaceBackend(Recordable):
     def __init__(self, loaded: LoadedModel, lanes: LaneLayout) -> None:
         self._model = loaded.model
         self._device = loaded.device
+        self._rank = loaded.rank
         self._dtype = loaded.dtype
         self._hidden_size = loaded.hidden_size
         self._lanes = lanes
@@ -434,8 +438,15 @@ class HuggingFaceBackend(Recordable):
             return first_not_finite(self.cache.parts(), first, length)
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """Do nothing: this backend runs the model as it is."""
-        del timed, say
+        """On a CPU let a mixture's experts run in their fastest form; else leave the model as is.
+
+        See `cpu_experts.py`, and for `timed` `Backend.take_over`.
+        """
+        if self._device.type == "cpu" and self.experts:
+            say("laying out experts")
+            decide = partial(first_says, rank=self._rank, device=self._device)
+            with torch.inference_mode():
+                cpu_experts.take_over(self._model, decide, timed=timed)
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

@@ -217,7 +217,8 @@ class GraphBackend(Backend):
         self.forget()
         # A memory pool whose graphs are gone must not be used again.
         self._record = self._recorder()
-        self._inner.take_over(timed=timed)
+        if self._fused is not None:  # recordings run transformers' own modules as they are
+            self._fused.take_over(timed=timed)
         self._may_refuse = timed
         # Only if `timed`: a pass without a recording uses single operators, with other last bits.
         can_merge = timed and self._shapes and self._device.type in MERGED_DEVICES
