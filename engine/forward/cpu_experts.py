@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.forward.experts import has_experts
+from engine.forward.experts import has_experts, matrices
 from engine.forward.masks import MASK_BITS
 from engine.forward.operators import Decide, Product, packed_product, quickest, unmap
 
@@ -46,7 +46,7 @@ class SortedExperts:
         is_fixed  True: a row's last bits must not depend on the other rows of a pass
         """
         self._part = part
-        self._up, self._down = (products[name] for name in _matrices(part))
+        self._up, self._down = (products[name] for name in matrices(part))
         self._is_fixed = is_fixed
 
     def __call__(
@@ -128,7 +128,7 @@ def take_over(model: Any, decide: Decide, *, timed: bool) -> None:
     for part in filter(has_experts, model.modules()):
         if isinstance(part.forward, SortedExperts | _ByRows):
             continue  # by an earlier call
-        weights = [getattr(part, name) for name in _matrices(part)]
+        weights = [getattr(part, name) for name in matrices(part)]
         key = tuple((weight.shape, weight.dtype) for weight in weights)
         if not timed:
             packed = _packed(part, leave=False)
@@ -195,11 +195,6 @@ def _num_chosen(part: Any) -> int:
     return 2
 
 
-def _matrices(part: Any) -> tuple[str, str]:
-    """Return the names of the matrices of a module of experts, in the order of their use."""
-    return "gate_up_proj" if part.has_gate else "up_proj", "down_proj"
-
-
 def _of_each(part: Any, name: str) -> Iterable[tuple[torch.Tensor, torch.Tensor | None]]:
     """Yield each expert's matrix `name` [out, in], a view, and its bias [out] or None."""
     weights = getattr(part, name).detach()
@@ -212,7 +207,7 @@ def _plain(part: Any) -> Mapping[str, Sequence[Product]]:
     """Return the products with all matrices as they are."""
     return {
         name: [partial(F.linear, weight=weight, bias=bias) for weight, bias in _of_each(part, name)]
-        for name in _matrices(part)
+        for name in matrices(part)
     }
 
 
@@ -221,7 +216,7 @@ def _packed(part: Any, *, leave: bool) -> Mapping[str, Sequence[Product]] | None
 
     leave  False: the module's own matrices are freed (they have no elements afterwards)
     """
-    made: dict[str, list[Product]] = {name: [] for name in _matrices(part)}
+    made: dict[str, list[Product]] = {name: [] for name in matrices(part)}
     # Ask for one of each first: a module must not lose some of its matrices.
     if any(packed_product(*next(iter(_of_each(part, name)))) is None for name in made):
         return None

@@ -385,15 +385,16 @@ class HuggingFaceBackend(Recordable):
         options: Mapping[str, Any],
     ) -> Output:
         """Run the model on ids and positions [lanes, n], after `begin` of the cache was called."""
-        out = self._model(
-            ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            **({"output_hidden_states": True} if layers else {}),
-            **options,
-        )
+        with self.experts:
+            out = self._model(
+                ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                **({"output_hidden_states": True} if layers else {}),
+                **options,
+            )
         # Index -1 is the state after the last norm, in transformers as in LAST.
         states = {layer: out.hidden_states[layer].flatten(0, 1) for layer in layers}
         return Output(out.logits.flatten(0, 1), features_of(states, layers))
@@ -414,8 +415,7 @@ class HuggingFaceBackend(Recordable):
         assert mask is not None, "transformers' attention takes a mask"
         ids, positions, slots = rows[:3].reshape(3, *shape).unbind()
         self.cache.begin_lanes(slots, mask.shape[3], self._lanes)
-        with self.experts:
-            return self._call(ids, positions, mask.view(shape[0], 1, shape[1], -1), layers, {})
+        return self._call(ids, positions, mask.view(shape[0], 1, shape[1], -1), layers, {})
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
