@@ -8,7 +8,7 @@ what a family does where config.json is silent. It names every causal language m
 installed release of transformers (pyproject.toml); other model types are refused. Needs no torch.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -16,16 +16,18 @@ from typing import Any
 
 from engine.checkpoint.files import parts, shown
 from engine.errors import ModelError
+from engine.layout.attention_windows import AttentionWindow, LayerKinds
 
 Stated = Mapping[str, Any]
 
 _PLAIN = {"full_attention", "attention"}
 _SLIDING = {"sliding_attention", "reference_sliding_attention"}
+_CHUNKED = "chunked_attention"
 _WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent", "mamba"}
 
 RECURRENT = "recurrent layers, whose state cannot be rolled back"
 ALIBI = "ALiBi position biases, which go by the slot of a token and not by its position"
-CHUNKED = "chunked attention, which a rolled-back tree would break"
+CHUNKED = "chunked attention, of which this engine does not know the masks"
 _SPARSE = "sparse attention with an index of its own, which cannot be rolled back"
 _OWN_MASK = "an attention mask of its own, which would hide the tree's"
 _OWN_POSITIONS = "positions that it counts itself, from the first token of a pass"
@@ -72,11 +74,14 @@ _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
         *("olmo3", "vaultgemma"),
     ),
 }
-# Model types with sliding windows that run with texts no longer than the window.
-_UP_TO_WINDOW = {
-    *("cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "ministral", "mistral", "mixtral"),
-    *("olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2", "vaultgemma"),
+# Model types whose sliding windows or chunks run.
+_WITH_WINDOWS = {
+    *("cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "llama4", "llama4_text"),
+    *("ministral", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+    *("smollm3", "starcoder2", "vaultgemma"),
 }
+# Model types whose layers all have the window if there is one; they know no `layer_types`.
+_ONE_WINDOW = {"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"}
 # Model type -> attention window (tokens) of every layer where config.json has no `sliding_window`.
 _WINDOWS: Mapping[str, int] = {"ministral": 4096, "mistral": 4096}
 # Model types whose `sliding_window` counts only with `use_sliding_window` -> the first layer that
@@ -159,33 +164,46 @@ def _why_not(kind: str, text: Stated) -> str | None:
     if not kinds.isdisjoint(_ENCODERS) and text.get("is_decoder") is not True:
         return "a view of the whole text at once (is_decoder is not true)"
     types = set(_types_of(kinds, text)) - _PLAIN
-    if types & _SLIDING and not kinds <= _UP_TO_WINDOW:
+    has_windows = kinds <= _WITH_WINDOWS
+    if types & _SLIDING and not has_windows:
         tokens = text.get("sliding_window") or _default_window(kinds)
         of = f" ({tokens} tokens)" if type(tokens) is int else ""
-        return f"sliding-window attention{of}, which a rolled-back tree would break"
-    if "chunked_attention" in types:
+        return f"sliding-window attention{of}, of which this engine does not know the masks"
+    if _CHUNKED in types and not has_windows:
         return CHUNKED
     if types & _WITH_STATE:
         return RECURRENT
-    types -= _SLIDING
+    types -= _SLIDING | {_CHUNKED}
     if types:
         named = ", ".join(sorted(types))
         return f"layers of type {named}, which do not keep a key and value per token"
     return None
 
 
-def window_of(kind: str, text: Stated) -> int | None:
-    """Return the attention window (tokens) of a model that runs up to that length; None: none.
+def layer_kinds(kind: str, text: Stated, num_layers: int) -> LayerKinds:
+    """Return what the layers of a model that is not refused see of a text.
 
-    No text is longer than the window, so every layer attends to all of it, as under full attention.
-
-    kind  model_type of the whole model; `text` describes the language model
+    kind  model_type of the whole model
+    text  transformers' configuration of the language model, as a dictionary
     """
     kinds = {kind, str(text.get("model_type", kind))}
-    if not kinds <= _UP_TO_WINDOW or not _SLIDING & set(_types_of(kinds, text)):
-        return None
-    window = text.get("sliding_window") or _default_window(kinds)
-    return window if type(window) is int and window > 0 else None
+    types: Sequence[str] = ()
+    if kinds.isdisjoint(_ONE_WINDOW):
+        types = tuple(map(str, text.get("layer_types") or ()))
+    if len(types) != num_layers:
+        types = ("sliding_attention" if _has_window(kinds, text) else "full_attention",)
+        types *= num_layers
+    seen = {
+        **dict.fromkeys(_SLIDING, _window(text.get("sliding_window"))),
+        _CHUNKED: _window(text.get("attention_chunk_size"), is_chunk=True),
+    }
+    return LayerKinds.of([seen.get(of_layer) for of_layer in types])
+
+
+def _window(size: Any, *, is_chunk: bool = False) -> AttentionWindow | None:
+    """Return a window of so many tokens; None if that is no number of tokens."""
+    is_size = type(size) is int and size > 0
+    return AttentionWindow(size, is_chunk) if is_size else None
 
 
 def _has_encoder(kind: str, stated: Stated) -> bool:

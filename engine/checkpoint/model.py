@@ -43,6 +43,7 @@ from engine.checkpoint.tensors import (
 )
 from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
 from engine.errors import ModelError, OutOfMemory, kind_of
+from engine.layout.attention_windows import FULL, LayerKinds
 from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.kernels import loading_options, try_out, why_no_kernels
 from engine.quantised.packed_checkpoint import PackedCheckpoint
@@ -272,6 +273,7 @@ class LoadedModel:
     eos_token_ids  end-of-text ids of generation_config.json and config.json, ascending; may be ()
     dtype          number type of its activations; weights may be packed in fewer bits
     num_parameters  number of weights of the whole model, also if this process has a part
+    kinds          what its layers see of a text
     rank           which part of the weights is here (tensor parallelism); None: all of them
     """
 
@@ -286,6 +288,7 @@ class LoadedModel:
     device: torch.device
     num_parameters: int
     rank: Rank | None = None
+    kinds: LayerKinds = FULL
 
     @property
     def architecture(self) -> str:
@@ -332,18 +335,20 @@ def load_model(
     text_config = config.get_text_config(decoder=True)
     vocab_size = of.vocab_size if rank is not None else _vocab_size(model, text_config)
     model = put(name, model, where).eval().requires_grad_(False)
+    num_layers, kind = int(text_config.num_hidden_layers), str(config.model_type)
     return LoadedModel(
         model=model,
         name=name,
         vocab_size=vocab_size,
-        max_model_len=max_text_len(name, text_config),
+        max_model_len=max_model_len(name, text_config),
         eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
-        num_layers=int(text_config.num_hidden_layers),
+        num_layers=num_layers,
         hidden_size=int(text_config.hidden_size),
         dtype=chosen,
         device=where,
         num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
         rank=rank,
+        kinds=families.layer_kinds(kind, text_config.to_dict(), num_layers),
     )
 
 
@@ -430,20 +435,6 @@ def max_model_len(name: str, config: Any) -> int:
     if not isinstance(rope, dict) or rope.get("rope_type") not in ("longrope", "dynamic"):
         return limit
     return min(limit, int(rope.get("original_max_position_embeddings") or limit))
-
-
-def max_text_len(name: str, config: Any) -> int:
-    """Return the most tokens of a text of a model with this transformers configuration.
-
-    It is `max_model_len`, or the attention window if that is shorter: the masks of this engine are
-    those of full attention, and a text that is no longer than the window is seen as a whole.
-
-    Raises:
-        ModelError: the configuration names no limit.
-    """
-    longest = max_model_len(name, config)
-    window = families.window_of(str(config.model_type), config.to_dict())
-    return longest if window is None else min(longest, window)
 
 
 def _read_config(path: Path, stated: Object) -> Any:

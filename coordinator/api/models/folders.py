@@ -150,18 +150,6 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
     return checkpoint
 
 
-def window_of(config: Mapping[str, Any]) -> int | None:
-    """Return the attention window (tokens) that texts of a model may not exceed; None: none.
-
-    config  the content of the model's config.json
-    """
-    from engine.checkpoint import families
-
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
-    return families.window_of(str(config.get("model_type")), text)
-
-
 def _near(name: str) -> str:
     """Return a suggestion of a folder with a similar name beside it; "": there is none."""
     path = path_of(name)

@@ -1,7 +1,6 @@
 """The longest text that a target can take, and the messages where memory allows less."""
 
 from coordinator.api.config import PairConfig
-from coordinator.api.models.folders import window_of
 from coordinator.api.models.heads import find_config, read
 from proto.messages import MAX_TEXT_LEN, Hello
 
@@ -17,7 +16,6 @@ def longest_of(model: str, revision: str | None) -> int | None:
     """
     path = find_config(model, revision)
     config = {} if path is None else read(path)
-    window = window_of(config)
     if isinstance(inner := config.get("text_config"), dict):
         config = inner
     lengths = [config[name] for name in LENGTHS if type(config.get(name)) is int]
@@ -27,8 +25,6 @@ def longest_of(model: str, revision: str | None) -> int | None:
         name = "original_max_position_embeddings"
         original = rope.get(name) or config.get(name)
         limit = original if type(original) is int else limit
-    if window is not None and type(limit) is int:
-        limit = min(limit, window)
     return min(limit, MAX_TEXT_LEN) if type(limit) is int else None
 
 
@@ -68,9 +64,6 @@ def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs
         return []
     longest, limit = target.max_model_len, longest_of(config.target, config.target_revision)
     lines = []
-    path = find_config(config.target, config.target_revision)
-    if path is not None and longest == window_of(read(path)):
-        lines.append(f"texts have at most {longest} tokens: the target's attention has that window")
     if limit is not None and longest < limit and not config.reproducible:
         why = "" if target.heads else f": memory is kept for {num_seqs} at once"
         lines.append(

@@ -24,7 +24,6 @@ from tests.coordinator.api.test_heads import LLAMA
 WITHOUT_DEFAULTS = {"gemma4_assistant", "gemma4_unified_assistant"}
 WIDTH = re.compile(r" \(\d+ tokens\)")
 REFUSED = {
-    "llama4": "chunked attention",
     "minimax": "recurrent layers",
     "gpt_neo": "an attention mask of its own",
     "cohere2_moe": "sliding-window attention",
@@ -118,7 +117,7 @@ def test_a_family_that_works_is_not_refused(kind: str) -> None:
         ({"model_type": "llama4_text", "layer_types": ["full_attention"] * 48}, False),
         ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32}, True),
         ({"model_type": "llama", "layer_types": ["something"] * 32}, True),
-        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, True),
+        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, False),
         ({"model_type": "falcon", "alibi": True}, True),
         ({"model_type": "falcon", "alibi": False}, False),
         ({"model_type": "bert", "is_decoder": True}, False),
