@@ -219,6 +219,7 @@ class Family:
 
     refused      why it is refused where config.json is silent; None: it is not
     has_windows  True: sliding windows or chunks run, if config.json states them
+    has_chunks   True: these are chunks
     is_fused     True: our own forward runs it
     experts      "": it has none; "common" or "own": whose code computes them
     is_eager     True: transformers computes its attention in single operators
@@ -229,6 +230,7 @@ class Family:
     kind: str
     refused: str | None
     has_windows: bool
+    has_chunks: bool
     is_fused: bool
     experts: str
     is_eager: bool
@@ -244,6 +246,7 @@ def family(kind: str) -> Family:
         kind,
         refused,
         has_windows=kind in _WITH_WINDOWS,
+        has_chunks=kind in _BY_DEFAULT[_CHUNKED],
         is_fused=kind in FUSED,
         experts="common" if kind in _MIXTURES else own,
         is_eager=kind in _EAGER,

@@ -32,6 +32,7 @@ def test_a_family_runs_in_the_forms_that_the_table_names(
     told, folder = families.family(kind), str(make_small(kind, tmp_path))
     loaded = load_model(folder, dtype="float32")
     assert bool(loaded.kinds.windows) == told.has_windows
+    assert any(window.is_chunk for window in loaded.kinds.windows) == told.has_chunks
     assert (loaded.model.config._attn_implementation == "eager") == told.is_eager
     experts = list(filter(has_experts, loaded.model.modules()))
     assert bool(experts) == (told.experts == "common")
