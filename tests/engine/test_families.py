@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.checkpoint.families import CAUSAL, family
 from engine.checkpoint.model import load_model
 from engine.executor import ModelExecutor
 from engine.loading import make_executor
@@ -26,6 +27,7 @@ from tests.families import (
     load,
     make_family,
 )
+from tests.small_families import make_small
 
 __all__ = ["device"]  # a fixture
 CAPACITY = 320
@@ -53,7 +55,10 @@ def check(
     fixed_rows: int | None = None,
 ) -> ModelExecutor:
     """Run sessions of two texts on a backend, and compare every row."""
-    make_family(name, folder)
+    if name in FAMILIES:
+        make_family(name, folder)
+    else:
+        make_small(name, folder)
     loaded = load_model(str(folder), dtype="float32")
     executor = make_executor(
         *(loaded, CAPACITY),
@@ -90,6 +95,14 @@ def test_without_their_windows_these_models_would_write_something_else(
 @pytest.mark.parametrize("name", marked(FAMILIES))
 def test_trees_and_copies_have_the_logits_of_whole_texts(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, "reference")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [kind for kind in sorted(CAUSAL) if family(kind).is_tested and kind not in FAMILIES]
+)
+def test_so_have_all_other_families(kind: str, tmp_path: Path) -> None:
+    check(kind, tmp_path, "reference")
 
 
 @pytest.mark.parametrize("name", marked(WINDOWED, ("gemma3_text",)))
