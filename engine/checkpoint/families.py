@@ -76,12 +76,17 @@ _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
 }
 # Model types whose sliding windows or chunks run.
 _WITH_WINDOWS = {
-    *("cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "llama4", "llama4_text"),
-    *("ministral", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+    *("afmoe", "beam", "cohere2", "cohere2_moe", "cwm", "dots1", "exaone4", "exaone_moe"),
+    *("flint", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
+    *("gpt_oss", "granite_swa", "granitemoe_swa", "kolibri1", "laguna", "llama4", "llama4_text"),
+    *("mellum", "mimo_v2_flash", "ministral", "ministral3", "mistral", "mixtral"),
+    *("modernbert-decoder", "olmo3", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("smollm3", "starcoder2", "vaultgemma"),
 }
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
-_ONE_WINDOW = {"mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2"}
+_ONE_WINDOW = {
+    *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),
+}
 # Model type -> attention window (tokens) of every layer where config.json has no `sliding_window`.
 _WINDOWS: Mapping[str, int] = {"ministral": 4096, "mistral": 4096}
 # Model types whose `sliding_window` counts only with `use_sliding_window` -> the first layer that

@@ -85,7 +85,8 @@ class SlotCache(Cache):
         self.batch: Batch | None = None
         # What the layers' views show: the slots before `end`, as many as `lengths` (`begin`).
         self._shown: tuple[int, tuple[int, ...]] = capacity, (capacity,)
-        self._of_layers = of_layers or (0,) * len(shapes)
+        # Upper layers of some families have no keys of their own, but those of a layer below.
+        self._of_layers = (of_layers or (0,) * len(shapes))[: len(shapes)]
         views = {kind: iter(buffer) for kind, buffer in self.buffers.items()}
         self._slot_layers = [
             SlotLayer(self, next(views[keys]), next(views[values])) for keys, values in shapes

@@ -250,23 +250,24 @@ class LaneAttention:
 
     def _of_one_lane(
         self, end: int, mask: torch.Tensor
-    ) -> tuple[Sequence[Sequence[Seen]], Sequence[torch.Tensor]]:
+    ) -> tuple[Iterable[Sequence[Seen]], Sequence[torch.Tensor]]:
         """Return what a pass of one lane sees under a mask: per layer the views, and the mask.
 
         end  the slot after the last one that the mask covers
         """
         length = mask.shape[3]
         span = Span(end - length, mask.shape[2])
-        return list(zip(self._views((span,), length))), (self._mask_of(mask, 1),)
+        return zip(self._views((span,), length)), (self._mask_of(mask, 1),)
 
     def _by_layer(
-        self, kinds: Sequence[tuple[Sequence[Sequence[Seen]], Sequence[torch.Tensor | Visible]]]
+        self, kinds: Sequence[tuple[Iterable[Sequence[Seen]], Sequence[torch.Tensor | Visible]]]
     ) -> Iterable[LayerPlan]:
         """Return what each layer sees; `kinds`: per kind of layer all layers' views, and masks."""
         if len(kinds) == 1:
             return zip(kinds[0][0], repeat(kinds[0][1]))
+        seen = [list(views) for views, _ in kinds]
         layers = enumerate(self._kinds.of_layers)
-        return [(kinds[kind][0][layer], kinds[kind][1]) for layer, kind in layers]
+        return [(seen[kind][layer], kinds[kind][1]) for layer, kind in layers]
 
     def plan_recorded(
         self, shape: Shape, slots: torch.Tensor, masks: Sequence[torch.Tensor]

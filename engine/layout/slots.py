@@ -22,6 +22,10 @@ see: its parent's mask plus its own bit. Bit `i` of a mask stands for slot `pref
 are plain integers of at most `num_tree_slots` bits and moving the prefix is a shift. A node may lie
 in a lower slot than its parent.
 
+In layers with an attention window (`attention_windows.py`) a row sees only what lies at the lowest
+position of its window or after it. For committed tokens that is a range of slots; which tree slots
+are left is another mask (`Feed.near`), because slots of the tree are in no order.
+
 Rolling back costs nothing: a dead node's slot is free again, and what it held is never visible.
 Committing a chain costs nothing either: its nodes already lie where committed tokens belong. Only
 committing a path whose nodes lie in scattered slots moves cache rows, and that is one gather over
