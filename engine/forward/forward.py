@@ -7,6 +7,7 @@ compiled or recorded as CUDA graphs. It knows rows and slots, but no text and no
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,12 +17,14 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import Choice
 from engine.device import send
 from engine.errors import ModelError
+from engine.forward import cpu_experts
 from engine.forward.experts import RecordedExperts
 from engine.forward.kv_cache import SlotCache, first_not_finite
 from engine.forward.masks import KindMasks, as_words, window_words
 from engine.forward.temperatures import follow_positions
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed, LaneLayout, Span
+from engine.tensor_parallel.split import first_says
 
 # -- filling ---------------------------------------------------------------------------------------
 
@@ -328,6 +331,7 @@ class HuggingFaceBackend(Recordable):
     def __init__(self, loaded: LoadedModel, lanes: LaneLayout) -> None:
         self._model = loaded.model
         self._device = loaded.device
+        self._rank = loaded.rank
         self._dtype = loaded.dtype
         self._hidden_size = loaded.hidden_size
         self._lanes = lanes
@@ -406,15 +410,16 @@ class HuggingFaceBackend(Recordable):
             mask: Any = masks[0]
         else:  # transformers' models with layers of several kinds take their masks by name
             mask = dict(zip(self.kinds.layer_types, masks, strict=True))
-        out = self._model(
-            ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            **({"output_hidden_states": True} if layers else {}),
-            **options,
-        )
+        with self.experts:
+            out = self._model(
+                ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                **({"output_hidden_states": True} if layers else {}),
+                **options,
+            )
         # Index -1 is the state after the last norm, in transformers as in LAST.
         states = {layer: out.hidden_states[layer].flatten(0, 1) for layer in layers}
         return Output(out.logits.flatten(0, 1), features_of(states, layers))
@@ -440,8 +445,7 @@ class HuggingFaceBackend(Recordable):
         ids, positions, slots = rows[:3].reshape(3, *shape).unbind()
         self.cache.begin_lanes(slots, masks[0].shape[3], self._lanes)
         by_lane = [mask.view(shape[0], 1, shape[1], -1) for mask in masks]
-        with self.experts:
-            return self._call(ids, positions, by_lane, layers, {})
+        return self._call(ids, positions, by_lane, layers, {})
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
@@ -464,12 +468,17 @@ class HuggingFaceBackend(Recordable):
             return first_not_finite(self.cache.parts(), first, length)
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """Read fewer keys in windows if `timed`; apart from that, run the model as it is.
+        """On a CPU let a mixture's experts run in their fastest form (`cpu_experts.py`).
 
-        How many keys are read depends on all rows of a pass, and a row's last bits on that.
+        If `timed`, also read fewer keys in windows: how many are read depends on all rows of a
+        pass, and a row's last bits on that. Apart from that the model runs as it is.
         """
-        del say
         self._masks.are_cut = timed
+        if self._device.type == "cpu" and self.experts and not self.experts.is_used:
+            say("laying out experts")
+            decide = partial(first_says, rank=self._rank, device=self._device)
+            with torch.inference_mode():
+                cpu_experts.take_over(self._model, decide, timed=timed)
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

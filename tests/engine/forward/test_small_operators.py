@@ -166,7 +166,7 @@ def kernels_of_a_layer(
         monkeypatch.setattr(engine.forward.fused, "FORMS", {"": counter.norm})
         monkeypatch.setattr(small_operators, "_compiled", counter.merged)
         # As a GPU does it: no weight is packed, and each product is one operator.
-        monkeypatch.setattr(operators, "_packed", lambda *_: None)
+        monkeypatch.setattr(operators, "packed_product", lambda *_: None)
         options: dict[str, Any] = {"num_hidden_layers": num_layers}
         if architecture != "llama":
             options["layer_types"] = ["full_attention"] * num_layers
