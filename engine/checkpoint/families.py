@@ -9,6 +9,7 @@ installed release of transformers (pyproject.toml); other model types are refuse
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -34,6 +35,7 @@ _OWN_POSITIONS = "positions that it counts itself, from the first token of a pas
 _OWN_CACHE = "no cache of a key and a value per token"
 _CROSS = "layers of attention to something other than the text"
 _BYTES = "patches of bytes in place of tokens"
+ENCODER_DECODER = "an encoder-decoder model"
 
 # Reason -> the model types that are refused for it, whatever else config.json says.
 _ALWAYS: Mapping[str, tuple[str, ...]] = {
@@ -120,6 +122,32 @@ _OTHERS = {
     *("persimmon", "phi", "phi3", "phi4_multimodal", "phimoe", "seed_oss", "solar_open"),
     *("stablelm", "starcoder2", "xglm", "youtu"),
 }
+# Model types that our own forward (`fused`) runs.
+FUSED = ("llama", "mistral", "qwen2", "qwen3")
+# Model types with experts in transformers' common form (in some, only if config.json says so).
+_MIXTURES = {
+    *("afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1"),
+    *("ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma4_text", "glm4_moe"),
+    *("glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared"),
+    *("hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash"),
+    *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+    "solar_open",
+}
+# Model types with experts in code of their own -> True if that makes the host wait for a GPU.
+_OWN_EXPERTS: Mapping[str, bool] = {
+    **dict.fromkeys(("dbrx", "jetmoe", "longcat_flash"), True),
+    **dict.fromkeys(("doge", "llama4", "llama4_text"), False),
+}
+# Model types for which transformers has no attention but the one in single operators.
+_EAGER = {
+    *("codegen", "flint", "gemma2", "git", "got_ocr2", "gpt_neox_japanese", "gpt_oss", "gptj"),
+    *("granite_swa", "granitemoe_swa", "mimo_v2_flash", "vaultgemma", "xglm"),
+}
+# Model types that are not refused, and of which no test runs a small random model.
+_UNTESTED = {
+    *("emu3", "fuyu", "gemma3n_text", "git", "got_ocr2", "llama4", "moss_transcribe_diarize"),
+    "phi4_multimodal",
+}
 # Every model type for which transformers has a causal language model.
 CAUSAL = frozenset(
     chain(
@@ -145,7 +173,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
             "model for transformers?"
         )
     if _has_encoder(kind, stated):
-        raise ModelError(f"{name}: it is an encoder-decoder model; use a decoder-only one")
+        raise ModelError(f"{name}: it is {ENCODER_DECODER}; use a decoder-only one")
     if kind not in CAUSAL:
         near = get_close_matches(kind, sorted(CAUSAL), n=1)
         raise ModelError(
@@ -183,6 +211,48 @@ def _why_not(kind: str, text: Stated) -> str | None:
         named = ", ".join(sorted(types))
         return f"layers of type {named}, which do not keep a key and value per token"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is known of a model type before any model of it is seen: a row of docs/models.md.
+
+    refused      why it is refused where config.json is silent; None: it is not
+    has_windows  True: sliding windows or chunks run, if config.json states them
+    has_chunks   True: these are chunks
+    is_fused     True: our own forward runs it
+    experts      "": it has none; "common" or "own": whose code computes them
+    is_eager     True: transformers computes its attention in single operators
+    is_recorded  True: its passes can be recorded as CUDA graphs
+    is_tested    True: a test runs a small random model of it
+    """
+
+    kind: str
+    refused: str | None
+    has_windows: bool
+    has_chunks: bool
+    is_fused: bool
+    experts: str
+    is_eager: bool
+    is_recorded: bool
+    is_tested: bool
+
+
+def family(kind: str) -> Family:
+    """Return what is known of a model type (one of `CAUSAL`)."""
+    refused = ENCODER_DECODER if _has_encoder(kind, {}) else _why_not(kind, {})
+    own = "own" if kind in _OWN_EXPERTS else ""
+    return Family(
+        kind,
+        refused,
+        has_windows=kind in _WITH_WINDOWS,
+        has_chunks=kind in _BY_DEFAULT[_CHUNKED],
+        is_fused=kind in FUSED,
+        experts="common" if kind in _MIXTURES else own,
+        is_eager=kind in _EAGER,
+        is_recorded=not _OWN_EXPERTS.get(kind, False),
+        is_tested=refused is None and kind not in _UNTESTED,
+    )
 
 
 def layer_kinds(kind: str, text: Stated, num_layers: int) -> LayerKinds:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import LoadedModel
 from engine.device import send
 from engine.errors import ModelError
@@ -57,8 +58,6 @@ from engine.forward.operators import (
 from engine.forward.small_operators import SmallOperators, Trial
 from engine.layout.slots import LaneLayout
 from engine.tensor_parallel.split import first_says, joined, summed
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(slots=True)
@@ -486,7 +485,7 @@ class FusedBackend(Recordable):
 def why_not_fused(model: Any) -> str | None:
     """Return what this backend lacks to run `model`, worded to follow "has no", or None."""
     config = model.config
-    if config.model_type not in FAMILIES:
+    if config.model_type not in FUSED:
         return f"forward for {config.model_type}"
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"{config.hidden_act} activation"

@@ -9,11 +9,11 @@ import torch
 import transformers as hf
 
 import engine.forward.fused
+from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
 from engine.executor import ModelExecutor
-from engine.forward.fused import FAMILIES
 from engine.layout.attention_windows import AttentionWindow
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.loading import make_executor
@@ -102,7 +102,7 @@ def session_differences(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", FUSED)
 def test_sessions_get_the_logits_of_the_reference(
     architecture: str, dtype: str, tmp_path: Folder
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_long_prompt_in_one_pass_and_rows_that_nobody_asks_for(tmp_path: Folde
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", FUSED)
 @pytest.mark.parametrize("num_rows", [1, 5, 8])
 def test_a_row_of_a_reproducible_pass_has_the_same_bits_anywhere(
     num_rows: int, architecture: str, dtype: str, tmp_path: Folder
