@@ -17,6 +17,7 @@ from engine.loading import make_executor
 from tests.engine.recomputed import errors
 from tests.engine.stand_in import StandIn, device
 from tests.families import (
+    ALL,
     FAMILIES,
     LENGTH,
     PROMPTS,
@@ -92,7 +93,7 @@ def test_without_their_windows_these_models_would_write_something_else(
     assert texts[0] != texts[2]
 
 
-@pytest.mark.parametrize("name", marked(FAMILIES))
+@pytest.mark.parametrize("name", marked(ALL))
 def test_trees_and_copies_have_the_logits_of_whole_texts(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, "reference")
 
@@ -122,7 +123,7 @@ def test_so_they_have_on_compiled_programs(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, "compiled", (1, 8))
 
 
-@pytest.mark.parametrize("name", marked(FAMILIES, ("gemma3_text", "mistral-window")))
+@pytest.mark.parametrize("name", marked(ALL, ("gemma3_text", "mistral-window")))
 def test_so_they_have_in_recordings(name: str, tmp_path: Path, device: StandIn) -> None:
     executor = check(name, tmp_path, "graphs", (8, 32))
     assert device.num_captures > 0
