@@ -110,6 +110,26 @@ _OTHERS = {
     *("persimmon", "phi", "phi3", "phi4_multimodal", "phimoe", "seed_oss", "solar_open"),
     *("stablelm", "starcoder2", "xglm", "youtu"),
 }
+# Model types of several modalities (text, pictures, sound), whose language model is loaded alone, for
+# text -> the type of that language model where config.json does not say.
+WRAPPERS: Mapping[str, str] = {
+    **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
+    **dict.fromkeys(("idefics3", "llava", "llava_next", "smolvlm"), "llama"),
+    **dict.fromkeys(("internvl", "llava_onevision", "qwen2_5_vl", "qwen2_vl"), "qwen2"),
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "mistral3": "mistral",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+}
+# Language models that transformers has in a wrapper alone -> the model type with the same layers. They
+# turn keys by positions in three dimensions, which in text are all the same: the usual positions.
+_SAME_LAYERS: Mapping[str, str] = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
 # Every model type for which transformers has a causal language model.
 CAUSAL = frozenset(
     chain(
@@ -136,7 +156,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
         )
     if _has_encoder(kind, stated):
         raise ModelError(f"{name}: it is an encoder-decoder model; use a decoder-only one")
-    if kind not in CAUSAL:
+    if kind not in CAUSAL and kind not in WRAPPERS:
         near = get_close_matches(kind, sorted(CAUSAL), n=1)
         raise ModelError(
             f"{path}: model_type is {shown(kind)}, of which transformers has no causal language "
@@ -144,8 +164,28 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
         )
     if text is None:
         *_, text = parts(dict(stated))
+    kind, of = text_kind(kind, text), kind
+    if kind not in CAUSAL:
+        raise ModelError(
+            f"{path}: the language model of this {of} is of type {shown(kind)}, of which "
+            "transformers has no causal one; use another"
+        )
+    if kind != of:
+        text = {**text, "model_type": kind}
     if why := _why_not(kind, text):
-        raise ModelError(f"{name}: {kind} has {why}; use a model with plain full attention")
+        raise ModelError(f"{name}: {of} has {why}; use a model with plain full attention")
+
+
+def text_kind(kind: str, text: Stated) -> str:
+    """Return the type of the language model that is loaded: `kind`, but for those in `WRAPPERS`.
+
+    kind  model_type of the whole model; `text` describes the language model, or the whole model
+    """
+    if kind not in WRAPPERS:
+        return kind
+    inner = text.get("model_type")
+    inner = WRAPPERS[kind] if inner in (None, kind) else str(inner)
+    return _SAME_LAYERS.get(inner, inner)
 
 
 def _why_not(kind: str, text: Stated) -> str | None:
@@ -181,6 +221,9 @@ def window_of(kind: str, text: Stated) -> int | None:
 
     kind  model_type of the whole model; `text` describes the language model
     """
+    if kind in WRAPPERS:
+        kind = text_kind(kind, text)
+        text = {**text, "model_type": kind}
     kinds = {kind, str(text.get("model_type", kind))}
     if not kinds <= _UP_TO_WINDOW or not _SLIDING & set(_types_of(kinds, text)):
         return None

@@ -7,6 +7,7 @@ architecture: what a configuration means is left to transformers, afterwards.
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,22 @@ def _leaves(stated: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor of a model is in the files.
+
+    name        its name there
+    is_swapped  its last two dimensions are the other way round there
+    """
+
+    name: str
+    is_swapped: bool = False
+
+
+Names = Mapping[str, Stored]
+"""The tensors of a model that is read out of a larger one, by their names in the model."""
 
 # Masks and rotary frequencies: older checkpoints store them, newer models compute them.
 COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(inv_freq|position_ids)$")

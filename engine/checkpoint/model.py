@@ -22,6 +22,7 @@ from transformers.utils import logging as hf_logging
 from engine.checkpoint import families
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import (
+    Names,
     Object,
     Shapes,
     blamed,
@@ -41,6 +42,7 @@ from engine.checkpoint.tensors import (
     refuse_not_finite,
     refuse_unexpected,
 )
+from engine.checkpoint.wrapped import as_in_model, language_model, stored_text
 from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.quantised.formats import read_format, stated_fields
@@ -106,27 +108,23 @@ def without_accelerate() -> Iterator[None]:
 
 
 def read_packed(
-    name: str,
-    folder: Path,
-    config: Any,
-    dtype: torch.dtype,
-    device: torch.device,
-    packed: PackedCheckpoint,
-    empty: Any,
+    name: str, of: "Checked", packed: PackedCheckpoint, dtype: torch.dtype, device: torch.device
 ) -> Any:
     """Return a quantised model: weights packed if a library has kernels for them, else dequantised.
 
     packed  the folder's packed weights
-    empty   the model with plain weights, on `meta` (without memory)
 
     Raises:
         ModelError, OutOfMemory: as `read_weights`.
     """
+    folder, empty = of.folder, of.empty
     why = why_no_kernels(packed.form, device)
+    if why is None and of.names is not None:
+        why = "it is read out of a model of several modalities"
     if why is None:
         try:
             options = loading_options(name, packed.form, device)
-            model = read_weights(name, folder, config, dtype, options=options)
+            model = read_weights(name, folder, of.config, dtype, options=options)
             try_out(name, model, device)
         except OutOfMemory:
             raise  # dequantised weights would take even more
@@ -162,12 +160,11 @@ def read_part(
     """
     empty, packed = of.empty, of.packed
     cuts = cuts_of(name, empty, rank)
-    shapes = read_shapes(of.folder) if packed is None else packed.shapes
-    in_files = cuts_in_files(empty, shapes, cuts)
+    in_files = cuts_in_files(empty, of.shapes, cuts)
     read = partial(read_weights, name, of.folder, empty.config, dtype)
     if in_files is None:
         refuse_too_large(name, empty, dtype, torch.device("cpu"))
-        model = read(kind=type(empty), tensors=None if packed is None else packed.tensors(empty))
+        model = read(kind=type(empty), tensors=of.tensors())
         split(model, cuts, rank)
     else:
         kind = kind_of_part(empty, cuts, rank)
@@ -177,7 +174,7 @@ def read_part(
         num_parts = rank.count if device.type == "cpu" and rank.index == 0 else 1
         refuse_too_large(name, part, dtype, device, num_parts=num_parts)
         if packed is None:
-            tensors = plain_parts(of.folder, in_files)
+            tensors = plain_parts(of.folder, in_files, of.names)
         else:
             where = device if straight_onto(device) else torch.device("cpu")
             tensors = packed.tensors(empty, in_files, where)
@@ -319,15 +316,18 @@ def load_model(
     refuse_unknown_dtype(dtype)
     where = claim(device)
     of = check_checkpoint(name, revision)
-    folder, config, plain, packed, empty = of.folder, of.config, of.plain, of.packed, of.empty
-    chosen = _choose_dtype(name, dtype, config, folder, where)
+    config, packed, empty = of.config, of.packed, of.empty
+    chosen = _choose_dtype(name, dtype, config, of.folder, where)
     if rank is not None:
         model = read_part(name, of, chosen, where, rank)
     elif packed is None:
         refuse_too_large(name, empty, chosen, where)
-        model = read_weights(name, folder, plain, chosen, options=straight_onto(where))
+        kind = None if of.names is None else type(empty)
+        onto = straight_onto(where)
+        read = partial(read_weights, name, of.folder, of.plain, chosen, kind=kind, options=onto)
+        model = read(tensors=of.tensors())
     else:
-        model = read_packed(name, folder, config, chosen, where, packed, empty)
+        model = read_packed(name, of, packed, chosen, where)
         chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
     text_config = config.get_text_config(decoder=True)
     vocab_size = of.vocab_size if rank is not None else _vocab_size(model, text_config)
@@ -351,10 +351,12 @@ def load_model(
 class Checked:
     """A model's folder whose tensors' sizes fit its config.json; no weight has been read yet.
 
-    config  transformers' configuration of the model
+    config  transformers' configuration of the model; of a wrapper, that of its language model
     plain   the same without its fields about quantisation
     packed  reads the weights if they are packed (quantised); None: they are plain
     empty   the model on `meta`, without memory
+    shapes  shape of each tensor, by its name, as in a plain checkpoint
+    names   where the files have the tensors of a wrapper's language model; None: it is no wrapper
     stated_eos  the end-of-text ids that the folder's files name; None: they name none
     """
 
@@ -363,7 +365,15 @@ class Checked:
     plain: Any
     packed: PackedCheckpoint | None
     empty: Any
+    shapes: Shapes
+    names: Names | None
     stated_eos: tuple[int, ...] | None
+
+    def tensors(self) -> dict[str, Lazy] | None:
+        """Return the model's plain tensors, read when used; None: the folder's are just these."""
+        if self.packed is not None:
+            return self.packed.tensors(self.empty)
+        return None if self.names is None else plain_parts(self.folder, {}, self.names)
 
     @property
     def text_config(self) -> Any:
@@ -400,12 +410,20 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
     shapes = read_shapes(folder)
     refuse_odd_weights(folder, is_packed=form is not None)
     check_layers(path, stated, shapes)
-    packed = None if form is None else PackedCheckpoint(folder, form)
+    names = stored_text(shapes) if stated["model_type"] in families.WRAPPERS else None
+    packed = None if form is None else PackedCheckpoint(folder, form, names)
     config = _read_config(path, stated)
     families.refuse(name, path, config.to_dict(), config.get_text_config(decoder=True).to_dict())
+    if packed is not None:
+        shapes = packed.shapes
+    elif names is not None:
+        shapes = {own: shapes[there.name] for own, there in names.items()}
+    config = language_model(config, stated, shapes)
     plain = _without_packing(config)
-    empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
-    return Checked(folder, config, plain, packed, empty, stated_eos)
+    empty = _check_sizes(path, stated, plain, shapes)
+    if packed is None and names is not None:
+        names = as_in_model(names, shapes, empty)
+    return Checked(folder, config, plain, packed, empty, shapes, names, stated_eos)
 
 
 def refuse_unknown_dtype(dtype: str) -> None:

@@ -101,6 +101,8 @@ class Target:
 
 def _tensors(checked: Checked, names: list[str]) -> Iterator[torch.Tensor]:
     """Yield the tensors of `names` that the checkpoint has, in that order."""
+    if checked.names is not None:
+        names = [checked.names[name].name for name in names if name in checked.names]
     for name in names:
         for file in weight_files(checked.folder):
             try:

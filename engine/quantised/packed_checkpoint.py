@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.checkpoint.files import Shapes, weight_files
+from engine.checkpoint.files import Names, Shapes, weight_files
 from engine.checkpoint.parts import Cuts, Files, Lazy
 from engine.errors import ModelError, remedy
 from engine.quantised import awq, fp8, gptq, nf4
@@ -66,9 +66,10 @@ _KINDS: Mapping[type[Format], _Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """A tensor's entry in the header of a file."""
+    """A tensor's entry in the header of a file, and its name there (`stored`)."""
 
     file: Path
+    stored: str
     dtype: str
     shape: tuple[int, ...]
 
@@ -92,14 +93,18 @@ class PackedCheckpoint:
     shapes  name -> shape of every tensor of the corresponding plain checkpoint
     """
 
-    def __init__(self, folder: Path, form: Format) -> None:
+    def __init__(self, folder: Path, form: Format, names: Names | None = None) -> None:
         """Read the headers of the files, and no weight.
+
+        names  which tensors of the folder; None: all, by their names in the files
 
         Raises:
             ModelError: a layer lacks a tensor, or its tensors' shapes do not fit together.
         """
         self.form = form
-        self._heads = dict(_heads(folder))
+        heads = dict(_heads(folder))
+        wanted = heads if names is None else {n: heads[one.name] for n, one in names.items()}
+        self._heads: Mapping[str, _Head] = wanted
         self._files: dict[Path, Any] = {}
         self._sliced = Files()
         self._device = _CPU  # where weights are dequantised
@@ -180,13 +185,14 @@ class PackedCheckpoint:
         stretch = _stretch(layer.form, self._sizes(layer.parts), dim, run)
         tensors = {}
         for part, tensor in layer.parts.items():
-            sliced = self._sliced.slices(self._heads[tensor].file, tensor)
+            head = self._heads[tensor]
+            sliced = self._sliced.slices(head.file, head.stored)
             tensors[part] = sliced[stretch.slices.get(part, ...)].to(self._device)
         return _weight(stretch.form, tensors).narrow(dim, stretch.start, len(run))
 
     def _read(self, name: str, cut: Cut | None = None) -> torch.Tensor:
         """Return a tensor of the files as it is stored, or the cut of it."""
-        file = self._heads[name].file
+        file, name = self._heads[name].file, self._heads[name].stored
         if cut is not None:
             return cut.of(self._sliced.slices(file, name))
         if file not in self._files:
@@ -228,7 +234,7 @@ def _heads(folder: Path) -> Iterator[tuple[str, _Head]]:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                     part = tensors.get_slice(name)
-                    yield name, _Head(file, part.get_dtype(), tuple(part.get_shape()))
+                    yield name, _Head(file, name, part.get_dtype(), tuple(part.get_shape()))
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{file}: cannot be read: {remedy(error)}") from error
 
