@@ -3,6 +3,7 @@
 They are initialised widely enough to have something to say: greedy text neither loops nor repeats.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +134,16 @@ def make_model(
     return folder
 
 
-def make_noised(folder: Path, out: Path, sigma: float, seed: int = 0) -> Path:
+def make_noised(
+    folder: Path, out: Path, sigma: float, seed: int = 0, load: Callable[[Path], Any] | None = None
+) -> Path:
     """Save a copy of the model in `folder` as `out`, with noise on its weight matrices.
 
+    load   reads the model; None: it is a causal language model
     sigma  standard deviation of the noise in units of each matrix's own; 0.1 to 0.3 makes a drafter
            that agrees with the original some of the time
     """
-    model = hf.AutoModelForCausalLM.from_pretrained(folder)
+    model: Any = (load or hf.AutoModelForCausalLM.from_pretrained)(folder)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():

@@ -31,6 +31,7 @@ _OWN_MASK = "an attention mask of its own, which would hide the tree's"
 _OWN_POSITIONS = "positions that it counts itself, from the first token of a pass"
 _OWN_CACHE = "no cache of a key and a value per token"
 _CROSS = "layers of attention to something other than the text"
+_ENCODER = "it is an encoder-decoder model; use a decoder-only one"
 _BYTES = "patches of bytes in place of tokens"
 
 # Reason -> the model types that are refused for it, whatever else config.json says.
@@ -155,9 +156,9 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
             "model for transformers?"
         )
     if _has_encoder(kind, stated):
-        raise ModelError(f"{name}: it is an encoder-decoder model; use a decoder-only one")
+        raise ModelError(f"{name}: {_ENCODER}")
     if kind not in CAUSAL and kind not in WRAPPERS:
-        near = get_close_matches(kind, sorted(CAUSAL), n=1)
+        near = get_close_matches(kind, sorted({*CAUSAL, *WRAPPERS}), n=1)
         raise ModelError(
             f"{path}: model_type is {shown(kind)}, of which transformers has no causal language "
             f"model; use another{f'; did you mean {near[0]}?' if near else ''}"
@@ -165,6 +166,8 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
     if text is None:
         *_, text = parts(dict(stated))
     kind, of = text_kind(kind, text), kind
+    if kind != of and _has_encoder(kind, text):
+        raise ModelError(f"{name}: {_ENCODER}")
     if kind not in CAUSAL:
         raise ModelError(
             f"{path}: the language model of this {of} is of type {shown(kind)}, of which "
