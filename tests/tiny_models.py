@@ -99,6 +99,9 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.Gemma2Config(**base, **window)
         case "gemma3":
             return hf.Gemma3TextConfig(**base, **window)
+        case "gpt_oss":
+            sizes = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+            return hf.GptOssConfig(**base, **sizes, sliding_window=512)
         case "mamba":
             return hf.MambaConfig(hidden_size=64, num_hidden_layers=2, vocab_size=vocab)
         case "t5":

@@ -111,8 +111,8 @@ _OTHERS = {
     *("persimmon", "phi", "phi3", "phi4_multimodal", "phimoe", "seed_oss", "solar_open"),
     *("stablelm", "starcoder2", "xglm", "youtu"),
 }
-# Model types of several modalities (text, pictures, sound), whose language model is loaded alone, for
-# text -> the type of that language model where config.json does not say.
+# Model types of several modalities (text, pictures, sound), of which only the language model is
+# loaded -> the type of that language model where config.json does not say.
 WRAPPERS: Mapping[str, str] = {
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
     **dict.fromkeys(("idefics3", "llava", "llava_next", "smolvlm"), "llama"),
@@ -123,8 +123,8 @@ WRAPPERS: Mapping[str, str] = {
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }
-# Language models that transformers has in a wrapper alone -> the model type with the same layers. They
-# turn keys by positions in three dimensions, which in text are all the same: the usual positions.
+# Language models that transformers has only in a wrapper -> the model type with the same layers.
+# Their rotary embedding has positions in three dimensions; in a text all three are the usual one.
 _SAME_LAYERS: Mapping[str, str] = {
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",

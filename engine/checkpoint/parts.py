@@ -180,7 +180,9 @@ def _read(files: Files, path: Path, stored: Stored, cut: Cut | None) -> torch.Te
     if stored.is_swapped:
         whole = files.tensor(path, stored.name).transpose(-2, -1)
         return whole.contiguous() if cut is None else cut.of(whole)
-    return files.tensor(path, stored.name) if cut is None else cut.of(files.slices(path, stored.name))
+    return (
+        files.tensor(path, stored.name) if cut is None else cut.of(files.slices(path, stored.name))
+    )
 
 
 def kind_of_part(empty: Any, cuts: Cuts, rank: Rank) -> Any:

@@ -168,9 +168,7 @@ def test_both_say_the_same_of_what_config_json_states(
         ({"model_type": "qwen2_vl", "text_config": {"model_type": "qwen2_vl_text"}}, ""),
     ],
 )
-def test_what_matters_of_a_wrapper_is_its_language_model(
-    stated: dict[str, Any], line: str
-) -> None:
+def test_what_matters_of_a_wrapper_is_its_language_model(stated: dict[str, Any], line: str) -> None:
     said = said_before(stated)
     assert said.startswith(line)
     assert bool(said) == bool(line)
