@@ -291,7 +291,7 @@ def mxfp4(weight: Array) -> Packed:
 
 
 def save_mxfp4(source: Path, out: Path) -> tuple[Path, Path]:
-    """Pack the experts of the gpt-oss model in `source`; return the packed folder, the plain one."""
+    """Pack the experts of the gpt-oss in `source`; return the packed folder and the plain one."""
     plain = load_file(source / "model.safetensors")
     packed = dict(plain)
     for name, weight in plain.items():

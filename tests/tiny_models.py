@@ -81,10 +81,9 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.GPTNeoConfig(**sizes, attention_types=[[["global"], 3]])
         case "opt":
             return hf.OPTConfig(**many_heads, ffn_dim=128, word_embed_proj_dim=64)
-        case "phi3":
-            return hf.Phi3Config(**base)
-        case "olmo" | "granite":
-            return (hf.OlmoConfig if architecture == "olmo" else hf.GraniteConfig)(**base)
+        case "phi3" | "olmo" | "granite":
+            kinds = {"phi3": hf.Phi3Config, "olmo": hf.OlmoConfig, "granite": hf.GraniteConfig}
+            return kinds[architecture](**base)
         case "cohere":
             return hf.CohereConfig(**base, logit_scale=1.0)
         case "stablelm":
@@ -95,13 +94,11 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.FalconConfig(**many_heads, alibi=True)
         case "bloom":
             return hf.BloomConfig(hidden_size=64, n_layer=3, n_head=4, vocab_size=vocab)
-        case "gemma2":
-            return hf.Gemma2Config(**base, **window)
-        case "gemma3":
-            return hf.Gemma3TextConfig(**base, **window)
+        case "gemma2" | "gemma3":
+            gemma = hf.Gemma2Config if architecture == "gemma2" else hf.Gemma3TextConfig
+            return gemma(**base, **window)
         case "gpt_oss":
-            sizes = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
-            return hf.GptOssConfig(**base, **sizes, sliding_window=512)
+            return hf.GptOssConfig(**base, num_local_experts=8, sliding_window=512)
         case "mamba":
             return hf.MambaConfig(hidden_size=64, num_hidden_layers=2, vocab_size=vocab)
         case "t5":

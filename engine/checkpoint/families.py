@@ -170,8 +170,8 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
         raise ModelError(f"{name}: {_ENCODER}")
     if kind not in CAUSAL:
         raise ModelError(
-            f"{path}: the language model of this {of} is of type {shown(kind)}, of which "
-            "transformers has no causal one; use another"
+            f"{path}: its language model is of type {shown(kind)}, which cannot write a text; use "
+            "another"
         )
     if kind != of:
         text = {**text, "model_type": kind}

@@ -70,9 +70,9 @@ def stored_text(names: Iterable[str]) -> dict[str, Stored]:
 
 
 def as_in_model(stored: dict[str, Stored], shapes: Shapes, model: Any) -> dict[str, Stored]:
-    """Return `stored` with a note on each tensor whose last two dimensions are swapped in the files.
+    """Return `stored` with `is_swapped` set for tensors that the files hold transposed.
 
-    These are the experts of Qwen3-VL.
+    Qwen3-VL's experts are stored so.
 
     shapes  shape in the files, by the model's name
     model   the language model, on `meta` (without memory)

@@ -91,7 +91,7 @@ def test_the_memory_that_is_asked_for_is_that_of_dequantised_weights(
         (lambda t: t.pop(f"{UP}_blocks"), "blocks is missing; get the checkpoint again"),
         (
             lambda t: t.update({f"{UP}_scales": t[f"{UP}_scales"][:, 1:].contiguous()}),
-            r"scales is \[4, 255, 2\], it must be \[4, 256, 2\]",
+            r"scales is \[8, 255, 2\], it must be \[8, 256, 2\]",
         ),
         (lambda t: t[f"{UP}_scales"].fill_(255), "scales holds NaN or infinity"),
         (

@@ -161,7 +161,7 @@ def test_both_say_the_same_of_what_config_json_states(
         ),
         (
             {"model_type": "llava", "text_config": {"model_type": "clip_text_model"}},
-            'config.json: the language model of this llava is of type "clip_text_model", of which',
+            'config.json: its language model is of type "clip_text_model", which cannot write',
         ),
         ({"model_type": "mistral3", "text_config": {"model_type": "mistral"}}, ""),
         ({"model_type": "qwen2_vl"}, ""),
