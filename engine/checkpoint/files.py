@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.long_texts import LONG_ROPES
 from engine.checkpoint.tensor_list import tensors_in
 from engine.errors import ModelError, remedy
 
@@ -86,6 +87,7 @@ def read_config(folder: Path) -> Object:
         for field in ("rope_parameters", "rope_scaling"):
             if isinstance(rope := part.get(field), dict):
                 refuse_number(path, rope, "rope_theta", THETAS)
+                _refuse_odd_factors(path, field, rope)
         refuse_odd_dim(path, "head_dim", part.get("head_dim") or 2)
         packing = part.get("quantization_config")
         if packing is not None and not isinstance(packing, dict):
@@ -110,6 +112,20 @@ def refuse_number(path: Path, part: Object, field: str, between: tuple[float, fl
         raise ModelError(
             f"{path}: {field} is {shown(found)}; it must be a number from {least:g} to {most:g}"
         )
+
+
+def _refuse_odd_factors(path: Path, field: str, rope: Object) -> None:
+    """Raise ModelError if a longrope in config.json lacks one of its two lists of factors."""
+    if rope.get("rope_type", rope.get("type")) not in LONG_ROPES:
+        return
+    for name in ("short_factor", "long_factor"):
+        factors = rope.get(name)
+        is_list = isinstance(factors, list) and bool(factors)
+        if not is_list or not all(type(one) in (int, float) and one > 0 for one in factors):
+            raise ModelError(
+                f"{path}: {field}.{name} is {shown(factors)}; a longrope needs it, as a list of "
+                "numbers above 0"
+            )
 
 
 def refuse_odd_dim(path: Path, field: str, dim: int) -> None:

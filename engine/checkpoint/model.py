@@ -17,9 +17,10 @@ import torch
 import transformers.integrations.accelerate
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as hf_logging
 
-from engine.checkpoint import families
+from engine.checkpoint import families, long_texts
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import (
     Names,
@@ -297,6 +298,7 @@ def load_model(
     dtype: str = "auto",
     device: str = "cpu",
     rank: Rank | None = None,
+    max_len: int = 0,
 ) -> LoadedModel:
     """Load and return a causal language model from a folder or from the Hugging Face hub.
 
@@ -307,6 +309,8 @@ def load_model(
               would only emulate it)
     device    cpu, cpu:N, cpu:N-M (see `device.pin`) or cuda:N
     rank      load only this rank's part of the model (tensor parallelism); None: the whole
+    max_len   maximum length of a text that was asked for; 0: none. A model may have other rotary
+              factors for long texts (`long_texts.py`)
 
     Sets transformers' own logging to errors only, and its progress bars off.
 
@@ -332,11 +336,13 @@ def load_model(
     text_config = config.get_text_config(decoder=True)
     vocab_size = of.vocab_size if rank is not None else _vocab_size(model, text_config)
     model = put(name, model, where).eval().requires_grad_(False)
+    longest = max_text_len(name, text_config, max_len)
+    settle(model, text_config, longest)
     return LoadedModel(
         model=model,
         name=name,
         vocab_size=vocab_size,
-        max_model_len=max_text_len(name, text_config),
+        max_model_len=longest,
         eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
         num_layers=int(text_config.num_hidden_layers),
         hidden_size=int(text_config.hidden_size),
@@ -432,11 +438,10 @@ def refuse_unknown_dtype(dtype: str) -> None:
         raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(DTYPES)}")
 
 
-def max_model_len(name: str, config: Any) -> int:
+def max_model_len(name: str, config: Any, asked: int = 0) -> int:
     """Return the number of positions (tokens of a text) that the model can take.
 
-    Dynamic and long rotary embeddings change the frequencies of *all* positions once a pass goes
-    past the original length. Keys cached before would then be wrong, so that length is the limit.
+    asked  maximum length of a text that the user asked for; 0: none (`long_texts.limited`)
 
     Raises:
         ModelError: the configuration names no limit.
@@ -444,13 +449,11 @@ def max_model_len(name: str, config: Any) -> int:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         raise ModelError(f"{name}: config.json has no max_position_embeddings; add it")
-    rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict) or rope.get("rope_type") not in ("longrope", "dynamic"):
-        return limit
-    return min(limit, int(rope.get("original_max_position_embeddings") or limit))
+    stated = config.to_dict()
+    return long_texts.limited(str(config.model_type), stated, limit, asked)
 
 
-def max_text_len(name: str, config: Any) -> int:
+def max_text_len(name: str, config: Any, asked: int = 0) -> int:
     """Return the most tokens of a text of a model with this transformers configuration.
 
     It is `max_model_len`, or the attention window if that is shorter: the masks of this engine are
@@ -459,9 +462,33 @@ def max_text_len(name: str, config: Any) -> int:
     Raises:
         ModelError: the configuration names no limit.
     """
-    longest = max_model_len(name, config)
+    longest = max_model_len(name, config, asked)
     window = families.window_of(str(config.model_type), config.to_dict())
     return longest if window is None else min(longest, window)
+
+
+def settle(model: Any, config: Any, longest: int) -> None:
+    """Make a model read all texts up to the length `longest` (`max_text_len`) in one way.
+
+    config  transformers' configuration of its language model
+    """
+    kind, stated = str(config.model_type), config.to_dict()
+    if long_texts.scales_queries(kind, stated):
+        for part in model.modules():
+            if hasattr(part, "attn_temperature_tuning"):
+                part.attn_temperature_tuning = False  # up to this length the scale is 1
+    original = long_texts.original_length(stated)
+    if original is None or not long_texts.has_sets(kind, stated):
+        return
+    for part in model.modules():
+        if getattr(part, "rope_type", None) not in long_texts.LONG_ROPES:
+            continue
+        if longest > original:
+            frequencies, _ = ROPE_INIT_FUNCTIONS[part.rope_type](
+                part.config, part.inv_freq.device, seq_len=original + 1
+            )
+            part.inv_freq.copy_(frequencies)
+        part.rope_type = "default"  # transformers now leaves the factors as they are
 
 
 def _read_config(path: Path, stated: Object) -> Any:

@@ -1,35 +1,31 @@
 """The longest text that a target can take, and the messages where memory allows less."""
 
 from coordinator.api.config import PairConfig
-from coordinator.api.models.folders import window_of
+from coordinator.api.models.folders import limited, window_of
 from coordinator.api.models.heads import find_config, read
 from proto.messages import MAX_TEXT_LEN, Hello
 
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")  # names in config.json
-LIMITED_ROPES = ("longrope", "dynamic")  # RoPE kinds that change all positions of long texts
 
 
-def longest_of(model: str, revision: str | None) -> int | None:
+def longest_of(model: str, revision: str | None, asked: int = MAX_TEXT_LEN) -> int | None:
     """Return the most tokens that a model takes, by its config.json; None: not known.
 
     The limit that the node reports after loading is the one that counts
-    (`engine.checkpoint.model.max_model_len`).
+    (`engine.checkpoint.model.max_text_len`).
+
+    asked  maximum length of a text that is asked for: some models take long texts only then
     """
     path = find_config(model, revision)
     config = {} if path is None else read(path)
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    lengths = [text[name] for name in LENGTHS if type(text.get(name)) is int]
+    if not lengths:
+        return None
+    limit = limited(config, min(*lengths, MAX_TEXT_LEN), asked)
     window = window_of(config)
-    if isinstance(inner := config.get("text_config"), dict):
-        config = inner
-    lengths = [config[name] for name in LENGTHS if type(config.get(name)) is int]
-    limit = min(lengths, default=None)
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in LIMITED_ROPES:
-        name = "original_max_position_embeddings"
-        original = rope.get(name) or config.get(name)
-        limit = original if type(original) is int else limit
-    if window is not None and type(limit) is int:
-        limit = min(limit, window)
-    return min(limit, MAX_TEXT_LEN) if type(limit) is int else None
+    return limit if window is None else min(limit, window)
 
 
 def too_long(config: PairConfig, num_tokens: int, max_len: int, *, has_heads: bool = False) -> str:
@@ -71,7 +67,13 @@ def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs
     path = find_config(config.target, config.target_revision)
     if path is not None and longest == window_of(read(path)):
         lines.append(f"texts have at most {longest} tokens: the target's attention has that window")
-    if limit is not None and longest < limit and not config.reproducible:
+    usual = longest_of(config.target, config.target_revision, 0)
+    if usual is not None and limit is not None and longest == usual < limit:
+        lines.append(
+            f"texts have at most {longest} tokens; --max-model-len allows up to {limit}, and beyond "
+            f"{longest} the target reads all texts with its factors for long ones"
+        )
+    elif limit is not None and longest < limit and not config.reproducible:
         why = "" if target.heads else f": memory is kept for {num_seqs} at once"
         lines.append(
             f"texts have at most {longest} tokens, of the {limit} that the target can take"
