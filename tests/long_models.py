@@ -1,4 +1,4 @@
-"""Small models whose rotary embedding has two sets of factors, for short texts and for long ones."""
+"""Small models whose rotary embedding has a set of factors for short texts and one for long."""
 
 from pathlib import Path
 from typing import Any

@@ -72,6 +72,8 @@ class ChatTemplate:
         config = _read_json(find_file(model, revision, "tokenizer_config.json"))
         path = find_file(model, revision, "chat_template.jinja")
         source = _in_config(config) if path is None else _read_text(path)
+        if source is None:  # models of several modalities may have it here, as an object's field
+            source = _in_config(_read_json(find_file(model, revision, "chat_template.json")))
         return cls(source, _special_tokens(config), model)
 
     def render(

@@ -120,8 +120,8 @@ def _refuse_odd_factors(path: Path, field: str, rope: Object) -> None:
         return
     for name in ("short_factor", "long_factor"):
         factors = rope.get(name)
-        is_list = isinstance(factors, list) and bool(factors)
-        if not is_list or not all(type(one) in (int, float) and one > 0 for one in factors):
+        numbers = factors if isinstance(factors, list) else []
+        if not numbers or not all(type(one) in (int, float) and one > 0 for one in numbers):
             raise ModelError(
                 f"{path}: {field}.{name} is {shown(factors)}; a longrope needs it, as a list of "
                 "numbers above 0"

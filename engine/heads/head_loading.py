@@ -196,8 +196,7 @@ def load_head_engine(
 
     `feature_dtype` of `Engine.loaded` may still be changed until the first features come.
 
-    Raises:
-        ModelError: one line that says what is wrong and what to do.
+    Raises ModelError, with one line that says what is wrong and what to do.
     """
     started = time.monotonic()
     if is_alone:

@@ -50,7 +50,8 @@ def how_longer(config: PairConfig, max_len: int, *, has_heads: bool = False) -> 
     if own is not None and max_len >= own:
         return ""
     most = "" if own is None else f" (the model takes {own})"
-    if config.max_model_len is not None or config.reproducible:
+    is_usual = max_len == longest_of(config.target, config.target_revision, 0)
+    if config.max_model_len is not None or config.reproducible or is_usual:
         return f"raise --max-model-len{most}"
     if has_heads:
         return "leave out the heads in the target's process, which take no more"
@@ -70,8 +71,8 @@ def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs
     usual = longest_of(config.target, config.target_revision, 0)
     if usual is not None and limit is not None and longest == usual < limit:
         lines.append(
-            f"texts have at most {longest} tokens; --max-model-len allows up to {limit}, and beyond "
-            f"{longest} the target reads all texts with its factors for long ones"
+            f"texts have at most {longest} tokens: their rope factors are for short ones; "
+            f"--max-model-len allows {limit}"
         )
     elif limit is not None and longest < limit and not config.reproducible:
         why = "" if target.heads else f": memory is kept for {num_seqs} at once"

@@ -72,6 +72,11 @@ def test_templates_are_found_where_models_keep_them(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "mine"}]
     path.write_text(json.dumps({"chat_template": named}))
     assert ChatTemplate.of_model(str(tmp_path), None).render(MESSAGES) == "mine"
+    path.write_text(json.dumps({"bos_token": "<b>"}))
+    beside = {"chat_template": "of several modalities {{ bos_token }}"}
+    (tmp_path / "chat_template.json").write_text(json.dumps(beside))
+    rendered = ChatTemplate.of_model(str(tmp_path), None).render(MESSAGES)
+    assert rendered == "of several modalities <b>"
     (tmp_path / "chat_template.jinja").write_text("in a file")
     assert ChatTemplate.of_model(str(tmp_path), None).render(MESSAGES) == "in a file"
 

@@ -22,6 +22,7 @@ from tests.wrapped_models import TEXT
 
 IDS = torch.randint(0, 180, (1, 120), generator=torch.Generator().manual_seed(3))
 SHORT_IDS = IDS[:, :40]
+SU = {"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 70}
 
 
 def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -81,8 +82,8 @@ def test_else_the_short_ones_are_up_to_the_original_length(max_len: int, tmp_pat
             8000,
             700,
         ),
-        ("phi3", {"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 70}, 71, 9000),
-        ("phi3", {"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 70}, 70, 70),
+        ("phi3", SU, 71, 9000),
+        ("phi3", SU, 70, 70),
         ("llama4_text", {}, 0, 8191),
         ("llama4_text", {"floor_scale": 100}, 500, 99),
         ("llama4_text", {"no_rope_layers": [1, 1]}, 0, 9000),
