@@ -35,7 +35,7 @@ def limited(kind: str, text: Stated, limit: int, asked: int) -> int:
     """
     if scales_queries(kind, text):
         scale = text.get("floor_scale")
-        limit = min(limit, int(_FLOOR_SCALE if scale is None else scale) - 1)
+        limit = min(limit, (scale if type(scale) is int else _FLOOR_SCALE) - 1)
     original = original_length(text)
     if original is None or (has_sets(kind, text) and asked > original):
         return limit
@@ -57,9 +57,10 @@ def has_sets(kind: str, text: Stated) -> bool:
 
 def scales_queries(kind: str, text: Stated) -> bool:
     """True if it is a Llama 4 whose queries are scaled by their position."""
-    layers = text.get("no_rope_layers") or [0]  # 0: queries of this layer are not turned
-    is_scaled = text.get("attn_temperature_tuning", True) and not all(layers)
-    return kind == "llama4_text" and bool(is_scaled)
+    layers = text.get("no_rope_layers")  # 0: queries of this layer are not turned
+    is_in_none = isinstance(layers, list) and bool(layers) and all(layers)
+    is_wanted = bool(text.get("attn_temperature_tuning", True))
+    return kind == "llama4_text" and is_wanted and not is_in_none
 
 
 def _rope(text: Stated) -> Stated:

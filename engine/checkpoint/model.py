@@ -424,7 +424,8 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
         shapes = packed.shapes
     elif names is not None:
         shapes = {own: shapes[there.name] for own, there in names.items()}
-    config = language_model(config, stated, shapes)
+    if names is not None:
+        config = _language_model(path, stated, config, names)
     plain = _without_packing(config)
     empty = _check_sizes(path, stated, plain, shapes)
     if packed is None and names is not None:
@@ -498,6 +499,14 @@ def _read_config(path: Path, stated: Object) -> Any:
             path.parent, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # transformers computes with what it reads: any error is possible
+        raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
+
+
+def _language_model(path: Path, stated: Object, config: Any, names: Names) -> Any:
+    """Return the configuration of a wrapper's language model. Raises ModelError if it is odd."""
+    try:
+        return language_model(config, stated, names)
+    except Exception as error:  # as above
         raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
-from engine.checkpoint.families import WRAPPERS, text_kind
+from engine.checkpoint.families import text_kind
 from engine.checkpoint.files import Object, Shapes, Stored, parts
 
 # Older files have `language_model.model.layers`, newer ones `model.language_model.layers`.
@@ -24,13 +24,11 @@ _OF_PICTURES = ("mrope_section", "mrope_interleaved")
 
 
 def language_model(config: Any, stated: Object, names: Iterable[str]) -> Any:
-    """Return the configuration of a wrapper's language model; `config` itself if it is no wrapper.
+    """Return the configuration of a wrapper's language model.
 
     config  transformers' configuration made of config.json, whose content is `stated`
     names   names of the language model's tensors
     """
-    if config.model_type not in WRAPPERS:
-        return config
     text = deepcopy(config.get_text_config(decoder=True))
     kind = text_kind(config.model_type, text.to_dict())
     if text.model_type != kind:

@@ -140,6 +140,28 @@ def test_what_the_language_model_lacks_or_has_too_much_is_named(tmp_path: Path) 
         load_model(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("max_window_layers", None, "it cannot be used: .*'max_window_layers'"),
+        ("num_hidden_layers", 4, r"it cannot be used: `num_hidden_layers` \(4\) must be"),
+        ("hidden_size", 96, r"by its sizes \(hidden_size\) lm_head.weight is"),
+        ("model_type", "jamba", ": qwen2_vl has recurrent layers"),
+    ],
+)
+def test_a_config_of_the_language_model_that_lies_is_named(
+    field: str, value: object, line: str, tmp_path: Path
+) -> None:
+    folder = make_wrapped("qwen2_vl", tmp_path)
+    path = folder / "config.json"
+    stated = json.loads(path.read_text())
+    stated["text_config"][field] = value
+    path.write_text(json.dumps(stated))
+    with pytest.raises(ModelError, match=line) as caught:
+        load_model(str(folder))
+    assert "\n" not in str(caught.value)
+
+
 def test_only_a_prefix_at_the_beginning_of_a_name_counts() -> None:
     names = ["vision.language_model.x", "model.language_model.x", "lm_head.weight", "model.y"]
     assert set(stored_text(names)) == {"model.x", "lm_head.weight"}
