@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 from tests.tiny_models import widened
 
@@ -45,40 +45,72 @@ INTERN = {**SEEN, "model_type": "internvl_vision", "image_size": [28, 28], "patc
 QWEN = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "intermediate_size": 32}
 QWEN |= {"out_hidden_size": 64}
 LLAMA4 = {**SEEN, "vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64}
+GOT = {"hidden_size": 32, "output_channels": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+GOT |= {"image_size": 64, "patch_size": 16, "global_attn_indexes": [0], "mlp_dim": 32}
+HEARD = {"hidden_size": 32, "intermediate_size": 32, "num_mel_bins": 8, "max_source_positions": 20}
+HEARD |= {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32}
+PERCEIVER = {"hidden_size": 64, "resampler_n_latents": 4, "resampler_depth": 1}
+PERCEIVER |= {"resampler_n_heads": 2, "resampler_head_dim": 16, "num_key_value_heads": 2}
+
+LLAMA = {**TEXT, "model_type": "llama"}
+QWEN2 = {**TEXT, "model_type": "qwen2"}
+COHERE2 = {**TEXT, **WINDOW, "model_type": "cohere2", "logit_scale": 1.0}
+MISTRAL = {**WIDE, "model_type": "mistral", "sliding_window": None}
+EXAONE = {**TEXT, **WINDOW, "model_type": "exaone4", "sliding_window_pattern": 4}
+DEEP = {**QWEN, "deepstack_visual_indexes": [0]}
 # Model type -> the configurations of its language model and of the part that sees.
-WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "aya_vision": ({**TEXT, **WINDOW, "model_type": "cohere2", "logit_scale": 1.0}, SIGLIP),
-    "cohere2_vision": ({**TEXT, **WINDOW, "model_type": "cohere2", "logit_scale": 1.0}, SIGLIP),
+SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "aya_vision": (COHERE2, SIGLIP),
+    "cohere2_vision": (COHERE2, SIGLIP),
+    "deepseek_vl": (LLAMA, SIGLIP),
+    "exaone4_5": (EXAONE, {**QWEN, "num_key_value_heads": 2}),
     "gemma3": ({**WIDE, **WINDOW}, SEEN),
-    "idefics3": ({**TEXT, "model_type": "llama"}, SEEN),
-    "internvl": ({**TEXT, "model_type": "qwen2"}, INTERN),
+    "got_ocr2": (QWEN2, GOT),
+    "idefics2": (MISTRAL, SEEN),
+    "idefics3": (LLAMA, SEEN),
+    "internvl": (QWEN2, INTERN),
+    "lighton_ocr": ({**WIDE, "model_type": "qwen3"}, PIXTRAL),
     "llama4": ({**WIDE, **CHUNKS, "layer_types": ["full_attention"] * 3}, LLAMA4),
-    "llava": ({**TEXT, "model_type": "llama"}, CLIP),
-    "llava_next": ({**TEXT, "model_type": "llama"}, CLIP),
-    "llava_onevision": ({**TEXT, "model_type": "qwen2"}, SIGLIP),
-    "mistral3": ({**WIDE, "model_type": "mistral", "sliding_window": None}, PIXTRAL),
+    "llava": (LLAMA, CLIP),
+    "llava_next": (LLAMA, CLIP),
+    "llava_next_video": (LLAMA, CLIP),
+    "llava_onevision": (QWEN2, SIGLIP),
+    "mistral3": (MISTRAL, PIXTRAL),
     "qwen2_5_vl": ({**TEXT, **PLANES}, QWEN),
     "qwen2_vl": ({**TEXT, **PLANES}, QWEN),
-    "qwen3_vl": ({**WIDE, **PLANES}, {**QWEN, "deepstack_visual_indexes": [0]}),
-    "qwen3_vl_moe": ({**WIDE, **PLANES, **EXPERTS}, {**QWEN, "deepstack_visual_indexes": [0]}),
-    "smolvlm": ({**TEXT, "model_type": "llama"}, SEEN),
+    "qwen3_vl": ({**WIDE, **PLANES}, DEEP),
+    "qwen3_vl_moe": ({**WIDE, **PLANES, **EXPERTS}, DEEP),
+    "smolvlm": (LLAMA, SEEN),
+    "vipllava": (LLAMA, {**CLIP, "num_hidden_layers": 12}),
 }
+# The same of those that hear.
+HEARING = {
+    "qwen2_audio": (QWEN2, {**HEARD, "model_type": "qwen2_audio_encoder"}),
+    "voxtral": (LLAMA, {**HEARD, "num_hidden_layers": 1, "num_attention_heads": 2}),
+}
+WRAPPERS = SEEING | HEARING
 
 
 def make_wrapped(kind: str, out: Path, **fields: Any) -> Path:
     """Save a model of that type, with those fields in its config beside the usual; return `out`."""
-    text, seen = WRAPPERS[kind]
-    words = {"image_token_id": 190} if kind.startswith("qwen") else {"image_token_index": 190}
+    text, other = WRAPPERS[kind]
+    part = "vision_config" if kind in SEEING else "audio_config"
+    fields = {"text_config": dict(text), part: other} | fields
+    if kind in SEEING:
+        by = "image_token_id" if "qwen" in kind or kind == "deepseek_vl" else "image_token_index"
+        fields[by] = 190
+    if kind == "idefics2":
+        fields["perceiver_config"] = PERCEIVER
     torch.manual_seed(1)
-    config = hf.CONFIG_MAPPING[kind](text_config=dict(text), vision_config=seen, **words, **fields)
-    model = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)](config)
+    config = hf.CONFIG_MAPPING[kind](**fields)
+    model = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)](config)
     widened(model.float().eval(), 3.0, 5).save_pretrained(out)
     return out
 
 
 def whole(folder: Path) -> Any:
     """The model with all its parts, as transformers reads it."""
-    kind: Any = hf.AutoModelForImageTextToText
+    kind: Any = hf.AutoModelForMultimodalLM
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 

@@ -115,12 +115,17 @@ _OTHERS = {
 # loaded -> the type of that language model where config.json does not say.
 WRAPPERS: Mapping[str, str] = {
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
-    **dict.fromkeys(("idefics3", "llava", "llava_next", "smolvlm"), "llama"),
-    **dict.fromkeys(("internvl", "llava_onevision", "qwen2_5_vl", "qwen2_vl"), "qwen2"),
+    **dict.fromkeys(
+        ("deepseek_vl", "idefics3", "llava", "llava_next", "llava_next_video"), "llama"
+    ),
+    **dict.fromkeys(("smolvlm", "vipllava", "voxtral"), "llama"),
+    **dict.fromkeys(("idefics2", "mistral3"), "mistral"),
+    **dict.fromkeys(("got_ocr2", "internvl", "llava_onevision", "qwen2_audio"), "qwen2"),
+    **dict.fromkeys(("qwen2_5_vl", "qwen2_vl"), "qwen2"),
+    **dict.fromkeys(("lighton_ocr", "qwen3_vl"), "qwen3"),
+    "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "llama4": "llama4_text",
-    "mistral3": "mistral",
-    "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }
 # Language models that transformers has only in a wrapper -> the model type with the same layers.

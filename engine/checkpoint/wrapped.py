@@ -39,8 +39,9 @@ def language_model(config: Any, stated: Object, names: Iterable[str]) -> Any:
             fields["norm_topk_prob"] = True  # the wrapper always does that
         text = CONFIG_MAPPING[kind](**fields)
     text.dtype = config.dtype or text.dtype
-    if config.model_type != "llama4":  # all others decide it for the language model
-        text.tie_word_embeddings = config.tie_word_embeddings
+    if config.model_type != "llama4":  # it leaves this to its language model
+        own = getattr(text, "tie_word_embeddings", False)
+        text.tie_word_embeddings = getattr(config, "tie_word_embeddings", own)
     if f"{_HEAD}weight" in names and not any("tie_word_embeddings" in p for p in parts(stated)):
         text.tie_word_embeddings = False
     return text
