@@ -115,10 +115,8 @@ _OTHERS = {
 # loaded -> the type of that language model where config.json does not say.
 WRAPPERS: Mapping[str, str] = {
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
-    **dict.fromkeys(
-        ("deepseek_vl", "idefics3", "llava", "llava_next", "llava_next_video"), "llama"
-    ),
-    **dict.fromkeys(("smolvlm", "vipllava", "voxtral"), "llama"),
+    **dict.fromkeys(("deepseek_vl", "idefics3", "llava", "llava_next"), "llama"),
+    **dict.fromkeys(("llava_next_video", "smolvlm", "vipllava", "voxtral"), "llama"),
     **dict.fromkeys(("idefics2", "mistral3"), "mistral"),
     **dict.fromkeys(("got_ocr2", "internvl", "llava_onevision", "qwen2_audio"), "qwen2"),
     **dict.fromkeys(("qwen2_5_vl", "qwen2_vl"), "qwen2"),

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from coordinator.api.models.folders import find
-from engine.checkpoint import parts
+from engine.checkpoint import families, parts
 from engine.checkpoint.model import load_model
 from engine.checkpoint.wrapped import stored_text
 from engine.errors import ModelError
@@ -21,12 +21,18 @@ from tests.wrapped_models import WRAPPERS, flatten, make_wrapped, rename, whole
 
 IDS = torch.randint(0, 180, (1, 40), generator=torch.Generator().manual_seed(3))
 
+OTHERS = ("vis", "audio", "project", "connect", "align", "image_newline")  # parts of their names
+
 
 def logits_of(model: Any) -> torch.Tensor:
     """What a model says of a fixed text."""
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=IDS).logits
     return logits
+
+
+def test_every_wrapper_is_tested() -> None:
+    assert WRAPPERS.keys() == families.WRAPPERS.keys()
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)
@@ -45,7 +51,7 @@ def test_the_language_model_says_what_the_whole_says_of_a_text(
     monkeypatch.setattr(parts.Files, "tensor", noted)
     loaded = load_model(str(folder), dtype="float32")
     assert torch.equal(logits_of(loaded.model), logits_of(whole(folder)))
-    assert not [name for name in read if "vis" in name or "project" in name or "connect" in name]
+    assert not [name for name in read if any(part in name for part in OTHERS)]
     numbers = {id(one): one.numel() for one in loaded.model.parameters()}
     assert loaded.num_parameters == sum(numbers.values())
     make_executor(loaded, 128)
