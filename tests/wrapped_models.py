@@ -29,7 +29,8 @@ WINDOW = {"sliding_window": 512}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 PLANES = {"rope_parameters": ROPE}
-CHUNKS = {"num_local_experts": 2, "intermediate_size_mlp": 128}
+CHUNKS = {"num_local_experts": 2, "intermediate_size_mlp": 128, "floor_scale": 16}
+CHUNKS |= {"no_rope_layers": [1, 0, 1]}
 SEEN = {
     "hidden_size": 32,
     "intermediate_size": 32,

@@ -6,11 +6,9 @@ Some models change at a certain length how they read *all* tokens of a text:
                long one as soon as a pass goes past the original length; keys that were cached
                before would then be wrong.
     dynamic    the frequencies follow the length, from the original one on.
-    Llama 4    queries are scaled from `floor_scale` tokens on, by the slot of a token.
 
 Here longrope has one set for all texts: the long one if longer texts than the original length were
-asked for, else the short one (`engine.checkpoint.model.settle`). The others are used up to the
-length at which they would change.
+asked for, else the short one (`settled.py`). `dynamic` is used up to the original length.
 """
 
 from collections.abc import Mapping
@@ -20,7 +18,6 @@ Stated = Mapping[str, Any]
 
 LONG_ROPES = ("longrope", "su")  # the second is its first name
 _ORIGINAL = "original_max_position_embeddings"
-_FLOOR_SCALE = 8192  # of a Llama 4 whose config.json is silent
 # In these transformers mixes both sets: the short factors, with the scale of the long ones.
 _MIXED = {"phimoe"}
 
@@ -33,9 +30,6 @@ def limited(kind: str, text: Stated, limit: int, asked: int) -> int:
     limit  number of positions that the model has
     asked  maximum length of a text that the user asked for; 0: none
     """
-    if scales_queries(kind, text):
-        scale = text.get("floor_scale")
-        limit = min(limit, (scale if type(scale) is int else _FLOOR_SCALE) - 1)
     original = original_length(text)
     if original is None or (has_sets(kind, text) and asked > original):
         return limit
@@ -53,14 +47,6 @@ def original_length(text: Stated) -> int | None:
 def has_sets(kind: str, text: Stated) -> bool:
     """True if the rotary embedding has two sets of factors, one of which is for all texts."""
     return _rope_type(text) in LONG_ROPES and kind not in _MIXED
-
-
-def scales_queries(kind: str, text: Stated) -> bool:
-    """True if it is a Llama 4 whose queries are scaled by their position."""
-    layers = text.get("no_rope_layers")  # 0: queries of this layer are not turned
-    is_in_none = isinstance(layers, list) and bool(layers) and all(layers)
-    is_wanted = bool(text.get("attn_temperature_tuning", True))
-    return kind == "llama4_text" and is_wanted and not is_in_none
 
 
 def _rope(text: Stated) -> Stated:

@@ -17,7 +17,6 @@ import torch
 import transformers.integrations.accelerate
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as hf_logging
 
 from engine.checkpoint import families, long_texts
@@ -36,6 +35,7 @@ from engine.checkpoint.files import (
     weight_files,
 )
 from engine.checkpoint.parts import Lazy, cuts_in_files, kind_of_part, one_at_a_time, plain_parts
+from engine.checkpoint.settled import settle
 from engine.checkpoint.tensors import (
     check_shapes,
     refuse_mismatched,
@@ -466,30 +466,6 @@ def max_text_len(name: str, config: Any, asked: int = 0) -> int:
     longest = max_model_len(name, config, asked)
     window = families.window_of(str(config.model_type), config.to_dict())
     return longest if window is None else min(longest, window)
-
-
-def settle(model: Any, config: Any, longest: int) -> None:
-    """Make a model read all texts up to the length `longest` (`max_text_len`) in one way.
-
-    config  transformers' configuration of its language model
-    """
-    kind, stated = str(config.model_type), config.to_dict()
-    if long_texts.scales_queries(kind, stated):
-        for part in model.modules():
-            if hasattr(part, "attn_temperature_tuning"):
-                part.attn_temperature_tuning = False  # up to this length the scale is 1
-    original = long_texts.original_length(stated)
-    if original is None or not long_texts.has_sets(kind, stated):
-        return
-    for part in model.modules():
-        if getattr(part, "rope_type", None) not in long_texts.LONG_ROPES:
-            continue
-        if longest > original:
-            frequencies, _ = ROPE_INIT_FUNCTIONS[part.rope_type](
-                part.config, part.inv_freq.device, seq_len=original + 1
-            )
-            part.inv_freq.copy_(frequencies)
-        part.rope_type = "default"  # transformers now leaves the factors as they are
 
 
 def _read_config(path: Path, stated: Object) -> Any:

@@ -95,6 +95,12 @@ def test_of_a_wrapper_both_look_at_its_language_model(kind: str) -> None:
     check_both_say_the_same(kind)
 
 
+@pytest.mark.parametrize("kind", families.WRAPPERS)
+def test_a_language_model_that_is_not_named_is_the_one_of_transformers(kind: str) -> None:
+    text = configuration(kind).get_text_config(decoder=True).to_dict()
+    assert families.text_kind(kind, {}) == families.text_kind(kind, text)
+
+
 def check_both_say_the_same(kind: str) -> None:
     """Of a configuration of all defaults, stated or not."""
     config = configuration(kind)

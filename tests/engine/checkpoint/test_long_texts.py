@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, Llama4ForCausalLM
 
 from coordinator.api.models.folders import find
 from coordinator.api.models.lengths import longest_of
 from engine.checkpoint.long_texts import limited
-from engine.checkpoint.model import load_model, settle
+from engine.checkpoint.model import load_model
+from engine.checkpoint.settled import settle
 from engine.errors import ModelError
 from engine.heads.target import Target
 from engine.loading import make_executor
@@ -84,10 +85,6 @@ def test_else_the_short_ones_are_up_to_the_original_length(max_len: int, tmp_pat
         ),
         ("phi3", SU, 71, 9000),
         ("phi3", SU, 70, 70),
-        ("llama4_text", {}, 0, 8191),
-        ("llama4_text", {"floor_scale": 100}, 500, 99),
-        ("llama4_text", {"no_rope_layers": [1, 1]}, 0, 9000),
-        ("llama4_text", {"attn_temperature_tuning": False}, 0, 9000),
     ],
 )
 def test_how_long_texts_may_be_follows_from_config_json(
@@ -96,18 +93,21 @@ def test_how_long_texts_may_be_follows_from_config_json(
     assert limited(kind, text, 9000, asked) == limit
 
 
-def test_queries_of_llama_4_are_not_scaled_by_the_slots_of_their_tokens() -> None:
+def test_queries_of_llama_4_are_scaled_by_the_positions_of_their_tokens() -> None:
     sizes = {**TEXT, "head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 128}
-    config = CONFIG_MAPPING["llama4_text"](**sizes, floor_scale=41, no_rope_layers=[1, 0, 1])
-    from transformers import Llama4ForCausalLM
-
+    config = CONFIG_MAPPING["llama4_text"](**sizes, floor_scale=16, no_rope_layers=[1, 0, 1])
     torch.manual_seed(1)
     model: Any = Llama4ForCausalLM(config).float().eval()
-    short, long = logits_of(model, SHORT_IDS), logits_of(model, IDS)
-    settle(model, config, limited("llama4_text", config.to_dict(), 1024, 0))
-    assert torch.equal(logits_of(model, SHORT_IDS), short)
-    assert not torch.equal(logits_of(model, IDS), long)
-    assert not any(layer.self_attn.attn_temperature_tuning for layer in model.model.layers)
+    want = logits_of(model, IDS)
+    settle(model, config, 1024)
+    assert torch.equal(logits_of(model, IDS), want)
+    twice = torch.cat((SHORT_IDS, SHORT_IDS), 1)  # two texts in a pass, neither sees the other
+    positions = torch.arange(40).repeat(2)[None]
+    mask = torch.block_diag(*[torch.ones(40, 40).tril()] * 2).bool()[None, None]
+    with torch.inference_mode():
+        found = model(twice, position_ids=positions, attention_mask=mask).logits
+    for half in found[0].split(40):
+        torch.testing.assert_close(half, want[0, :40])
 
 
 @pytest.mark.parametrize(
