@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING
 from engine.checkpoint.families import family
 from tests.tiny_models import widened
 
-MAX_LEN = 128
+MAX_LEN = 512
 _VOCAB, _HIDDEN, _INNER = 99, 32, 48
 # The fields of all families, under the names that these have for them. A family gets those that
 # its configuration knows.
@@ -63,6 +63,7 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     },
     "flint": {"mlp_only_layers": []},
     "gemma4_text": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
+    "gemma3n_text": {"laurel_rank": 8, "activation_sparsity_pattern": [0.0, 0.0]},
     "helium": {"head_dim": 8},
     "lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_dense_layers": 1},
 }
