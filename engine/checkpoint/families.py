@@ -52,7 +52,7 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
         *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
         *("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
     ),
-    ALIBI: ("bloom",),
+    ALIBI: ("bloom", "mpt"),  # transformers' MPT has them also where config.json has none
     _SPARSE: ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"),
     _OWN_MASK: ("gpt_neo",),
     _OWN_POSITIONS: (
@@ -118,7 +118,7 @@ _OTHERS = {
     *("helium", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"),
     *("internlm3", "jais2", "jetmoe", "laguna", "lfm2", "lfm2_moe", "llama", "longcat_flash"),
     *("mellum", "minicpm3", "minimax_m2", "minimax_m3_vl_text", "ministral3", "mixtral"),
-    *("moss_transcribe_diarize", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt"),
+    *("moss_transcribe_diarize", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt"),
     *("persimmon", "phi", "phi3", "phi4_multimodal", "phimoe", "seed_oss", "solar_open"),
     *("stablelm", "starcoder2", "xglm", "youtu"),
 }
@@ -291,8 +291,6 @@ def _has_alibi(kinds: Set[str], text: Stated) -> bool:
     """True if the model uses ALiBi position biases."""
     inner = text.get("attn_config")
     found = inner.get("alibi") if isinstance(inner, dict) else None
-    if "mpt" in kinds:
-        return found is not False
     return bool(text.get("alibi")) or bool(found)
 
 

@@ -77,8 +77,8 @@ down projections, or common experts ([the command line](command-line.md)).
 ## What is refused
 
 These families are refused, each for the reason before it, unless config.json says otherwise: BERT
-runs with `"is_decoder": true`, MPT without ALiBi. In turn a family of the first table is refused if
-its config.json states such layers (`layer_types`, `alibi` and others).
+runs with `"is_decoder": true`. In turn a family of the first table is refused if its config.json
+states such layers (`layer_types`, `alibi` and others).
 
 """
 
