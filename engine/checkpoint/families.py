@@ -192,7 +192,7 @@ def _why_not(kind: str, text: Stated) -> str | None:
     for why, names in _ALWAYS.items():
         if not kinds.isdisjoint(names):
             return why
-    if _has_alibi(kinds, text):
+    if _has_alibi(text):
         return ALIBI
     if not kinds.isdisjoint(_ENCODERS) and text.get("is_decoder") is not True:
         return "a view of the whole text at once (is_decoder is not true)"
@@ -287,7 +287,7 @@ def _has_encoder(kind: str, stated: Stated) -> bool:
     return found is True or (found is None and kind in _ENCODER_DECODERS)
 
 
-def _has_alibi(kinds: Set[str], text: Stated) -> bool:
+def _has_alibi(text: Stated) -> bool:
     """True if the model uses ALiBi position biases."""
     inner = text.get("attn_config")
     found = inner.get("alibi") if isinstance(inner, dict) else None
