@@ -43,7 +43,12 @@ OTHERS = [
     for kind in sorted(families.CAUSAL.difference(map(kind_of, ALL)))
     if families.family(kind).is_tested
 ]
-RECORDED = [name for name in (*ALL, *OTHERS) if families.family(kind_of(name)).is_recorded]
+# transformers' code of gpt_neox_japanese does not take the keys of several lanes at once.
+RECORDED = [
+    name
+    for name in (*ALL, *OTHERS)
+    if families.family(kind_of(name)).is_recorded and name != "gpt_neox_japanese"
+]
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler"
 )
