@@ -63,6 +63,7 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     },
     "flint": {"mlp_only_layers": []},
     "gemma4_text": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
+    "gemma3n_text": {"laurel_rank": 8, "activation_sparsity_pattern": [0.0, 0.0]},
     "helium": {"head_dim": 8},
     "lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_dense_layers": 1},
 }

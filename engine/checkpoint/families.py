@@ -52,7 +52,7 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
         *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
         *("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
     ),
-    ALIBI: ("bloom",),
+    ALIBI: ("bloom", "mpt"),  # transformers' MPT has them also where config.json has none
     _SPARSE: ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"),
     _OWN_MASK: ("gpt_neo",),
     _OWN_POSITIONS: (
@@ -118,7 +118,7 @@ _OTHERS = {
     *("helium", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"),
     *("internlm3", "jais2", "jetmoe", "laguna", "lfm2", "lfm2_moe", "llama", "longcat_flash"),
     *("mellum", "minicpm3", "minimax_m2", "minimax_m3_vl_text", "ministral3", "mixtral"),
-    *("moss_transcribe_diarize", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt"),
+    *("moss_transcribe_diarize", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt"),
     *("persimmon", "phi", "phi3", "phi4_multimodal", "phimoe", "seed_oss", "solar_open"),
     *("stablelm", "starcoder2", "xglm", "youtu"),
 }
@@ -145,7 +145,7 @@ _EAGER = {
 }
 # Model types that are not refused, and of which no test runs a small random model.
 _UNTESTED = {
-    *("emu3", "fuyu", "gemma3n_text", "git", "moss_transcribe_diarize", "phi4_multimodal"),
+    *("emu3", "fuyu", "git", "moss_transcribe_diarize", "phi4_multimodal"),
 }
 # Model types of several modalities (text, pictures, sound), of which only the language model is
 # loaded -> the type of that language model where config.json does not say.
@@ -236,7 +236,7 @@ def _why_not(kind: str, text: Stated) -> str | None:
     for why, names in _ALWAYS.items():
         if not kinds.isdisjoint(names):
             return why
-    if _has_alibi(kinds, text):
+    if _has_alibi(text):
         return ALIBI
     if not kinds.isdisjoint(_ENCODERS) and text.get("is_decoder") is not True:
         return "a view of the whole text at once (is_decoder is not true)"
@@ -334,12 +334,10 @@ def _has_encoder(kind: str, stated: Stated) -> bool:
     return found is True or (found is None and kind in _ENCODER_DECODERS)
 
 
-def _has_alibi(kinds: Set[str], text: Stated) -> bool:
+def _has_alibi(text: Stated) -> bool:
     """True if the model uses ALiBi position biases."""
     inner = text.get("attn_config")
     found = inner.get("alibi") if isinstance(inner, dict) else None
-    if "mpt" in kinds:
-        return found is not False
     return bool(text.get("alibi")) or bool(found)
 
 

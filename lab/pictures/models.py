@@ -57,8 +57,14 @@ rows takes several times as long. Nothing here was measured on a GPU yet ([GPU](
 **tested.** *yes*: a test runs a small random model of the family, with a window of 16 tokens where
 it may have windows: it loads it in each of the two forms of its row (the GPU is imitated on a CPU)
 and compares the logits of a tree of drafts with those of transformers
-([tests/engine/forward/test_no_waiting.py](../tests/engine/forward/test_no_waiting.py)). *at load*:
-no test runs it.
+([tests/engine/forward/test_no_waiting.py](../tests/engine/forward/test_no_waiting.py)). Then two
+texts of up to 190 tokens grow by trees that are deeper than the window, with roll-backs and a
+copied beginning, in every form that a CPU can run, and each row has the logits that transformers
+computes from the whole text
+([tests/engine/test_families.py](../tests/engine/test_families.py)). Of the families that are used
+most, pairs write three texts of 200 tokens at once, greedy and seeded, as transformers and the
+target alone do ([tests/process/test_families.py](../tests/process/test_families.py)). *at load*: no
+test runs it.
 
 **Every model is checked when it is loaded**, tested or not. A small tree of drafts must have the
 logits that the model has without a tree, or the model is refused. `--reproducible` checks in
@@ -81,8 +87,8 @@ REFUSED = """
 ## What is refused
 
 These families are refused, each for the reason before it, unless config.json says otherwise: BERT
-runs with `"is_decoder": true`, MPT without ALiBi. In turn a family of the first table is refused if
-its config.json states such layers (`layer_types`, `alibi` and others).
+runs with `"is_decoder": true`. In turn a family of the first table is refused if its config.json
+states such layers (`layer_types`, `alibi` and others).
 
 """
 

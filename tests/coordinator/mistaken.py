@@ -44,7 +44,7 @@ def _models(folder: Path) -> None:
     model(folder / "no-type", model_type=None)
     model(folder / "recurrent", model_type="mamba")
     model(folder / "t5", model_type="t5", is_encoder_decoder=True)
-    model(folder / "sliding", model_type="afmoe", sliding_window=4096)
+    model(folder / "sliding", model_type="moshi", sliding_window=4096)
     model(folder / "vision", model_type="clip")
     model(folder / "packed", quantization_config={"quant_method": "hqq"})
     model(folder / "small", vocab_size=100)

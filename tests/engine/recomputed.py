@@ -10,8 +10,6 @@ from engine.layout.slots import Move, SlotMap
 from tests.engine.random_session import Drawn, Path, RandomSession
 from tests.engine.test_slot_cache import difference
 
-VOCAB = 199
-
 
 def from_scratch(model: Any, paths: Sequence[Path]) -> torch.Tensor:
     """Return the logits [len(paths), V] after each path, of the model's own forward over it."""
@@ -39,7 +37,7 @@ def errors(executor: ModelExecutor, model: Any, seed: int) -> Iterator[float]:
         RandomSession(
             seed + lane,
             SlotMap(executor.capacity, lane=lane, windows=executor.windows),
-            vocab=VOCAB,
+            vocab=executor.loaded.vocab_size,
             prompt_len=41,
             max_rows=24,
             depth=0.85,

@@ -368,7 +368,7 @@ def test_widths_of_layers_are_whole_numbers(widths: object, model: Path) -> None
 
 
 def test_a_width_for_each_layer_is_taken(tmp_path: Path) -> None:
-    make_family("gemma3n_text", tmp_path)
+    make_family("gemma3n_text-shared", tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == [128] * 4
     assert load_model(str(tmp_path)).num_layers == 4
 

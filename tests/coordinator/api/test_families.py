@@ -137,6 +137,7 @@ def test_a_family_that_works_is_not_refused(kind: str) -> None:
         ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, False),
         ({"model_type": "falcon", "alibi": True}, True),
         ({"model_type": "falcon", "alibi": False}, False),
+        ({"model_type": "mpt", "attn_config": {"alibi": False}}, True),
         ({"model_type": "bert", "is_decoder": True}, False),
         ({"model_type": "bart"}, True),
     ],
