@@ -48,7 +48,8 @@ def serve(
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
         **about_head(engine),
     )
-    lanes = Lanes(executor.lanes.count, executor.capacity, is_head=known.is_head)
+    count, capacity = executor.lanes.count, executor.capacity
+    lanes = Lanes(count, capacity, is_head=known.is_head, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
     forwards = Forwards(executor, heart, device, vocabulary_of(config))

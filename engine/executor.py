@@ -47,6 +47,7 @@ from engine.forward.forward import (
 )
 from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
+from engine.layout.attention_windows import AttentionWindow
 from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps, lane_counts
 
 _NUM_TIMED = 3  # passes timed per shape; the quickest counts
@@ -59,12 +60,14 @@ class Executor(Protocol):
     lanes               how the cache is divided among texts, one lane each
     num_lanes_per_pass  most lanes (texts) in one pass
     fixed_rows          rows per lane of every pass in reproducible mode; None: normal mode
+    windows             the attention windows that the model's layers have, for `SlotMap`
     """
 
     capacity: int
     lanes: LaneLayout
     num_lanes_per_pass: int
     fixed_rows: int | None = None
+    windows: tuple[AttentionWindow, ...] = ()
 
     @property
     def backend(self) -> str:
@@ -100,8 +103,7 @@ class Executor(Protocol):
         """Run a laid-out pass on the device; return logits and features.
 
         step    the pass, as returned by `lay_out`
-        layers  layers whose hidden states (features) are wanted, of all rows (`forward.py`); () for
-                heads
+        layers  layers whose hidden states (features) are wanted, of all rows; () for heads
 
         The logits are float32 [number asked, V], in the order of `asks`; the features are those of
         all rows, feed by feed, or None. Both are valid until the next pass.
@@ -207,11 +209,11 @@ class ModelExecutor(Executor):
         # On a GPU attention copies a mask whose width is no multiple of 8, in every layer.
         is_on_gpu = self.pads_prompts or backend == "graphs"
         self._most_visible = in_steps(capacity) if is_on_gpu else capacity
-        # Padding rows write to scratch slots of their own, which no pass covers.
         num_slots = self._most_visible + max(row_counts, default=int(self.pads_prompts))
         if backend == "graphs":  # its attention reads blocks of slots, each within one lane
             num_slots = -(-num_slots // BLOCK) * BLOCK
         self.lanes = LaneLayout(num_lanes, num_slots)
+        self.windows = loaded.kinds.within(num_slots).windows
         self.num_lanes_per_pass = num_lanes  # `check_reproducible` may set it to 1
         self._num_too_large = 0  # number of decode passes with more rows than any graph has
         self._total: int | None = None  # visible slots of every pass; None: as the pass needs
@@ -234,8 +236,7 @@ class ModelExecutor(Executor):
     @property
     def num_uncaptured(self) -> int:
         """Return how many decode passes had no recording (CUDA graph) and ran kernel by kernel."""
-        backend = self._backend
-        return self._num_too_large + (backend.num_uncaptured if backend is not None else 0)
+        return self._num_too_large + (self._backend.num_uncaptured if self._backend else 0)
 
     @property
     def num_late(self) -> int:
@@ -270,7 +271,8 @@ class ModelExecutor(Executor):
         count = None if feeds[0].masks is None else self._count_for(by_lane.values())
         if count is not None:
             for lane in self._lanes_for(by_lane):
-                by_lane[lane] = filled(by_lane.get(lane), count, self._scratch(lane))
+                filling = count, self._scratch(lane), len(self.windows)
+                by_lane[lane] = filled(by_lane.get(lane), *filling)
         else:
             by_lane = self._filled_up(by_lane, is_prompt=feeds[0].masks is None)
         rows, spans, starts = joined(by_lane, self.lanes)
@@ -319,20 +321,20 @@ class ModelExecutor(Executor):
 
     def _has_all_logits(self, feed: Feed, num_rows: int) -> bool:
         """True if all logits of a pass are computed, padding's too: a number that was warmed up."""
-        is_large = feed.masks is not None and self._pads_large
-        return is_large and num_rows <= scored_rows(self.loaded.vocab_size)
+        is_short = num_rows <= scored_rows(self.loaded.vocab_size)
+        return is_short and feed.masks is not None and self._pads_large
 
     def _rows_of(self, feed: Feed) -> Any:
-        """Return the rows of one lane as integers, [5, n] int64, as in `Backend.forward`."""
+        """Return the rows of one lane as integers, int64, as in `Backend.forward`."""
         assert max(feed.positions) < self.loaded.max_model_len, "beyond the model's positions"
-        return rows_of(feed, self.lanes.first_slot(feed.lane))
+        return rows_of(feed, self.lanes.first_slot(feed.lane), self.windows)
 
     def forward(self, step: ModelPass, layers: Layers = ()) -> Output:
         """Run a laid-out pass on the device; return logits and features (`Executor.forward`).
 
         layers  if they are not those named at load, passes that are programs or graphs run slower
 
-        The features are in the model's dtype, of all rows, also of those without wanted logits.
+        The features are in the model's dtype, of all rows, also of those that were not asked for.
 
         Raises:
             ModelError: the model has no such layers.
@@ -377,10 +379,10 @@ class ModelExecutor(Executor):
     ) -> torch.Tensor:
         """Run n draft steps of one row, each with the token chosen before; needs `can_chain`."""
         assert self._backend is not None, "this executor was freed"
-        steps = torch.zeros(6, len(inputs), dtype=torch.int64)
         rows = np.concatenate([self._rows_of(feed) for feed in feeds], axis=1)
-        steps[:5, : len(feeds)] = torch.from_numpy(rows)
-        steps[5] = inputs
+        steps = torch.zeros(len(rows) + 1, len(inputs), dtype=torch.int64)
+        steps[:-1, : len(feeds)] = torch.from_numpy(rows)
+        steps[-1] = inputs
         num_visible = max(map(self._num_visible, feeds))
         return self._backend.chain(steps, num_visible=num_visible, choice=choice)
 
@@ -394,15 +396,15 @@ class ModelExecutor(Executor):
         assert self._backend is not None, "this executor was freed"
         assert source_lane != target_lane
         assert 0 < length <= self.capacity
-        lanes = self.lanes
-        self._backend.copy(lanes.first_slot(source_lane), lanes.first_slot(target_lane), length)
+        first_slot = self.lanes.first_slot
+        self._backend.copy(first_slot(source_lane), first_slot(target_lane), length)
 
     def wipe(self, lane: int, start: int) -> None:
         """Write zeros to all slots of a lane from `start` on, its scratch included."""
         assert self._backend is not None, "this executor was freed"
         assert 0 <= start <= self.capacity
-        lanes = self.lanes
-        self._backend.wipe(lanes.first_slot(lane) + start, lanes.num_slots - start)
+        first = self.lanes.first_slot(lane) + start
+        self._backend.wipe(first, self.lanes.num_slots - start)
 
     def not_finite(self, lane: int) -> int | None:
         """Return the slot of a lane in which NaN or infinity first occurred; None: in no slot."""
@@ -508,8 +510,8 @@ class ModelExecutor(Executor):
         The caller also records them over a copy: logits of prompts and of several lanes, and those
         that biases and penalties have changed, are copied before a choice reads them.
         """
-        rows = Feed.chain(0, max(self.row_counts))
-        logits = self.forward(self.lay_out((rows,), (range(len(rows.tokens)),))).logits
+        count = max(self.row_counts)
+        logits = self.forward(self.lay_out((Feed.chain(0, count),), (range(count),))).logits
         record_choices(choices, logits, self.row_counts)
         return logits
 
@@ -570,7 +572,7 @@ class ModelExecutor(Executor):
         return self._total
 
     def _count_for(self, parts: Collection[Any]) -> int | None:
-        """Return how many rows each lane (rows [5, n]) is padded to; None: there is no padding."""
+        """Return how many rows each lane ([5 or more, n]) is padded to; None: no padding."""
         assert self._backend is not None, "this executor was freed"
         most = max(rows.shape[1] for rows in parts)
         if self.fixed_rows is not None:
@@ -585,8 +587,7 @@ class ModelExecutor(Executor):
     def _lanes_for(self, fed: Collection[int]) -> Iterable[int]:
         """Return the lanes of a padded pass; `fed` are those that have rows.
 
-        In reproducible mode all lanes, or the only one of the pass; else `fed` and as many others
-        as a recording of 2, 4, 8, ... lanes needs.
+        In reproducible mode all, or the pass's only one; else 2, 4, 8, ... as recordings have.
         """
         if self.fixed_rows is not None and self.num_lanes_per_pass > 1:
             return range(self.lanes.count)

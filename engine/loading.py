@@ -367,6 +367,7 @@ def make_executor(
     executor = ModelExecutor(
         loaded, capacity, num_lanes=num_lanes, fixed_rows=fixed_rows, layers=layers
     )
+    executor.take_over(say)
     check_slot_attention(executor, plain)
     return executor
 

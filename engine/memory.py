@@ -14,6 +14,7 @@ from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.forward.kv_cache import slot_bytes
 from engine.heads.loaded import Loaded, LoadedHead
 from engine.heads.medusa import Medusa
+from engine.layout.attention_windows import LayerKinds
 from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
 from engine.tensor_parallel.calls import FindFree
 from engine.tensor_parallel.split import lowest
@@ -70,8 +71,23 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
     careful = careful // (each * num_lanes + once) - _SPARE_SLOTS[kind]
     length = min(limit, fitting, max(careful, _USUAL))
     if length < limit:
-        logger.warning("%s: memory for texts of %d tokens, not of %d", loaded.name, length, limit)
+        outside = "" if isinstance(loaded, LoadedHead) else _outside_windows(loaded.kinds, length)
+        name = loaded.name
+        logger.warning(
+            "%s: memory for texts of %d tokens, not of %d%s", name, length, limit, outside
+        )
     return length
+
+
+def _outside_windows(kinds: LayerKinds, length: int) -> str:
+    """Return how much of a text's cache no layer sees at its end, for a message; "" if nothing."""
+    kinds = kinds.within(length)
+    if not kinds.windows:
+        return ""
+    seen = [kinds.seen[kind] for kind in kinds.of_layers]
+    saved = sum(0.0 if window is None else 1 - window.size / length for window in seen)
+    percent = round(100 * saved / len(seen))
+    return f"; {percent} % of it is for tokens before attention windows, kept for roll-backs"
 
 
 def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float = 1.0) -> int:
@@ -106,24 +122,26 @@ def _slot_bytes(loaded: Loaded) -> int:
 def _mask_bytes(loaded: Loaded) -> int:
     """Return the bytes that one slot takes in the attention masks of a prefill chunk.
 
-    On a GPU the mask covers all slots for each row of the chunk, and where g query heads share a
-    key head there are g more copies of it. An EAGLE head makes a second mask, which hides empty
-    slots too. One text is prefilled at a time. Returns 0 on a CPU, where chunks are short and half
-    of the memory is left free.
+    On a GPU the mask covers all slots for each row of the chunk, for each kind of layer, and where
+    g query heads share a key head there are g more copies of it. An EAGLE head makes a second mask,
+    which hides empty slots too. One text is prefilled at a time. Returns 0 on a CPU, where chunks
+    are short and half of the memory is left free.
     """
     if loaded.device.type != "cuda":
         return 0
-    num_masks = 1
+    num_masks = num_kinds = 1
     if isinstance(loaded, LoadedHead):
         if isinstance(loaded.module, Medusa):
             return 0  # it has no attention
         group = loaded.module.config.num_heads // loaded.module.config.num_kv_heads
         num_masks = 2
     else:
+        num_masks = num_kinds = len(loaded.kinds.seen)
         config = loaded.model.config.get_text_config(decoder=True)
         num_heads = getattr(config, "num_attention_heads", 1)
         group = num_heads // (getattr(config, "num_key_value_heads", None) or num_heads)
-    return PROMPT_ROWS * loaded.dtype.itemsize * (num_masks + (group if group > 1 else 0))
+    copies = num_kinds * group if group > 1 else 0
+    return PROMPT_ROWS * loaded.dtype.itemsize * (num_masks + copies)
 
 
 def _scored_bytes(loaded: Loaded) -> int:

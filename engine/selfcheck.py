@@ -16,7 +16,7 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.sampling import NOT_FINITE
 from engine.errors import ModelError, OutOfMemory
 from engine.executor import ModelExecutor
-from engine.layout.slots import Feed, Move, SlotMap
+from engine.layout.slots import Feed, Move, SlotMap, with_near
 
 # Largest relative error allowed in a row of logits (after subtracting its mean). In half precision
 # two orders of summation differ by some per cent, and a wrong mask by tens of per cent.
@@ -158,6 +158,7 @@ def _slot_error(executor: ModelExecutor, plain: PlainLogits) -> float:
         prefix_len=n,
         masks=(1 << 7, 1 << 1, 1 << 7 | 1 << 2, 1 << 1 | 1 << 0),
     )
+    tree = with_near(tree, executor.windows)
     step = min(executor.fixed_rows or 2, 2)
     passes = [_some_rows(tree, range(i, i + step)) for i in range(0, 4, step)]
     rows = [executor.run(part, range(step)) for part in passes]
@@ -175,7 +176,7 @@ def _lanes_error(executor: ModelExecutor) -> float:
     for lane, length in ((0, len(prompt)), (executor.lanes.count - 1, _PROMPT_LEN)):
         where = tuple(range(length))
         executor.run(Feed(tuple(prompt[-length:]), where, where, 0, None, lane), ())
-        feeds.append(replace(_chain_feed(after[:2], (), length), lane=lane))
+        feeds.append(replace(_chain_feed(executor, after[:2], (), length), lane=lane))
         alone.append(executor.run(feeds[-1], range(2)))
     return _relative_error(executor.run_together(feeds, (range(2),) * 2), torch.cat(alone))
 
@@ -201,6 +202,7 @@ def _some_rows(feed: Feed, rows: Iterable[int]) -> Feed:
         tuple(feed.slots[i] for i in index),
         feed.prefix_len,
         tuple(feed.masks[i] for i in index),
+        near=tuple(tuple(masks[i] for i in index) for masks in feed.near),
     )
 
 
@@ -227,11 +229,12 @@ def _first_difference(executor: ModelExecutor) -> str | None:
     prompt = _tokens(executor.loaded, _PROMPT_LEN)
     executor.run(SlotMap[str](executor.capacity).feed_prefix(prompt), ())
     chain = _tokens(executor.loaded, num_rows + 1, seed=1)
-    executor.run(_chain_feed(chain[:num_rows], (), _PROMPT_LEN), ())
+    executor.run(_chain_feed(executor, chain[:num_rows], (), _PROMPT_LEN), ())
     pair = chain[-2:][:num_rows]
-    alone = executor.run(_chain_feed(pair, (), _PROMPT_LEN + num_rows - 1), range(len(pair)))
+    feed = _chain_feed(executor, pair, (), _PROMPT_LEN + num_rows - 1)
+    alone = executor.run(feed, range(len(pair)))
     for index in range(num_rows):
-        for feed in _layouts(chain, _tokens(executor.loaded, num_rows, seed=2), index):
+        for feed in _layouts(executor, chain, _tokens(executor.loaded, num_rows, seed=2), index):
             ask = range(index, min(index + 2, len(feed.tokens)))
             if not torch.equal(executor.run(feed, ask), alone[: len(ask)]):
                 return f"alone, and as row {index} of {len(feed.tokens)}"
@@ -255,13 +258,16 @@ def _difference_of_lanes(
         executor.copy_prefix(0, lane, start)
     asks = [range(len(pair))] + [()] * (executor.num_lanes_per_pass - 1)
     for lane in range(num_lanes if num_lanes > 1 else 0):
-        feed = replace(_chain_feed(pair, (), start), lane=lane)
+        feed = replace(_chain_feed(executor, pair, (), start), lane=lane)
         if not torch.equal(executor.run(feed, asks[0]), alone):
             return f"in one lane, and in lane {lane}"
         if executor.num_lanes_per_pass == 1:
             continue
         others = [
-            replace(_chain_feed(_tokens(executor.loaded, num_rows, seed=3 + k), (), start), lane=k)
+            replace(
+                _chain_feed(executor, _tokens(executor.loaded, num_rows, seed=3 + k), (), start),
+                lane=k,
+            )
             for k in range(num_lanes)
             if k != lane
         ]
@@ -270,7 +276,9 @@ def _difference_of_lanes(
     return None
 
 
-def _layouts(chain: Sequence[int], others: Sequence[int], index: int) -> Iterator[Feed]:
+def _layouts(
+    executor: ModelExecutor, chain: Sequence[int], others: Sequence[int], index: int
+) -> Iterator[Feed]:
     """Yield passes in which the last but one token of `chain` is the row at `index`.
 
     chain   tokens that follow the prompt
@@ -279,24 +287,27 @@ def _layouts(chain: Sequence[int], others: Sequence[int], index: int) -> Iterato
     num_rows = len(others)
     row_slot = _PROMPT_LEN + num_rows - 1
     part = chain[-2 - index :][:num_rows]
-    yield _chain_feed(part, (), row_slot - index)
-    yield _chain_feed(part, others[len(part) :], row_slot - index)
-    full = _chain_feed(chain[-2:][:num_rows], others[2:], row_slot)
+    yield _chain_feed(executor, part, (), row_slot - index)
+    yield _chain_feed(executor, part, others[len(part) :], row_slot - index)
+    full = _chain_feed(executor, chain[-2:][:num_rows], others[2:], row_slot)
     order = [*range(2, index + 2), 0, 1, *range(index + 2, num_rows)][:num_rows]
     if max(order) < num_rows:
         yield _some_rows(full, order)
 
 
-def _chain_feed(chain: Sequence[int], others: Sequence[int], start: int) -> Feed:
+def _chain_feed(
+    executor: ModelExecutor, chain: Sequence[int], others: Sequence[int], start: int
+) -> Feed:
     """Return a pass of a chain from slot `start` on, then of nodes that see only the prefix."""
     count, rows = len(chain), len(chain) + len(others)
-    return Feed(
+    feed = Feed(
         tokens=(*chain, *others),
         positions=tuple(start + (i if i < count else 0) for i in range(rows)),
         slots=tuple(range(start, start + rows)),
         prefix_len=start,
         masks=tuple((2 << i) - 1 if i < count else 1 << i for i in range(rows)),
     )
+    return with_near(feed, executor.windows)
 
 
 def _tokens(loaded: LoadedModel, count: int, seed: int = 0) -> list[int]:

@@ -46,6 +46,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
+from engine.layout.attention_windows import AttentionWindow
 from engine.layout.slots import MAX_MISSING, NUM_TREE_SLOTS, Move, SlotMap
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
@@ -173,10 +174,17 @@ class Lane:
            lane, that text
     """
 
-    def __init__(self, number: int, num_slots: int, *, is_head: bool = False) -> None:
+    def __init__(
+        self,
+        number: int,
+        num_slots: int,
+        *,
+        is_head: bool = False,
+        windows: Sequence[AttentionWindow] = (),
+    ) -> None:
         # A head reads some committed tokens a second time; they need slots beside its tree.
         num_tree_slots = NUM_TREE_SLOTS - MAX_MISSING if is_head else NUM_TREE_SLOTS
-        self.slots: SlotMap[int] = SlotMap(num_slots, num_tree_slots, lane=number)
+        self.slots: SlotMap[int] = SlotMap(num_slots, num_tree_slots, lane=number, windows=windows)
         self._is_head = is_head
         self.text = CommittedText(bytes(SESSION_KEY_BYTES))
 
@@ -233,10 +241,20 @@ class Lanes:
     """All lanes of a node, and which of them are in use.
 
     is_head  True: the model in them is a head, which reads a target's features
+    windows  the model's attention windows
     """
 
-    def __init__(self, count: int, num_slots: int, *, is_head: bool = False) -> None:
-        self._lanes = [Lane(number, num_slots, is_head=is_head) for number in range(count)]
+    def __init__(
+        self,
+        count: int,
+        num_slots: int,
+        *,
+        is_head: bool = False,
+        windows: Sequence[AttentionWindow] = (),
+    ) -> None:
+        self._lanes = [
+            Lane(number, num_slots, is_head=is_head, windows=windows) for number in range(count)
+        ]
         self._taken: list[Lane] = []
 
     def __len__(self) -> int:

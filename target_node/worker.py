@@ -60,7 +60,7 @@ def serve(
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
         scored_chunk=scored_rows(engine.loaded.vocab_size),
     )
-    lanes = Lanes(executor.lanes.count, executor.capacity)
+    lanes = Lanes(executor.lanes.count, executor.capacity, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
     worker = Worker(Forwards(executor, heart, device, vocabulary_of(config)))

@@ -143,15 +143,21 @@ def make_noised(
     sigma  standard deviation of the noise in units of each matrix's own; 0.1 to 0.3 makes a drafter
            that agrees with the original some of the time
     """
-    model: Any = (load or hf.AutoModelForCausalLM.from_pretrained)(folder)
+    loaded: Any = (load or hf.AutoModelForCausalLM.from_pretrained)(folder)
+    model = add_noise(loaded, sigma, seed)
+    model.save_pretrained(out)
+    return out
+
+
+def add_noise(model: Any, sigma: float, seed: int = 0) -> Any:
+    """Add noise to a model's weight matrices, as `make_noised` does; return the model."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() >= 2:
                 noise = torch.randn(weight.shape, generator=generator)
                 weight += (sigma * weight.float().std() * noise).to(weight.dtype)
-    model.save_pretrained(out)
-    return out
+    return model
 
 
 def make_overflowing(folder: Path, out: Path, token: int) -> Path:

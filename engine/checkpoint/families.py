@@ -8,7 +8,8 @@ what a family does where config.json is silent. It names every causal language m
 installed release of transformers (pyproject.toml); other model types are refused. Needs no torch.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -16,23 +17,25 @@ from typing import Any
 
 from engine.checkpoint.files import parts, shown
 from engine.errors import ModelError
+from engine.layout.attention_windows import AttentionWindow, LayerKinds
 
 Stated = Mapping[str, Any]
 
 _PLAIN = {"full_attention", "attention"}
 _SLIDING = {"sliding_attention", "reference_sliding_attention"}
+_CHUNKED = "chunked_attention"
 _WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent", "mamba"}
 
 RECURRENT = "recurrent layers, whose state cannot be rolled back"
 ALIBI = "ALiBi position biases, which go by the slot of a token and not by its position"
-CHUNKED = "chunked attention, which a rolled-back tree would break"
+CHUNKED = "chunked attention, of which this engine does not know the masks"
 _SPARSE = "sparse attention with an index of its own, which cannot be rolled back"
 _OWN_MASK = "an attention mask of its own, which would hide the tree's"
 _OWN_POSITIONS = "positions that it counts itself, from the first token of a pass"
 _OWN_CACHE = "no cache of a key and a value per token"
 _CROSS = "layers of attention to something other than the text"
-_ENCODER = "it is an encoder-decoder model; use a decoder-only one"
 _BYTES = "patches of bytes in place of tokens"
+ENCODER_DECODER = "an encoder-decoder model"
 
 # Reason -> the model types that are refused for it, whatever else config.json says.
 _ALWAYS: Mapping[str, tuple[str, ...]] = {
@@ -73,10 +76,18 @@ _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
         *("olmo3", "vaultgemma"),
     ),
 }
-# Model types with sliding windows that run with texts no longer than the window.
-_UP_TO_WINDOW = {
-    *("cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "ministral", "mistral", "mixtral"),
-    *("olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2", "vaultgemma"),
+# Model types whose sliding windows or chunks run.
+_WITH_WINDOWS = {
+    *("afmoe", "beam", "cohere2", "cohere2_moe", "cwm", "dots1", "exaone4", "exaone_moe"),
+    *("flint", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text"),
+    *("gpt_oss", "granite_swa", "granitemoe_swa", "kolibri1", "laguna", "llama4", "llama4_text"),
+    *("mellum", "mimo_v2_flash", "ministral", "ministral3", "mistral", "mixtral"),
+    *("modernbert-decoder", "olmo3", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("smollm3", "starcoder2", "vaultgemma"),
+}
+# Model types whose layers all have the window if there is one; they know no `layer_types`.
+_ONE_WINDOW = {
+    *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),
 }
 # Model type -> attention window (tokens) of every layer where config.json has no `sliding_window`.
 _WINDOWS: Mapping[str, int] = {"ministral": 4096, "mistral": 4096}
@@ -134,6 +145,31 @@ _SAME_LAYERS: Mapping[str, str] = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
+# Model types that our own forward (`fused`) runs.
+FUSED = ("llama", "mistral", "qwen2", "qwen3")
+# Model types with experts in transformers' common form (in some, only if config.json says so).
+_MIXTURES = {
+    *("afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1"),
+    *("ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma4_text", "glm4_moe"),
+    *("glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared"),
+    *("hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash"),
+    *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+    "solar_open",
+}
+# Model types with experts in code of their own -> True if that makes the host wait for a GPU.
+_OWN_EXPERTS: Mapping[str, bool] = {
+    **dict.fromkeys(("dbrx", "jetmoe", "longcat_flash"), True),
+    **dict.fromkeys(("doge", "llama4", "llama4_text"), False),
+}
+# Model types for which transformers has no attention but the one in single operators.
+_EAGER = {
+    *("codegen", "flint", "gemma2", "git", "got_ocr2", "gpt_neox_japanese", "gpt_oss", "gptj"),
+    *("granite_swa", "granitemoe_swa", "mimo_v2_flash", "vaultgemma", "xglm"),
+}
+# Model types that are not refused, and of which no test runs a small random model.
+_UNTESTED = {
+    *("emu3", "fuyu", "gemma3n_text", "git", "moss_transcribe_diarize", "phi4_multimodal"),
+}
 # Every model type for which transformers has a causal language model.
 CAUSAL = frozenset(
     chain(
@@ -159,7 +195,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
             "model for transformers?"
         )
     if _has_encoder(kind, stated):
-        raise ModelError(f"{name}: {_ENCODER}")
+        raise ModelError(f"{name}: it is {ENCODER_DECODER}; use a decoder-only one")
     if kind not in CAUSAL and kind not in WRAPPERS:
         near = get_close_matches(kind, sorted({*CAUSAL, *WRAPPERS}), n=1)
         raise ModelError(
@@ -170,7 +206,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
         *_, text = parts(dict(stated))
     kind, of = text_kind(kind, text), kind
     if kind != of and _has_encoder(kind, text):
-        raise ModelError(f"{name}: {_ENCODER}")
+        raise ModelError(f"{name}: it is {ENCODER_DECODER}; use a decoder-only one")
     if kind not in CAUSAL:
         raise ModelError(
             f"{path}: its language model is of type {shown(kind)}, which cannot write a text; use "
@@ -205,36 +241,89 @@ def _why_not(kind: str, text: Stated) -> str | None:
     if not kinds.isdisjoint(_ENCODERS) and text.get("is_decoder") is not True:
         return "a view of the whole text at once (is_decoder is not true)"
     types = set(_types_of(kinds, text)) - _PLAIN
-    if types & _SLIDING and not kinds <= _UP_TO_WINDOW:
+    has_windows = kinds <= _WITH_WINDOWS
+    if types & _SLIDING and not has_windows:
         tokens = text.get("sliding_window") or _default_window(kinds)
         of = f" ({tokens} tokens)" if type(tokens) is int else ""
-        return f"sliding-window attention{of}, which a rolled-back tree would break"
-    if "chunked_attention" in types:
+        return f"sliding-window attention{of}, of which this engine does not know the masks"
+    if _CHUNKED in types and not has_windows:
         return CHUNKED
     if types & _WITH_STATE:
         return RECURRENT
-    types -= _SLIDING
+    types -= _SLIDING | {_CHUNKED}
     if types:
         named = ", ".join(sorted(types))
         return f"layers of type {named}, which do not keep a key and value per token"
     return None
 
 
-def window_of(kind: str, text: Stated) -> int | None:
-    """Return the attention window (tokens) of a model that runs up to that length; None: none.
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is known of a model type before any model of it is seen: a row of docs/models.md.
 
-    No text is longer than the window, so every layer attends to all of it, as under full attention.
-
-    kind  model_type of the whole model; `text` describes the language model
+    refused      why it is refused where config.json is silent; None: it is not
+    has_windows  True: sliding windows or chunks run, if config.json states them
+    has_chunks   True: these are chunks
+    is_fused     True: our own forward runs it
+    experts      "": it has none; "common" or "own": whose code computes them
+    is_eager     True: transformers computes its attention in single operators
+    is_recorded  True: its passes can be recorded as CUDA graphs
+    is_tested    True: a test runs a small random model of it
     """
-    if kind in WRAPPERS:
-        kind = text_kind(kind, text)
-        text = {**text, "model_type": kind}
+
+    kind: str
+    refused: str | None
+    has_windows: bool
+    has_chunks: bool
+    is_fused: bool
+    experts: str
+    is_eager: bool
+    is_recorded: bool
+    is_tested: bool
+
+
+def family(kind: str) -> Family:
+    """Return what is known of a model type (of `CAUSAL` or `WRAPPERS`), or its language model's."""
+    whole, kind = kind, text_kind(kind, {})
+    refused = ENCODER_DECODER if _has_encoder(kind, {}) else _why_not(kind, {})
+    own = "own" if kind in _OWN_EXPERTS else ""
+    return Family(
+        whole,
+        refused,
+        has_windows=kind in _WITH_WINDOWS,
+        has_chunks=kind in _BY_DEFAULT[_CHUNKED],
+        is_fused=kind in FUSED,
+        experts="common" if kind in _MIXTURES else own,
+        is_eager=kind in _EAGER,
+        is_recorded=not _OWN_EXPERTS.get(kind, False),
+        is_tested=refused is None and kind not in _UNTESTED,
+    )
+
+
+def layer_kinds(kind: str, text: Stated, num_layers: int) -> LayerKinds:
+    """Return what the layers of a model that is not refused see of a text.
+
+    kind  model_type of the whole model
+    text  transformers' configuration of the language model, as a dictionary
+    """
     kinds = {kind, str(text.get("model_type", kind))}
-    if not kinds <= _UP_TO_WINDOW or not _SLIDING & set(_types_of(kinds, text)):
-        return None
-    window = text.get("sliding_window") or _default_window(kinds)
-    return window if type(window) is int and window > 0 else None
+    types: Sequence[str] = ()
+    if kinds.isdisjoint(_ONE_WINDOW):
+        types = tuple(map(str, text.get("layer_types") or ()))
+    if len(types) != num_layers:
+        types = ("sliding_attention" if _has_window(kinds, text) else "full_attention",)
+        types *= num_layers
+    seen = {
+        **dict.fromkeys(_SLIDING, _window(text.get("sliding_window"))),
+        _CHUNKED: _window(text.get("attention_chunk_size"), is_chunk=True),
+    }
+    return LayerKinds.of([seen.get(of_layer) for of_layer in types])
+
+
+def _window(size: Any, *, is_chunk: bool = False) -> AttentionWindow | None:
+    """Return a window of so many tokens; None if that is no number of tokens."""
+    is_size = type(size) is int and size > 0
+    return AttentionWindow(size, is_chunk) if is_size else None
 
 
 def _has_encoder(kind: str, stated: Stated) -> bool:

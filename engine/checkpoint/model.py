@@ -46,6 +46,7 @@ from engine.checkpoint.tensors import (
 from engine.checkpoint.wrapped import as_in_model, language_model, stored_text
 from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
 from engine.errors import ModelError, OutOfMemory, kind_of
+from engine.layout.attention_windows import FULL, LayerKinds
 from engine.quantised.formats import read_format, stated_fields
 from engine.quantised.kernels import loading_options, try_out, why_no_kernels
 from engine.quantised.packed_checkpoint import PackedCheckpoint
@@ -270,6 +271,7 @@ class LoadedModel:
     eos_token_ids  end-of-text ids of generation_config.json and config.json, ascending; may be ()
     dtype          number type of its activations; weights may be packed in fewer bits
     num_parameters  number of weights of the whole model, also if this process has a part
+    kinds          what its layers see of a text
     rank           which part of the weights is here (tensor parallelism); None: all of them
     """
 
@@ -284,6 +286,7 @@ class LoadedModel:
     device: torch.device
     num_parameters: int
     rank: Rank | None = None
+    kinds: LayerKinds = FULL
 
     @property
     def architecture(self) -> str:
@@ -326,30 +329,34 @@ def load_model(
         model = read_part(name, of, chosen, where, rank)
     elif packed is None:
         refuse_too_large(name, empty, chosen, where)
-        kind = None if of.names is None else type(empty)
-        onto = straight_onto(where)
-        read = partial(read_weights, name, of.folder, of.plain, chosen, kind=kind, options=onto)
-        model = read(tensors=of.tensors())
+        model = read_weights(
+            *(name, of.folder, of.plain, chosen),
+            kind=None if of.names is None else type(empty),
+            tensors=of.tensors(),
+            options=straight_onto(where),
+        )
     else:
         model = read_packed(name, of, packed, chosen, where)
         chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
     text_config = config.get_text_config(decoder=True)
     vocab_size = of.vocab_size if rank is not None else _vocab_size(model, text_config)
     model = put(name, model, where).eval().requires_grad_(False)
-    longest = max_text_len(name, text_config, max_len)
+    longest = max_model_len(name, text_config, max_len)
     settle(model, text_config, longest)
+    num_layers, kind = int(text_config.num_hidden_layers), str(config.model_type)
     return LoadedModel(
         model=model,
         name=name,
         vocab_size=vocab_size,
         max_model_len=longest,
         eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
-        num_layers=int(text_config.num_hidden_layers),
+        num_layers=num_layers,
         hidden_size=int(text_config.hidden_size),
         dtype=chosen,
         device=where,
         num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
         rank=rank,
+        kinds=families.layer_kinds(kind, text_config.to_dict(), num_layers),
     )
 
 
@@ -452,20 +459,6 @@ def max_model_len(name: str, config: Any, asked: int = 0) -> int:
         raise ModelError(f"{name}: config.json has no max_position_embeddings; add it")
     stated = config.to_dict()
     return long_texts.limited(str(config.model_type), stated, limit, asked)
-
-
-def max_text_len(name: str, config: Any, asked: int = 0) -> int:
-    """Return the most tokens of a text of a model with this transformers configuration.
-
-    It is `max_model_len`, or the attention window if that is shorter: the masks of this engine are
-    those of full attention, and a text that is no longer than the window is seen as a whole.
-
-    Raises:
-        ModelError: the configuration names no limit.
-    """
-    longest = max_model_len(name, config, asked)
-    window = families.window_of(str(config.model_type), config.to_dict())
-    return longest if window is None else min(longest, window)
 
 
 def _read_config(path: Path, stated: Object) -> Any:

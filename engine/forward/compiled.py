@@ -36,7 +36,7 @@ from engine.forward import forward
 from engine.forward.forward import LAST, Backend, Layers, Output, Say, Spans, features_of, silent
 from engine.forward.fused import FusedBackend, qkv_of
 from engine.forward.kept_programs import Lengths, Program, calls, forget, keep, kept, program_key
-from engine.forward.masks import Masks
+from engine.forward.masks import KindMasks
 from engine.forward.operators import stack
 from engine.layout.slots import LaneLayout, Span
 
@@ -186,7 +186,8 @@ class CompiledBackend(Backend):
         self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
         self._num_lanes = lanes.count
-        self._masks = Masks(loaded.dtype)
+        self._kinds = self._fused.kinds
+        self._masks = KindMasks(self._kinds, loaded.device, loaded.dtype)
         self.cache = self._fused.cache
         # One tensor per layer: after a write to a view of an input, all of it would be copied back.
         self._caches = list(self.cache.unbind())
@@ -226,10 +227,11 @@ class CompiledBackend(Backend):
     def _times_fused(self, packed: FusedBackend, num_rows: int, count: int) -> float:
         """Return the time of the program of `count` rows, divided by that of `num_rows` fused."""
         num_visible = min(_TIMED_SLOTS, self.cache.shape[2] // self._num_lanes)
-        program = _rows(count)
+        windows = len(self._kinds.windows)
+        program = _rows(count, windows)
         self.forward(program, (Span(0, count),), num_visible=num_visible)  # makes it
         taken_s = _seconds(self, program, num_visible)
-        return taken_s / _seconds(packed, _rows(num_rows), num_visible)
+        return taken_s / _seconds(packed, _rows(num_rows, windows), num_visible)
 
     def forward(
         self,
@@ -247,7 +249,9 @@ class CompiledBackend(Backend):
                 rows, spans, num_visible=num_visible, keep=keep, layers=layers
             )
         num_rows = rows.shape[1]
-        inputs = *rows.unbind()[:3], self._masks.build(rows, num_visible)
+        _, masks = self._masks.build(rows, num_visible, (num_rows,))
+        mask = masks[0] if len(masks) == 1 else torch.cat(masks)
+        inputs = *rows.unbind()[:3], mask
         if num_rows not in self._made:
             self._made.add(num_rows)
             logits, features = self._make(*inputs)
@@ -336,11 +340,11 @@ class CompiledBackend(Backend):
         return self._fused.not_finite(first, length)
 
 
-def _rows(num_rows: int) -> torch.Tensor:
-    """Return the rows [5, num_rows] of a chain at the start of a text, as in `Backend.forward`."""
+def _rows(num_rows: int, num_windows: int) -> torch.Tensor:
+    """Return the rows of a chain at the start of a text, as in `Backend.forward`."""
     where = torch.arange(num_rows)
-    bits = (2 << where) - 1
-    return torch.stack((where, where, where, torch.zeros_like(where), bits))
+    seen = torch.zeros_like(where), (2 << where) - 1
+    return torch.stack((where, where, where, *seen * (1 + num_windows)))
 
 
 def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
@@ -398,6 +402,7 @@ class _CompiledPass(torch.nn.Module):
         self.dim = int(attention.head_dim)
         self.scale = float(attention.scaling)
         self.wanted = wanted
+        self.kinds = fused.kinds.of_layers
         self.head = loaded.model.lm_head
         self.last_norm = model.norm
         # A copy, because tied embeddings are the head's matrix, and packed weights must have no
@@ -423,7 +428,7 @@ class _CompiledPass(torch.nn.Module):
         """Return logits [n, V], and the features of the wanted layers or None.
 
         ids, positions, slots  [n] int64, as in `Backend.forward`
-        mask    [1, 1, n, num_visible], added to the scores
+        mask    [kinds of layers, 1, n, num_visible], added to the scores
         caches  one per layer, [2 kv_heads, slots, dim]: keys, then values; written in place
         """
         assert isinstance(self.rotations, torch.Tensor)
@@ -433,7 +438,8 @@ class _CompiledPass(torch.nn.Module):
         for number, layer in enumerate(self.layers):
             states[number] = hidden
             qkv = self.qkv[number](_rms_norm(layer.input_layernorm, hidden))
-            out = self._attend(layer.self_attn, qkv, cos, sin, slots, mask, caches[number])
+            seen = mask if len(mask) == 1 else mask[self.kinds[number]][None]
+            out = self._attend(layer.self_attn, qkv, cos, sin, slots, seen, caches[number])
             hidden = hidden + layer.self_attn.o_proj(out)
             gate_up = self.gate_up[number](_rms_norm(layer.post_attention_layernorm, hidden))
             gate, up = gate_up.chunk(2, dim=-1)

@@ -14,9 +14,10 @@ mask before it is used. Owns the programs; knows no layer and no model.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -25,8 +26,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from engine.checkpoint.files import one_line
 from engine.errors import ModelError
 from engine.forward.forward import Say, Shape, Spans, silent
-from engine.forward.masks import MASK_BITS, from_words
+from engine.forward.masks import MASK_BITS, from_words, lowest_slots
 from engine.forward.operators import Decide, as_timed, quickest, side_by_side
+from engine.layout.attention_windows import FULL, AttentionWindow, LayerKinds
 from engine.layout.slots import LaneLayout, Span
 
 # -- flex attention --------------------------------------------------------------------------------
@@ -58,11 +60,12 @@ Program = Callable[..., torch.Tensor]
 class Visible:
     """Which slots the queries of one call see; tensors on their device.
 
-    words       [2, lanes, n * group] int64: per query, the slot of the whole cache at which its
-                prefix ends, and bits for the 64 slots after it. (Slots before the lane would count
-                as seen, but no block that is read contains them)
+    words       [2 or 3, lanes, n * group] int64: per query, the slot of the whole cache at which
+                its prefix ends, and bits for the 64 slots after it. (Slots before the lane would
+                count as seen, but no block that is read contains them.) Under an attention window,
+                also the lowest slot that it sees
     num_blocks  [lanes, 1, 1] int32: per lane, the number of blocks of slots to read: up to the last
-                that any of its queries may see
+                that any of its queries may see, and under a window from the first
     blocks      [lanes, 1, 1, blocks of the cache] int32: per lane, the indices of these blocks in
                 order; torch wants a list of this length, but reads only its beginning
     """
@@ -80,11 +83,14 @@ class FlexAttention:
     made  shapes of passes for which programs were compiled and checked
     """
 
-    def __init__(self, num_slots: int, group: int, *, num_lanes: int = 1) -> None:
+    def __init__(
+        self, num_slots: int, group: int, *, num_lanes: int = 1, kinds: LayerKinds = FULL
+    ) -> None:
         self._num_slots = num_slots
         self._num_blocks = -(-num_slots // BLOCK)  # of a lane
         self._num_in_cache = -(-num_slots * num_lanes // BLOCK)
         self._group = group
+        self._kinds = kinds
         self._program: Program | None = None
         self.made: set[Shape] = set()
 
@@ -111,17 +117,24 @@ class FlexAttention:
     def see(self, words: torch.Tensor, first_slots: torch.Tensor) -> Visible:
         """Return which slots the queries see.
 
-        words        [2, lanes * n] int64: what each row sees in its lane (`masks.as_words`)
+        words        [2 or 3, lanes * n] int64: what each row sees in its lane (`masks.words_of`)
         first_slots  [lanes] int64: where the lanes begin in the whole cache
         """
         num_lanes = len(first_slots)
-        by_lane = words.reshape(2, num_lanes, -1)
-        reached = by_lane[0].amax(1) + (MASK_BITS + BLOCK - 1)
+        shown, bits, *lowest = words.reshape(len(words), num_lanes, -1)
+        reached = shown.amax(1) + (MASK_BITS + BLOCK - 1)
         num_blocks = (reached // BLOCK).clamp(max=self._num_blocks).to(torch.int32)
-        in_cache = torch.stack((by_lane[0] + first_slots[:, None], by_lane[1]))
+        start = first_slots // BLOCK
+        parts = [shown + first_slots[:, None], bits]
+        if lowest:
+            skipped = lowest[0].amin(1) // BLOCK
+            num_blocks = num_blocks - skipped.to(torch.int32)
+            start = start + skipped
+            parts.append(lowest[0] + first_slots[:, None])
+        in_cache = torch.stack(parts)
         queries = in_cache.repeat_interleave(self._group, dim=2) if self._group > 1 else in_cache
         order = torch.arange(self._num_in_cache, dtype=torch.int32, device=words.device)
-        blocks = (first_slots // BLOCK).to(torch.int32)[:, None] + order
+        blocks = start.to(torch.int32)[:, None] + order
         blocks = blocks.clamp(max=self._num_in_cache - 1)
         return Visible(queries, num_blocks.view(num_lanes, 1, 1), blocks[:, None, None])
 
@@ -198,8 +211,9 @@ class FlexAttention:
             part[0].view(keys.shape[1], -1, self._num_slots, keys.shape[3]).transpose(0, 1)[lanes]
             for part in (keys, values)
         )
-        for share in (0.0, 0.5, 1.0):  # share of the lane that the prefix fills
-            words = self._random_words(shape, share, random).to(keys.device)
+        shares = 0.0, 0.5, 1.0  # of the lane, that the prefix fills
+        for share, kind in product(shares, self._kinds.seen):
+            words = self._random_words(shape, share, random, kind).to(keys.device)
             visible = self.see(words, lanes * self._num_slots)
             got = self.attend(query, keys, values, visible, scale)
             mask = from_words(words, self._num_slots, keys.dtype).view(num_lanes, 1, num_rows, -1)
@@ -208,15 +222,27 @@ class FlexAttention:
             worst = max(worst, float((got - want).abs().amax() / want.abs().amax()))
         return worst
 
-    def _random_words(self, shape: Shape, share: float, random: torch.Generator) -> torch.Tensor:
-        """Return random words [2, lanes * n]: trees after prefixes that differ by a few slots."""
+    def _random_words(
+        self,
+        shape: Shape,
+        share: float,
+        random: torch.Generator,
+        kind: AttentionWindow | None,
+    ) -> torch.Tensor:
+        """Return random words [2 or 3, lanes * n]: trees after prefixes that differ by a few slots.
+
+        kind  the attention window of the layers; None: full attention
+        """
         num_lanes, num_rows = shape
         longest = max(self._num_slots - MASK_BITS, 1)
         prefix = 1 + int(share * (longest - 1)) - torch.arange(num_lanes) % 3
         shown = prefix.clamp(1, longest).repeat_interleave(num_rows)
         largest = torch.iinfo(torch.int64).max
         bits = torch.randint(-largest, largest, (num_lanes * num_rows,), generator=random)
-        return torch.stack((shown, bits))
+        if kind is None:
+            return torch.stack((shown, bits))
+        # In a window a row sees at least itself: here the first slot after the prefix.
+        return torch.stack((shown, bits | 1, lowest_slots(shown, kind)))
 
 
 def sees(
@@ -224,12 +250,13 @@ def sees(
 ) -> torch.Tensor:
     """Return True where a query sees a slot: the mask of `masks.from_words`, element by element.
 
-    words  [2, lanes, queries] int64
+    words  [2 or 3, lanes, queries] int64
     lane, query, slot  integer tensors: which elements
     """
     behind = slot - words[0, lane, query]
     bit = words[1, lane, query] >> behind.clamp(0, MASK_BITS - 1) & 1
-    return (behind < 0) | (behind < MASK_BITS) & (bit == 1)
+    is_seen = (behind < 0) | (behind < MASK_BITS) & (bit == 1)
+    return is_seen & (slot >= words[2, lane, query]) if len(words) > 2 else is_seen
 
 
 def _compiled() -> Program:
@@ -296,6 +323,7 @@ def find_splits(
     capacity: int,
     say: Say = silent,
     decide: Decide = as_timed,
+    windows: Sequence[AttentionWindow] = (),
 ) -> dict[Shape, int]:
     """Return, per shape, the number of visible slots from which on split attention is faster.
 
@@ -308,6 +336,7 @@ def find_splits(
     capacity  most slots of a lane that a text may use
     say       is called with a short text for each program that took long to compile
     decide    chooses the form from the timed ones
+    windows   the model's attention windows
     """
     found: dict[Shape, int] = {}
     shapes = tuple(shapes)
@@ -318,7 +347,8 @@ def find_splits(
             make(shape)
             if time.monotonic() - started > _LONG_S:
                 say(f"compiling attention: {number} of {len(shapes)}")
-            least = _split_from(partial(capture, shape), spans, capacity, decide)
+            rows = partial(chains, spans, windows=windows)
+            least = _split_from(partial(capture, shape), rows, capacity, decide)
         except ModelError as error:
             logger.info("attention of %d x %d rows keeps its mask: %s", *shape, error)
             continue
@@ -330,7 +360,7 @@ def find_splits(
 
 def _split_from(
     capture: Callable[[torch.Tensor, int], Callable[[torch.Tensor], torch.Tensor]],
-    spans: Spans,
+    rows_over: Callable[[int], torch.Tensor],
     capacity: int,
     decide: Decide,
 ) -> int | None:
@@ -338,10 +368,10 @@ def _split_from(
 
     Times the longest text first, then increasing lengths until splitting is faster.
     """
-    split = capture(chains(spans, capacity), EVERY_LENGTH)
+    split = capture(rows_over(capacity), EVERY_LENGTH)
 
     def is_better(num_visible: int) -> bool:
-        rows = chains(spans, num_visible)
+        rows = rows_over(num_visible)
         masked = capture(rows, num_visible)
         forms = {"masked": partial(run_to_end, masked), "split": partial(run_to_end, split)}
         return decide(quickest(forms, rows), tuple(forms)) == "split"
@@ -360,11 +390,16 @@ def run_to_end(captured: Callable[[torch.Tensor], torch.Tensor], rows: torch.Ten
     return float(captured(rows)[0, 0])
 
 
-def chains(spans: Spans, num_visible: int) -> torch.Tensor:
-    """Return the rows [5, n] of a pass: in each lane a chain at the end of `num_visible` slots."""
+def chains(spans: Spans, num_visible: int, windows: Sequence[AttentionWindow] = ()) -> torch.Tensor:
+    """Return the rows of a pass: in each lane a chain at the end of `num_visible` slots.
+
+    [5 + 2 len(windows), n] int64, as in `Backend.forward`.
+    """
     count = spans[0].num_rows
     step = torch.arange(count).repeat(len(spans))
     first = torch.tensor([span.first_slot for span in spans]).repeat_interleave(count)
     prefix = torch.full_like(step, num_visible - count)
     nothing = torch.zeros_like(step)
-    return torch.stack((nothing, nothing, first + prefix + step, prefix, (2 << step) - 1))
+    bits = (2 << step) - 1
+    of_windows = [part for one in windows for part in (lowest_slots(prefix, one), bits)]
+    return torch.stack((nothing, nothing, first + prefix + step, prefix, bits, *of_windows))

@@ -7,6 +7,7 @@ compiled or recorded as CUDA graphs. It knows rows and slots, but no text and no
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,10 +17,14 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import Choice
 from engine.device import send
 from engine.errors import ModelError
+from engine.forward import cpu_experts
 from engine.forward.experts import RecordedExperts
 from engine.forward.kv_cache import SlotCache, first_not_finite
-from engine.forward.masks import Masks, as_words, from_words
+from engine.forward.masks import KindMasks, as_words, window_words
+from engine.forward.temperatures import follow_positions
+from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed, LaneLayout, Span
+from engine.tensor_parallel.split import first_says
 
 # -- filling ---------------------------------------------------------------------------------------
 
@@ -34,26 +39,33 @@ Spans = tuple[Span, ...]
 _SCORED_BYTES = 256 << 20  # most bytes of float32 logits of a chunk of which all are wanted
 
 
-def rows_of(feed: Feed, first_slot: int) -> Any:
-    """Return the rows of one lane as integers, [5, n] int64 numpy, as `Backend.forward` takes them.
+def rows_of(feed: Feed, first_slot: int, windows: Sequence[AttentionWindow] = ()) -> Any:
+    """Return the rows of one lane as integers, as `Backend.forward` takes them.
+
+    Returns [5 + 2 len(windows), n] int64 numpy.
 
     first_slot  the lane's first slot in the whole cache
+    windows     the model's attention windows
     """
     slots = [first_slot + slot for slot in feed.slots] if first_slot else feed.slots
-    words = as_words(feed.slots, feed.prefix_len, feed.masks)
+    words: tuple[Sequence[int], ...] = as_words(feed.slots, feed.prefix_len, feed.masks)
+    near = feed.near or (None,) * len(windows)
+    for window, masks in zip(windows, near, strict=True):
+        words += window_words(feed.positions, words[0], words[1], window, masks)
     return np.array((feed.tokens, feed.positions, slots, *words), dtype=np.int64)
 
 
-def filled(rows: Any | None, count: int, scratch: int) -> Any:
-    """Return a lane's rows [5, n] padded to `count` rows, [5, count] int64.
+def filled(rows: Any | None, count: int, scratch: int, num_windows: int = 0) -> Any:
+    """Return a lane's rows [5 or more, n] padded to `count` rows, int64.
 
     Padding rows are copies of the first row that write to slots from `scratch` on; in a lane
-    without rows (None) they see only its first slot.
+    without rows (None) of a model with so many windows they see only its first slot.
     """
     num_rows = 0 if rows is None else rows.shape[1]
     if num_rows == count:
         return rows
-    made = np.zeros((5, count), dtype=np.int64)
+    num_integers = 5 + 2 * num_windows if rows is None else len(rows)
+    made = np.zeros((num_integers, count), dtype=np.int64)
     made[3] = 1
     if rows is not None:
         made[:, :num_rows] = rows
@@ -63,7 +75,7 @@ def filled(rows: Any | None, count: int, scratch: int) -> Any:
 
 
 def filled_up(by_lane: Mapping[int, Any], fewest: int, scratch: int) -> dict[int, Any]:
-    """Return the rows [5, n] of a pass's lanes, the last lane's padded.
+    """Return the rows [5 or more, n] of a pass's lanes, the last lane's padded.
 
     All lanes together then have `fewest` rows, or twice as many, four times ... Padding rows are
     copies of the last row that write to slot `scratch`.
@@ -222,9 +234,10 @@ class Backend(Protocol):
     ) -> Output:
         """Run n rows, write their keys and values to the cache; return logits and features.
 
-        rows         [5, n] int64, CPU; a column per row: its token id, its position on its path,
-                     the slot of the whole cache for its key and value, and two words that say what
-                     it sees in its lane (`masks.as_words`)
+        rows         [5 + 2 * number of windows, n] int64, CPU; a column per row: its token id, its
+                     position on its path, the slot of the whole cache for its key and value, two
+                     words that say what it sees in its lane (`masks.as_words`), and two more for
+                     each attention window of the model (`masks.window_words`)
         spans        the lanes of the rows, in the rows' order
         num_visible  slots [0, num_visible) of each lane take part; no row sees others
         keep         [k] int64, CPU: indices of the rows whose logits are wanted; None: all
@@ -241,9 +254,9 @@ class Backend(Protocol):
 
         Only for a backend that `is_captured`; after load only if `has_chain` is True.
 
-        steps   [6, n + NUM_SETTINGS] int64, CPU. In the first n columns, one per step of the same
-                lane, the first five numbers are as in `forward` (only the first step's token is
-                used). The sixth number of all columns is `choice_inputs` of these steps
+        steps   [6 or more, n + NUM_SETTINGS] int64, CPU. In the first n columns, one per step of
+                the same lane, all numbers but the last are as in `forward` (only the first step's
+                token is used). The last number of all columns is `choice_inputs` of these steps
         choice  how one token is chosen after each step
 
         Returns [n, 3] float64 on the device, as `Choice.of` does, valid until the next call.
@@ -284,6 +297,7 @@ class Recordable(Backend, Protocol):
     """
 
     cache: Any
+    kinds: LayerKinds
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
         """Allocate the memory that recorded passes of these shapes write to, for ever."""
@@ -292,16 +306,20 @@ class Recordable(Backend, Protocol):
         """Return uninitialised memory for features, [num_rows, len(layers) * hidden_size]."""
 
     def compute_recorded(
-        self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
+        self,
+        rows: torch.Tensor,
+        shape: Shape,
+        masks: Sequence[torch.Tensor] | None,
+        layers: Layers = (),
     ) -> Output:
         """Compute a pass in a form that can be recorded; return all logits, and features.
 
         It never waits for the device, and no Python integer depends on which lanes are used.
 
-        rows   [5, lanes * n] int64 as in `Backend.forward`, but on the device
+        rows   [5 or more, lanes * n] int64 as in `Backend.forward`, but on the device
         shape  (lanes, n): number of lanes, and rows of each
-        mask   [1, 1, lanes * n, num_visible], added to the scores; None: attention reads the words
-               of the rows instead, if the backend can do that
+        masks  per kind of layer, [1, 1, lanes * n, num_visible], added to the scores; None:
+               attention reads the words of the rows instead, if the backend can do that
         """
 
 
@@ -313,12 +331,15 @@ class HuggingFaceBackend(Recordable):
     def __init__(self, loaded: LoadedModel, lanes: LaneLayout) -> None:
         self._model = loaded.model
         self._device = loaded.device
+        self._rank = loaded.rank
         self._dtype = loaded.dtype
         self._hidden_size = loaded.hidden_size
         self._lanes = lanes
-        self._masks = Masks(loaded.dtype)
+        follow_positions(loaded.model)
+        self.kinds = loaded.kinds.within(lanes.num_slots)
+        self._masks = KindMasks(self.kinds, loaded.device, loaded.dtype)
         self.experts = RecordedExperts(loaded.model)
-        self.cache = SlotCache(loaded.model, lanes.total, loaded.device)
+        self.cache = SlotCache(loaded.model, lanes.total, loaded.device, self.kinds.of_layers)
         parameters = inspect.signature(loaded.model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
 
@@ -333,19 +354,18 @@ class HuggingFaceBackend(Recordable):
     ) -> Output:
         """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         counts = tuple(span.num_rows for span in spans)
-        if self._device.type == "cpu":
-            mask = self._masks.build(rows, num_visible, counts)
-        else:
-            rows = send(rows, self._device)
-            mask = from_words(rows[3:], num_visible, self._dtype)
+        rows, masks = self._masks.build(rows, num_visible, counts)
         keep = None if keep is None else send(keep, self._device)
         with torch.inference_mode():
             if len(spans) == 1:
-                return self._run(rows, spans[0], mask, keep, layers)
+                return self._run(rows, spans[0], masks, num_visible, keep, layers)
             # One lane after another: simple, and exact for any architecture.
             sizes = list(counts)
-            parts = torch.split(rows, sizes, 1), spans, torch.split(mask, sizes, 2)
-            outs = [self._run(*part, None, layers) for part in zip(*parts, strict=True)]
+            by_lane = zip(*(torch.split(mask, sizes, 2) for mask in masks), strict=True)
+            parts = torch.split(rows, sizes, 1), spans, by_lane
+            outs = [
+                self._run(*part, num_visible, None, layers) for part in zip(*parts, strict=True)
+            ]
             logits = torch.cat([out.logits for out in outs])
             features = [out.features for out in outs if out.features is not None]
             return Output(
@@ -356,18 +376,20 @@ class HuggingFaceBackend(Recordable):
         self,
         rows: torch.Tensor,
         span: Span,
-        mask: torch.Tensor,
+        masks: Sequence[torch.Tensor],
+        num_visible: int,
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
         """Run the rows of one lane, all on the device; return logits and features."""
         ids, positions, slots = rows[:3]
         first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
-        self.cache.begin(slots, first_slot, span.first_slot, mask.shape[3])
+        lengths = tuple(mask.shape[3] for mask in masks)
+        self.cache.begin(slots, first_slot, span.first_slot + num_visible, lengths)
         options: dict[str, Any] = {}
         if keep is not None and self._keeps_logits:
             options["logits_to_keep"] = keep
-        out = self._call(ids[None], positions[None], mask, layers, options)
+        out = self._call(ids[None], positions[None], masks, layers, options)
         if keep is not None and not self._keeps_logits:
             return Output(out.logits[keep], out.features)
         return out
@@ -376,20 +398,28 @@ class HuggingFaceBackend(Recordable):
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        mask: torch.Tensor,
+        masks: Sequence[torch.Tensor],
         layers: Layers,
         options: Mapping[str, Any],
     ) -> Output:
-        """Run the model on ids and positions [lanes, n], after `begin` of the cache was called."""
-        out = self._model(
-            ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            **({"output_hidden_states": True} if layers else {}),
-            **options,
-        )
+        """Run the model on ids and positions [lanes, n], after `begin` of the cache was called.
+
+        masks  per kind of layer, [lanes, 1, n, slots that it sees]
+        """
+        if self.kinds.is_uniform:
+            mask: Any = masks[0]
+        else:  # transformers' models with layers of several kinds take their masks by name
+            mask = dict(zip(self.kinds.layer_types, masks, strict=True))
+        with self.experts:
+            out = self._model(
+                ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                **({"output_hidden_states": True} if layers else {}),
+                **options,
+            )
         # Index -1 is the state after the last norm, in transformers as in LAST.
         states = {layer: out.hidden_states[layer].flatten(0, 1) for layer in layers}
         return Output(out.logits.flatten(0, 1), features_of(states, layers))
@@ -404,14 +434,18 @@ class HuggingFaceBackend(Recordable):
         return torch.empty(size, dtype=self._dtype, device=self._device)
 
     def compute_recorded(
-        self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
+        self,
+        rows: torch.Tensor,
+        shape: Shape,
+        masks: Sequence[torch.Tensor] | None,
+        layers: Layers = (),
     ) -> Output:
         """Compute a pass in a form that can be recorded; lanes are the batch of transformers."""
-        assert mask is not None, "transformers' attention takes a mask"
+        assert masks is not None, "transformers' attention takes a mask"
         ids, positions, slots = rows[:3].reshape(3, *shape).unbind()
-        self.cache.begin_lanes(slots, mask.shape[3], self._lanes)
-        with self.experts:
-            return self._call(ids, positions, mask.view(shape[0], 1, shape[1], -1), layers, {})
+        self.cache.begin_lanes(slots, masks[0].shape[3], self._lanes)
+        by_lane = [mask.view(shape[0], 1, shape[1], -1) for mask in masks]
+        return self._call(ids, positions, by_lane, layers, {})
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
@@ -434,8 +468,17 @@ class HuggingFaceBackend(Recordable):
             return first_not_finite(self.cache.parts(), first, length)
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
-        """Do nothing: this backend runs the model as it is."""
-        del timed, say
+        """On a CPU let a mixture's experts run in their fastest form (`cpu_experts.py`).
+
+        If `timed`, also read fewer keys in windows: how many are read depends on all rows of a
+        pass, and a row's last bits on that. Apart from that the model runs as it is.
+        """
+        self._masks.are_cut = timed
+        if self._device.type == "cpu" and self.experts and not self.experts.is_used:
+            say("laying out experts")
+            decide = partial(first_says, rank=self._rank, device=self._device)
+            with torch.inference_mode():
+                cpu_experts.take_over(self._model, decide, timed=timed)
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import LoadedModel
 from engine.device import send
 from engine.errors import ModelError
@@ -39,8 +40,8 @@ from engine.forward.forward import (
     silent,
 )
 from engine.forward.kv_cache import first_not_finite
-from engine.forward.lane_attention import LaneAttention, Plan, Projections, Seen
-from engine.forward.masks import Masks, from_words
+from engine.forward.lane_attention import LaneAttention, LayerPlan, Plan, Projections
+from engine.forward.masks import KindMasks
 from engine.forward.operators import (
     FORMS,
     Decide,
@@ -57,8 +58,6 @@ from engine.forward.operators import (
 from engine.forward.small_operators import SmallOperators, Trial
 from engine.layout.slots import LaneLayout
 from engine.tensor_parallel.split import first_says, joined, summed
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(slots=True)
@@ -140,10 +139,13 @@ class FusedBackend(Recordable):
             self._layer(module, cache, form)
             for module, cache in zip(model.layers, self.cache.unbind(), strict=True)
         ]
-        self._masks = Masks(loaded.dtype)
+        self.kinds = loaded.kinds.within(lanes.num_slots)
+        self._masks = KindMasks(self.kinds, loaded.device, loaded.dtype)
         scale = float(attention.scaling)
         self.decide: Decide = partial(first_says, rank=self._rank, device=self._device)
-        self._attention = LaneAttention(self.cache, lanes, self._group, scale, self.decide)
+        self._attention = LaneAttention(
+            self.cache, lanes, self._group, scale, self.decide, self.kinds
+        )
         self._last_norm_module = model.norm
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
@@ -204,6 +206,8 @@ class FusedBackend(Recordable):
         Tied embeddings stay beside the packed output matrix. `timed` as in `Backend.take_over`.
         """
         del say
+        # How many keys are read depends on all rows of a pass, and a row's last bits on that.
+        self._masks.are_cut = timed
         self._take_over(Packer(timed=timed), leave=False)
         if timed and self._device.type == "cpu":
             self._choose_forms()
@@ -249,50 +253,34 @@ class FusedBackend(Recordable):
     ) -> Output:
         """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         with torch.inference_mode():
-            if self._device.type == "cpu":
-                several = [span.num_rows for span in spans] if len(spans) > 1 else ()
-                mask = self._masks.build(rows, num_visible, tuple(several))
-            else:
-                rows = send(rows, self._device)
-                mask = from_words(rows[3:], num_visible, self.cache.dtype)
-            return self.compute(rows, spans, mask, keep, layers)
+            counts = tuple(span.num_rows for span in spans)
+            rows, masks = self._masks.build(rows, num_visible, counts)
+            made = self._attention.projections(rows.shape[1])
+            plan = self._attention.plan(made.apart, spans, masks, num_visible)
+            return self._compute(rows, made, plan, keep, layers)
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
         """Allocate the memory of recorded passes of these shapes."""
         self._attention.make_rooms(shapes)
 
     def compute_recorded(
-        self, rows: torch.Tensor, shape: Shape, mask: torch.Tensor | None, layers: Layers = ()
+        self,
+        rows: torch.Tensor,
+        shape: Shape,
+        masks: Sequence[torch.Tensor] | None,
+        layers: Layers = (),
     ) -> Output:
         """Compute a pass in a form that can be recorded; needs `make_rooms` for its shape before.
 
-        mask  None: attention is split over the keys (`make_split`)
+        masks  None: attention is split over the keys (`make_split`)
         """
-        if mask is None:
-            plan = self._attention.plan_split(shape, rows[2], rows[3:])
+        if masks is None:
+            plan = self._attention.plan_split(shape, rows)
         else:
-            plan = self._attention.plan_recorded(shape, rows[2], mask)
+            plan = self._attention.plan_recorded(shape, rows[2], masks)
         if self.is_merged:
             return self._compute_merged(rows, shape, plan, layers)
         return self._compute(rows, self._attention.room(shape).made, plan, None, layers)
-
-    def compute(
-        self,
-        rows: torch.Tensor,
-        spans: Spans,
-        mask: torch.Tensor,
-        keep: torch.Tensor | None = None,
-        layers: Layers = (),
-    ) -> Output:
-        """Run a pass whose inputs are all on the device; return logits and features.
-
-        rows, spans  as in `Backend.forward`, but on the device
-        mask  [1, 1, n, num_visible], added to the scores
-        keep, layers  as in `Backend.forward`
-        """
-        made = self._attention.projections(rows.shape[1])
-        plan = self._attention.plan(made.apart, spans, mask)
-        return self._compute(rows, made, plan, keep, layers)
 
     def _compute(
         self,
@@ -308,7 +296,7 @@ class FusedBackend(Recordable):
         hidden = F.embedding(ids, self._embeddings)
         step = _FusedPass(made, cos, sin, slots, plan)
         states: dict[int, torch.Tensor] = {}
-        for number, (layer, seen) in enumerate(zip(self._layers, step.plan.seen, strict=True)):
+        for number, (layer, seen) in enumerate(zip(self._layers, plan.layers, strict=True)):
             if number in layers:
                 states[number] = hidden.clone()  # `hidden` changes in place below
             hidden += layer.out(self._attend(layer, layer.before_attention(hidden), seen, step))
@@ -334,7 +322,7 @@ class FusedBackend(Recordable):
         self._attention.make_split(shape)
 
     def _attend(
-        self, layer: _Layer, hidden: torch.Tensor, seen: Sequence[Seen], step: _FusedPass
+        self, layer: _Layer, hidden: torch.Tensor, seen: LayerPlan, step: _FusedPass
     ) -> torch.Tensor:
         """Write the pass's keys and values; return attention's outputs [n, heads * dim]."""
         self._turn_and_write(layer.qkv(hidden), layer.head_norm, layer.cache, step)
@@ -373,7 +361,7 @@ class FusedBackend(Recordable):
         normed = self._layers[0].before_attention(hidden)
         states: dict[int, torch.Tensor] = {}
         for number, (layer, weights, seen) in enumerate(
-            zip(self._layers, self._norm_weights, plan.seen, strict=True)
+            zip(self._layers, self._norm_weights, plan.layers, strict=True)
         ):
             if number in layers:
                 states[number] = hidden
@@ -468,7 +456,7 @@ class FusedBackend(Recordable):
         room, norm = self._attention.room(shape), None
         if trial.weights is not None:
             norm = rms_norm(trial.weights[: -self._num_kv_heads], epsilon, at_once)
-        step = _FusedPass(room.made, trial.cos, trial.sin, trial.slots, Plan((), (), ()))
+        step = _FusedPass(room.made, trial.cos, trial.sin, trial.slots, Plan((), ()))
         self._turn_and_write(trial.qkv, norm, trial.cache, step)
         return room.look.gathered()
 
@@ -497,7 +485,7 @@ class FusedBackend(Recordable):
 def why_not_fused(model: Any) -> str | None:
     """Return what this backend lacks to run `model`, worded to follow "has no", or None."""
     config = model.config
-    if config.model_type not in FAMILIES:
+    if config.model_type not in FUSED:
         return f"forward for {config.model_type}"
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"{config.hidden_act} activation"

@@ -67,7 +67,7 @@ from engine.forward.forward import (
     silent,
 )
 from engine.forward.fused import FusedBackend, why_not_fused
-from engine.forward.masks import from_words
+from engine.forward.masks import from_words, words_of
 from engine.forward.operators import quickest
 from engine.forward.small_operators import MERGED_DEVICES
 from engine.layout.slots import SLOT_STEP, LaneLayout, Span, lane_counts
@@ -172,7 +172,8 @@ class GraphBackend(Backend):
             failed: Exception | None = None
             try:
                 with torch.inference_mode():
-                    rows = send(_first_rows(shape, self._lanes), self._device)
+                    windows = self._inner.kinds.windows
+                    rows = send(_first_rows(shape, self._lanes, len(windows)), self._device)
                     num_visible = min(FEWEST_SLOTS, self._lanes.num_slots)
                     # Libraries may allocate and wait in the first run.
                     self._compute(rows, shape, num_visible, self._layers)
@@ -237,6 +238,7 @@ class GraphBackend(Backend):
                     capacity,
                     say,
                     self._fused.decide,  # all ranks must choose the same
+                    self._fused.kinds.windows,
                 )
             # Drop the masked recordings made for timing; the executor's `warm_up` makes those that
             # are needed.
@@ -252,7 +254,7 @@ class GraphBackend(Backend):
         shape = min(self._shapes)
         spans = tuple(Span(self._lanes.first_slot(lane), shape[1]) for lane in range(shape[0]))
         num_visible = min(FEWEST_SLOTS, self._lanes.num_slots)
-        rows = chains(spans, num_visible)
+        rows = chains(spans, num_visible, self._inner.kinds.windows)
         made: dict[str, Compute] = {}
 
         def record(name: str) -> None:
@@ -375,7 +377,7 @@ class GraphBackend(Backend):
     def _steps(self, steps: torch.Tensor, num_visible: int, choice: Choice) -> torch.Tensor:
         """Compute a chain of steps on the device; arguments and result as in `Backend.chain`."""
         num_steps = steps.shape[1] - NUM_SETTINGS
-        ids, rest, inputs = steps[:1, :1], steps[1:5], steps[5]
+        ids, rest, inputs = steps[:1, :1], steps[1:-1], steps[-1]
         found = []
         for index in range(num_steps):
             row = torch.cat((ids, rest[:, index : index + 1]))
@@ -452,8 +454,9 @@ class GraphBackend(Backend):
     ) -> Output:
         """Compute a pass on the device in the form to be recorded; return logits and features."""
         split = num_visible == EVERY_LENGTH
-        mask = None if split else from_words(rows[3:], num_visible, self._dtype)
-        return self._inner.compute_recorded(rows, shape, mask, layers)
+        words = [] if split else [words_of(rows, window) for window in self._inner.kinds.numbers]
+        masks = [from_words(of_kind, num_visible, self._dtype) for of_kind in words]
+        return self._inner.compute_recorded(rows, shape, masks or None, layers)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
@@ -472,13 +475,16 @@ class GraphBackend(Backend):
         return self._inner.not_finite(first, length)
 
 
-def _first_rows(shape: Shape, lanes: LaneLayout) -> torch.Tensor:
-    """Return the rows [5, lanes * n] of a chain at the start of each of the first lanes."""
+def _first_rows(shape: Shape, lanes: LaneLayout, num_windows: int) -> torch.Tensor:
+    """Return the rows [5 or more, lanes * n] of a chain at the start of each of the first lanes."""
     num_lanes, num_rows = shape
     where = torch.arange(num_rows)
     zeros, bits = torch.zeros_like(where), (2 << where) - 1
     firsts = [lanes.first_slot(lane) for lane in range(num_lanes)]
-    parts = [torch.stack((zeros, where, where + first, zeros, bits)) for first in firsts]
+    seen = zeros, bits
+    parts = [
+        torch.stack((zeros, where, where + first, *seen * (1 + num_windows))) for first in firsts
+    ]
     return torch.cat(parts, dim=1)
 
 

@@ -58,7 +58,17 @@ class SlotCache(Cache):
     and one scatter. (It is a subclass because transformers requires that.)
     """
 
-    def __init__(self, model: Any, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Any,
+        capacity: int,
+        device: torch.device,
+        of_layers: Sequence[int] = (),
+    ) -> None:
+        """Allocate the buffers.
+
+        of_layers  per layer, which of a pass's `lengths` it sees (`begin`); (): the first
+        """
         shapes = _layer_shapes(model, device)
         kinds = [kind for layer in shapes for kind in layer]
         self.capacity = capacity
@@ -73,7 +83,10 @@ class SlotCache(Cache):
         self.first_slot: int | None = None
         self.slots = torch.empty(0, dtype=torch.int64, device=device)
         self.batch: Batch | None = None
-        self._shown = 0, capacity  # the slots that the layers' views show: first slot, number
+        # What the layers' views show: the slots before `end`, as many as `lengths` (`begin`).
+        self._shown: tuple[int, tuple[int, ...]] = capacity, (capacity,)
+        # Upper layers of some families have no keys of their own, but those of a layer below.
+        self._of_layers = (of_layers or (0,) * len(shapes))[: len(shapes)]
         views = {kind: iter(buffer) for kind, buffer in self.buffers.items()}
         self._slot_layers = [
             SlotLayer(self, next(views[keys]), next(views[values])) for keys, values in shapes
@@ -81,22 +94,26 @@ class SlotCache(Cache):
         super().__init__(layers=[*self._slot_layers])
 
     def begin(
-        self, slots: torch.Tensor, first_slot: int | None, lane_start: int, num_visible: int
+        self,
+        slots: torch.Tensor,
+        first_slot: int | None,
+        end: int,
+        lengths: tuple[int, ...],
     ) -> None:
         """Set which slots the next pass writes and sees; for a pass of one lane.
 
         slots        [n] int64 on the cache's device: the slot that row j is written to
         first_slot   if the slots are consecutive, the first one (a plain copy then suffices); else
                      None
-        lane_start   the first slot that the pass's mask covers
-        num_visible  number of slots that it covers
+        end          the slot after the last one that the pass's masks cover
+        lengths      per kind of layer, the number of slots that its mask covers
         """
-        self.slots, self.first_slot, self.num_visible = slots, first_slot, num_visible
+        self.slots, self.first_slot, self.num_visible = slots, first_slot, max(lengths)
         self.batch = None
-        if (lane_start, num_visible) != self._shown:
-            self._shown = lane_start, num_visible
-            for layer in self._slot_layers:
-                layer.show(lane_start, num_visible)
+        if (end, lengths) != self._shown:
+            self._shown = end, lengths
+            for layer, kind in zip(self._slot_layers, self._of_layers, strict=True):
+                layer.show(end - lengths[kind], lengths[kind])
 
     def begin_lanes(self, slots: torch.Tensor, num_visible: int, lanes: LaneLayout) -> None:
         """Set which slots the next pass writes and sees; for a pass of several lanes.

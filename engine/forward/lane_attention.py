@@ -13,6 +13,7 @@ writes there as long as it exists.
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 
@@ -20,6 +21,7 @@ from engine.errors import ModelError
 from engine.forward.flex_attention import FlexAttention, Visible
 from engine.forward.forward import Shape, Spans
 from engine.forward.kv_cache import first_slots
+from engine.forward.masks import words_of
 from engine.forward.operators import (
     BATCHED_OF_ONE_ROW,
     BATCHED_OF_ROWS,
@@ -32,12 +34,18 @@ from engine.forward.operators import (
     quickest,
     side_by_side,
 )
+from engine.layout.attention_windows import FULL, LayerKinds
 from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Span, is_grid
 
 Seen = tuple[torch.Tensor, torch.Tensor]
 """(keys, values) that a call of attention sees, views of one layer's cache: [lanes, kv_heads,
 num_visible, dim] each; for attention that is split over the keys [1, kv_heads, slots, dim], with
 the slots of all lanes"""
+
+LayerPlan = tuple[Sequence[Seen], Sequence[torch.Tensor | Visible]]
+"""What the calls of attention of one layer see: the keys and values of each, and its mask [lanes,
+1, n * group (1 if n is 1), slots seen], added to the scores; for attention that is split over the
+keys, a `Visible` in place of a mask"""
 
 _TIMED_ROWS, _TIMED_SLOTS = 8, 256  # of the passes at which forms of attention are timed
 _LOOP = "lane by lane"
@@ -99,19 +107,16 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The calls of attention of a pass, the same in every layer.
+    """The calls of attention of a pass, in every layer.
 
     looks   the queries of each call
-    masks   per call, the mask [lanes, 1, n * group (1 if n is 1), num_visible], added to the
-            scores; for attention that is split over the keys, a `Visible`
-    seen    per layer, the keys and values of each call
+    layers  per layer, what the calls see
     picked  [lanes * num_visible] int64: slots to copy out of a layer's cache for the only call;
-            then `seen` holds each layer's whole cache, twice. None: nothing is copied
+            then `layers` holds each layer's whole cache, twice. None: nothing is copied
     """
 
     looks: Sequence[Look]
-    masks: Sequence[torch.Tensor | Visible]
-    seen: Iterable[Sequence[Seen]]
+    layers: Iterable[LayerPlan]
     picked: torch.Tensor | None = None
 
 
@@ -125,6 +130,7 @@ class LaneAttention:
         group: int,
         scale: float,
         decide: Decide = as_timed,
+        kinds: LayerKinds = FULL,
     ) -> None:
         """Use a default form of attention until `choose_forms` is called.
 
@@ -132,8 +138,10 @@ class LaneAttention:
         group   number of query heads that share a key head
         scale   factor of the scores
         decide  chooses the form from the timed ones
+        kinds   what the layers see of a text
         """
         self._decide = decide
+        self._kinds = kinds
         self._layers = cache.unbind()
         self._lanes = lanes
         self._group = group
@@ -150,7 +158,7 @@ class LaneAttention:
         each = None if cache.device.type == "cpu" else side_by_side
         self._one_row_each: Attention | None = each
         self._rows_each: Attention | None = each
-        self._flex = FlexAttention(lanes.num_slots, group, num_lanes=lanes.count)
+        self._flex = FlexAttention(lanes.num_slots, group, num_lanes=lanes.count, kinds=kinds)
 
     def twin(self) -> "LaneAttention":
         """Return a copy that uses the same cache but has memory of its own for the passes."""
@@ -208,54 +216,91 @@ class LaneAttention:
         found = quickest(forms, query, keys, values, mask, self._scale)
         return forms[self._decide(found, tuple(forms))]
 
-    def plan(self, apart: torch.Tensor, spans: Spans, mask: torch.Tensor) -> Plan:
+    def plan(
+        self,
+        apart: torch.Tensor,
+        spans: Spans,
+        masks: Sequence[torch.Tensor],
+        num_visible: int,
+    ) -> Plan:
         """Return the calls of attention of a pass.
 
         apart  [n, kv_heads, group, dim]: the memory that its queries will be in (`projections`)
-        spans  as in `Backend.forward`
-        mask   [1, 1, n, num_visible], added to the scores
+        spans, num_visible  as in `Backend.forward`
+        masks  per kind of layer, [1, 1, n, slots seen], added to the scores; of a pass of one lane
+               it may cover only the last of the visible slots
         """
-        num_visible = mask.shape[3]
         if len(spans) == 1:
             looks = self._looks_of(apart, (len(apart),), together=False)
-            return Plan(looks, (self._mask_of(mask, 1),), zip(self._views(spans, num_visible)))
+            end = spans[0].first_slot + num_visible
+            return Plan(looks, self._by_layer([self._of_one_lane(end, mask) for mask in masks]))
         counts = tuple(span.num_rows for span in spans)
         form = self._one_row_each if counts[0] == 1 else self._rows_each
         groups = [spans] if form is not None and is_grid(spans) else [(span,) for span in spans]
         sizes = [sum(span.num_rows for span in group) for group in groups]
-        parts = [mask] if len(groups) == 1 else torch.split(mask, sizes, 2)
-        masks = [self._mask_of(part, len(group)) for part, group in zip(parts, groups, strict=True)]
         views = [self._views(group, num_visible) for group in groups]
+        seen = list(zip(*views, strict=True))
+        kinds = []
+        for mask in masks:
+            parts = [mask] if len(groups) == 1 else torch.split(mask, sizes, 2)
+            pairs = zip(parts, groups, strict=True)
+            kinds.append((seen, [self._mask_of(part, len(group)) for part, group in pairs]))
         looks = self._looks_of(apart, counts, together=len(groups) < len(spans))
-        return Plan(looks, masks, zip(*views, strict=True))
+        return Plan(looks, self._by_layer(kinds))
 
-    def plan_recorded(self, shape: Shape, slots: torch.Tensor, mask: torch.Tensor) -> Plan:
+    def _of_one_lane(
+        self, end: int, mask: torch.Tensor
+    ) -> tuple[Iterable[Sequence[Seen]], Sequence[torch.Tensor]]:
+        """Return what a pass of one lane sees under a mask: per layer the views, and the mask.
+
+        end  the slot after the last one that the mask covers
+        """
+        length = mask.shape[3]
+        span = Span(end - length, mask.shape[2])
+        return zip(self._views((span,), length)), (self._mask_of(mask, 1),)
+
+    def _by_layer(
+        self, kinds: Sequence[tuple[Iterable[Sequence[Seen]], Sequence[torch.Tensor | Visible]]]
+    ) -> Iterable[LayerPlan]:
+        """Return what each layer sees; `kinds`: per kind of layer all layers' views, and masks."""
+        if len(kinds) == 1:
+            return zip(kinds[0][0], repeat(kinds[0][1]))
+        seen = [list(views) for views, _ in kinds]
+        layers = enumerate(self._kinds.of_layers)
+        return [(seen[kind][layer], kinds[kind][1]) for layer, kind in layers]
+
+    def plan_recorded(
+        self, shape: Shape, slots: torch.Tensor, masks: Sequence[torch.Tensor]
+    ) -> Plan:
         """Return the calls of attention of a recorded pass, which serves any lanes.
 
         slots  [lanes * n] int64 on the device: the slots that the rows are written to, lane by
                lane; from these it is computed which lanes they are
-        mask   as for `plan`
+        masks  per kind of layer, [1, 1, lanes * n, num_visible]
         """
-        num_lanes, num_visible = shape[0], mask.shape[3]
-        looks, masks = (self._rooms[shape].look,), (self._mask_of(mask, num_lanes),)
+        num_lanes, num_visible = shape[0], masks[0].shape[3]
+        looks, picked = (self._rooms[shape].look,), None
         if num_lanes == self._lanes.count:  # there are no other lanes
             spans = tuple(Span(self._lanes.first_slot(i), shape[1]) for i in range(num_lanes))
-            return Plan(looks, masks, zip(self._views(spans, num_visible)))
-        first = self._first_slots(slots, num_lanes)
-        picked = first[:, None] + torch.arange(num_visible, device=first.device)
-        caches = zip(self._layers, self._layers, strict=True)
-        return Plan(looks, masks, zip(caches), picked.view(-1))
+            seen: list[Sequence[Seen]] = list(zip(self._views(spans, num_visible)))
+        else:
+            first = self._first_slots(slots, num_lanes)
+            picked = (first[:, None] + torch.arange(num_visible, device=first.device)).view(-1)
+            seen = list(zip(zip(self._layers, self._layers, strict=True)))
+        kinds = [(seen, (self._mask_of(mask, num_lanes),)) for mask in masks]
+        return Plan(looks, self._by_layer(kinds), picked)
 
-    def plan_split(self, shape: Shape, slots: torch.Tensor, words: torch.Tensor) -> Plan:
+    def plan_split(self, shape: Shape, rows: torch.Tensor) -> Plan:
         """Return the call of a recorded pass whose attention is split over the keys.
 
         `make_split` must have been called for the shape.
 
-        slots  as for `plan_recorded`
-        words  [2, lanes * n] int64 on the device: what each row sees (`masks.as_words`)
+        rows  [5 or more, lanes * n] int64 on the device, as in `Backend.forward`
         """
-        visible = self._flex.see(words, self._first_slots(slots, shape[0]))
-        return Plan((self._rooms[shape].look,), (visible,), zip(self._whole()))
+        first, seen = self._first_slots(rows[2], shape[0]), list(zip(self._whole()))
+        each = [words_of(rows, window) for window in self._kinds.numbers]
+        kinds = [(seen, (self._flex.see(words, first),)) for words in each]
+        return Plan((self._rooms[shape].look,), self._by_layer(kinds))
 
     def _first_slots(self, slots: torch.Tensor, num_lanes: int) -> torch.Tensor:
         """Return the first slot of each lane of a pass, [lanes] int64 on the device of `slots`."""
@@ -284,20 +329,21 @@ class LaneAttention:
                 self._layers[0].zero_()
 
     def attend(
-        self, plan: Plan, seen: Sequence[Seen], beside: torch.Tensor | None = None
+        self, plan: Plan, layer: LayerPlan, beside: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Run one layer's attention; return the heads' outputs [n, heads * dim].
 
-        seen    that layer's keys and values, from `plan.seen`
+        layer   what that layer sees, from `plan.layers`
         beside  the queries of the only call, laid out as `Look.beside`; None: they are in the
                 pass's memory
         """
+        seen, masks = layer
         if plan.picked is not None:
             look = plan.looks[0]
             seen = (_picked(seen[0][0], plan.picked, look.num_lanes),)
         if len(seen) == 1:
-            return self._attend(plan.looks[0], seen[0], plan.masks[0], beside)
-        looks = zip(plan.looks, seen, plan.masks, strict=True)
+            return self._attend(plan.looks[0], seen[0], masks[0], beside)
+        looks = zip(plan.looks, seen, masks, strict=True)
         return torch.cat([self._attend(*look) for look in looks])
 
     def _attend(

@@ -346,8 +346,8 @@ class EagleExecutor(Executor):
         torch.cat(made.halves, dim=-1, out=made.swapped)
         made.turned.mul_(cos).addcmul_(made.swapped, sin)
         self._cache.index_copy_(1, slots, made.written)
-        plan = self._attention.plan(made.apart, wave.spans, mask)
-        attended = self._attention.attend(plan, next(iter(plan.seen)))
+        plan = self._attention.plan(made.apart, wave.spans, (mask,), mask.shape[3])
+        attended = self._attention.attend(plan, next(iter(plan.layers)))
         states = self._head.leave(residual, attended)
         self._states.index_copy_(0, slots, states)
         return states

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.checkpoint.files import one_line, weight_files
-from engine.checkpoint.model import Checked, check_checkpoint, max_text_len
+from engine.checkpoint.model import Checked, check_checkpoint, max_model_len
 from engine.errors import ModelError
 from engine.heads.head_tensors import linear
 
@@ -37,7 +37,7 @@ class Target:
         self.hidden_size = int(config.hidden_size)
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = self._checked.vocab_size
-        self.max_model_len = max_text_len(name, config, max_len)
+        self.max_model_len = max_model_len(name, config, max_len)
         self.eos_token_ids = self._checked.eos_token_ids
 
     def embedding(self) -> torch.Tensor:

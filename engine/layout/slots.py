@@ -22,6 +22,10 @@ see: its parent's mask plus its own bit. Bit `i` of a mask stands for slot `pref
 are plain integers of at most `num_tree_slots` bits and moving the prefix is a shift. A node may lie
 in a lower slot than its parent.
 
+In layers with an attention window (`attention_windows.py`) a row sees only what lies at the lowest
+position of its window or after it. For committed tokens that is a range of slots; which tree slots
+are left is another mask (`Feed.near`), because slots of the tree are in no order.
+
 Rolling back costs nothing: a dead node's slot is free again, and what it held is never visible.
 Committing a chain costs nothing either: its nodes already lie where committed tokens belong. Only
 committing a path whose nodes lie in scattered slots moves cache rows, and that is one gather over
@@ -32,9 +36,11 @@ not store the text, which the speculation tree (`proto/tree.py`) of the process 
 """
 
 from collections.abc import Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Generic, TypeVar
+
+from engine.layout.attention_windows import AttentionWindow
 
 K = TypeVar("K", bound=Hashable)
 
@@ -59,6 +65,9 @@ class Feed:
     masks      per row, a bit mask of the other slots that it sees: bit i stands for slot
                prefix_len + i, and the row's own bit is set; None means causal attention: row j
                sees [0, slots[j]] (prefill, where a row's slot equals its position)
+    near       per attention window of the model, what `masks` is for the layers with that window:
+               without ancestors that lie before it. (): no window hides any of these. What a window
+               hides of the prefix follows from a row's position
     before     per row, the slot of the token before it on its path; -1 if there is none. If left
                out, it is the slot before the row's own, as in a chain
     features   only for heads (`heads/eagle.py`): per row, the bytes of the target's hidden state
@@ -74,6 +83,7 @@ class Feed:
     lane: int = 0
     before: tuple[int, ...] = ()
     features: tuple[bytes | None, ...] = ()
+    near: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.before:
@@ -97,6 +107,22 @@ class Feed:
         return cls((0,) * num_rows, where, where, 0, tuple((2 << i) - 1 for i in where), lane)
 
 
+def with_near(feed: Feed, windows: Sequence[AttentionWindow]) -> Feed:
+    """Return the feed with its `near`, if all slots that it sees after the prefix are its rows'.
+
+    windows  the model's attention windows
+    """
+    assert feed.masks is not None
+    places = tuple(zip(feed.slots, feed.positions, strict=True))
+
+    def cut(lowest: int, mask: int) -> int:
+        return mask & ~sum(1 << slot - feed.prefix_len for slot, at in places if at < lowest)
+
+    rows = tuple(zip(feed.positions, feed.masks, strict=True))
+    near = tuple(tuple(cut(one.lowest(at), mask) for at, mask in rows) for one in windows)
+    return replace(feed, near=near)
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """Instruction to copy the slots `sources` of a lane to `targets`; all reads come first."""
@@ -111,6 +137,7 @@ class _Place:
     """Where a tree node lies, and what it may see."""
 
     slot: int  # absolute; prefix_len <= slot < prefix_len + num_tree_slots
+    position: int
     mask: int  # relative to prefix_len; includes the node's own bit and all its ancestors'
 
 
@@ -121,10 +148,20 @@ class SlotMap(Generic[K]):
     """
 
     def __init__(
-        self, capacity: int, num_tree_slots: int = NUM_TREE_SLOTS, *, lane: int = 0
+        self,
+        capacity: int,
+        num_tree_slots: int = NUM_TREE_SLOTS,
+        *,
+        lane: int = 0,
+        windows: Sequence[AttentionWindow] = (),
     ) -> None:
+        """Lay out an empty lane of `capacity` slots.
+
+        windows  the model's attention windows
+        """
         assert 0 < num_tree_slots <= capacity
         self.lane = lane
+        self.windows = tuple(windows)
         self.capacity = capacity
         self.num_tree_slots = num_tree_slots
         # Number of committed tokens in the cache. Tree nodes have places only while no committed
@@ -214,7 +251,7 @@ class SlotMap(Generic[K]):
         missing_mask = (1 << count) - 1
         for key, parent, token, position in nodes:
             above = None if parent is None else self._places[parent]
-            place = self._allocate(key, above)
+            place = self._allocate(key, above, position)
             before.append(self.prefix_len - 1 if above is None else above.slot)
             masks.append(place.mask << count | missing_mask)
             tokens.append(token)
@@ -222,7 +259,38 @@ class SlotMap(Generic[K]):
             slots.append(place.slot)
         assert max(masks).bit_length() <= NUM_TREE_SLOTS, "the rows of a pass share one mask word"
         rows = tuple(tokens), tuple(positions), tuple(slots), start, tuple(masks)
-        return Feed(*rows, self.lane, tuple(before))
+        near = self._near(start, positions, masks) if self.windows else ()
+        return Feed(*rows, self.lane, tuple(before), near=near)
+
+    def _near(
+        self, start: int, positions: Sequence[int], masks: Sequence[int]
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return, per window, the masks without ancestors before it; () if there are none.
+
+        start  the slot that bit 0 of `masks` stands for; slots up to the prefix are positions
+        """
+        rows = tuple(zip(positions, masks, strict=True))
+        lowest = [[window.lowest(position) for position, _ in rows] for window in self.windows]
+        if max(map(max, lowest)) <= start:
+            return ()  # the usual case: a window is longer than a tree is deep
+        found = [
+            tuple(
+                mask & ~self._bits_before(low, start)
+                for low, (_, mask) in zip(of_window, rows, strict=True)
+            )
+            for of_window in lowest
+        ]
+        return tuple(found) if any(near != tuple(masks) for near in found) else ()
+
+    def _bits_before(self, position: int, start: int) -> int:
+        """Return bits of the tokens before `position` that lie in slots from `start` on."""
+        if position <= start:
+            return 0
+        bits = (1 << min(position, self.prefix_len) - start) - 1
+        for place in self._places.values():
+            if place.position < position:
+                bits |= 1 << place.slot - start
+        return bits
 
     def rename(self, key: K, to: K | None) -> None:
         """Give node `key` the key `to`; None: remove it and free its slot. No `key`: do nothing.
@@ -236,7 +304,7 @@ class SlotMap(Generic[K]):
         else:
             self._places[to] = place
 
-    def _allocate(self, key: K, above: _Place | None) -> _Place:
+    def _allocate(self, key: K, above: _Place | None, position: int) -> _Place:
         """Assign the lowest free tree slot to a new node and return it with the node's mask.
 
         above  its parent's place; None: the parent is the last committed token
@@ -246,7 +314,8 @@ class SlotMap(Generic[K]):
         index = own.bit_length() - 1
         assert index < self.num_tree_slots, "no free tree slot"
         assert self.prefix_len + index < self.capacity, "the cache is full"
-        place = _Place(self.prefix_len + index, own if above is None else above.mask | own)
+        mask = own if above is None else above.mask | own
+        place = _Place(self.prefix_len + index, position, mask)
         self._places[key] = place
         self._taken |= own
         return place

@@ -23,13 +23,28 @@ class Drawn:
 
 
 class RandomSession:
+    """A text that grows by drafts, some of which are committed and some dropped.
+
+    depth  how likely a new node hangs under the deepest one; 0: under any node
+    reach  how likely a commit goes on from a node to one below it
+    """
+
     def __init__(
-        self, seed: int, slots: SlotMap[Path], *, vocab: int, prompt_len: int, max_rows: int = 8
+        self,
+        seed: int,
+        slots: SlotMap[Path],
+        *,
+        vocab: int,
+        prompt_len: int,
+        max_rows: int = 8,
+        depth: float = 0.0,
+        reach: float = 0.7,
     ) -> None:
         self.random = random.Random(seed)
         self.slots = slots
         self.vocab = vocab
         self.max_rows = max_rows
+        self.depth, self.reach = depth, reach
         self.text: Path = self._draw(prompt_len)
         self.nodes: set[Path] = set()  # keys are whole paths from the start of the text
 
@@ -46,6 +61,14 @@ class RandomSession:
             if shorten and self.random.random() < 0.1:
                 self._reopen()
             self.slots.check()
+
+    def begin_with(self, other: "RandomSession", length: int) -> None:
+        """Open on the first `length` tokens of another session's text, which are copied here.
+
+        The caller copies the slots. Three new tokens follow.
+        """
+        self.text = other.text[:length] + self._draw(3)
+        self.slots.adopt(length)
 
     def _draw(self, count: int) -> Path:
         return tuple(self.random.randrange(self.vocab) for _ in range(count))
@@ -67,7 +90,10 @@ class RandomSession:
         wanted = self.random.randint(0 if missing else 1, max(room, 0))
         new: list[tuple[Path, Path | None, int, int]] = []
         while len(new) < wanted:
-            parent = self.random.choice([self.text, *sorted(self.nodes)])
+            if self.depth and self.random.random() < self.depth:
+                parent = max(sorted(self.nodes), key=len, default=self.text)
+            else:
+                parent = self.random.choice([self.text, *sorted(self.nodes)])
             token = self.random.randrange(self.vocab)
             key = (*parent, token)
             if key not in self.nodes:
@@ -80,7 +106,7 @@ class RandomSession:
     def _advance(self) -> Move | None:
         """Commit a random path and perhaps a token that is no node; a random part survives."""
         end = self.text
-        while self.random.random() < 0.7:
+        while self.random.random() < self.reach:
             children = [node for node in sorted(self.nodes) if node[:-1] == end]
             if not children:
                 break

@@ -21,6 +21,7 @@ from engine.errors import ModelError, OutOfMemory
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.forward.kv_cache import slot_bytes
+from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.memory import longest_text, num_lanes_that_fit
 from node.economics import PREFILL_CHUNKS
 from tests.tiny_models import make_model
@@ -50,6 +51,17 @@ def test_the_longest_text_is_what_the_model_takes_or_the_memory_holds(
     assert longest_text(loaded, 0) == 300
     assert longest_text(loaded, 200) == 200
     assert num_lanes_that_fit(loaded, 100, 8) == 1
+
+
+def test_the_line_on_memory_says_what_lies_before_windows(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_room_for(loaded, 300 + 128, monkeypatch)
+    assert longest_text(loaded, 0) == 300
+    assert caplog.messages[-1].endswith("memory for texts of 300 tokens, not of 1024")
+    kinds = LayerKinds.of([None, AttentionWindow(75), AttentionWindow(75), AttentionWindow(400)])
+    longest_text(replace(loaded, kinds=kinds), 0)
+    assert "; 38 % of it is for tokens before attention windows" in caplog.messages[-1]
 
 
 def test_a_length_that_nobody_asked_for_leaves_room_for_others(
@@ -102,6 +114,11 @@ def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
     monkeypatch.setattr(engine.memory, "free_bytes", lambda _: beside)
     assert num_lanes_that_fit(gpu, 100, 8) == 3
     assert num_lanes_that_fit(cpu, 100, 8) == 8
+    windowed = replace(gpu, kinds=LayerKinds.of([None, AttentionWindow(75)]))
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free + (400 + spare) * masks)
+    assert longest_text(windowed, 400) == 400, "with masks for both kinds of layers"
+    with pytest.raises(OutOfMemory, match="a maximum length of 400 fits"):
+        longest_text(windowed, 401)
 
 
 def test_logits_of_a_prompt_that_is_scored_have_a_limit_whatever_the_vocabulary() -> None:

@@ -150,18 +150,6 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
     return checkpoint
 
 
-def window_of(config: Mapping[str, Any]) -> int | None:
-    """Return the attention window (tokens) that texts of a model may not exceed; None: none.
-
-    config  the content of the model's config.json
-    """
-    from engine.checkpoint import families
-
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
-    return families.window_of(str(config.get("model_type")), text)
-
-
 def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:
     """Return how many tokens a text of a model may have so that all of it is read in one way.
 

@@ -1,7 +1,7 @@
 """The longest text that a target can take, and the messages where memory allows less."""
 
 from coordinator.api.config import PairConfig
-from coordinator.api.models.folders import limited, window_of
+from coordinator.api.models.folders import limited
 from coordinator.api.models.heads import find_config, read
 from proto.messages import MAX_TEXT_LEN, Hello
 
@@ -12,7 +12,7 @@ def longest_of(model: str, revision: str | None, asked: int = MAX_TEXT_LEN) -> i
     """Return the most tokens that a model takes, by its config.json; None: not known.
 
     The limit that the node reports after loading is the one that counts
-    (`engine.checkpoint.model.max_text_len`).
+    (`engine.checkpoint.model.max_model_len`).
 
     asked  maximum length of a text that is asked for: some models take long texts only then
     """
@@ -21,11 +21,7 @@ def longest_of(model: str, revision: str | None, asked: int = MAX_TEXT_LEN) -> i
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else config
     lengths = [text[name] for name in LENGTHS if type(text.get(name)) is int]
-    if not lengths:
-        return None
-    limit = limited(config, min(*lengths, MAX_TEXT_LEN), asked)
-    window = window_of(config)
-    return limit if window is None else min(limit, window)
+    return limited(config, min(*lengths, MAX_TEXT_LEN), asked) if lengths else None
 
 
 def too_long(config: PairConfig, num_tokens: int, max_len: int, *, has_heads: bool = False) -> str:
@@ -65,9 +61,6 @@ def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs
         return []
     longest, limit = target.max_model_len, longest_of(config.target, config.target_revision)
     lines = []
-    path = find_config(config.target, config.target_revision)
-    if path is not None and longest == window_of(read(path)):
-        lines.append(f"texts have at most {longest} tokens: the target's attention has that window")
     usual = longest_of(config.target, config.target_revision, 0)
     if usual is not None and limit is not None and longest == usual < limit:
         lines.append(

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
 from engine.executor import ModelExecutor
 from engine.forward.compiled import CompiledBackend
 from engine.forward.forward import LAST, Layers, Output
-from engine.forward.fused import FAMILIES
 from engine.forward.graphs import GraphBackend
 from engine.layout.slots import Feed
 from engine.loading import Engine, load_engine, make_executor
@@ -87,7 +87,7 @@ def test_the_reference_gives_them(architecture: str, load: Load) -> None:
     check(ModelExecutor(loaded, 128), transformers_own(loaded.name))
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", FUSED)
 def test_the_fused_forward_gives_them(architecture: str, tmp_path: Path) -> None:
     folder = str(make_model(architecture, tmp_path, scale=0.5))
     executor = make_executor(load_model(folder), 128, backend="fused", layers=LAYERS)

@@ -27,7 +27,7 @@ from engine.forward.operators import quickest
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from tests.engine.flex_forms import always, counted, spelt_out
-from tests.engine.forward.test_fused import TOLERANCES, session_differences
+from tests.engine.forward.test_fused import TOLERANCES, UPPER, save, session_differences
 from tests.engine.forward.test_graphs import NUM_SLOTS, ROW_COUNTS, pair, recordings  # noqa: F401 (a fixture)
 from tests.engine.layout.test_lanes import check
 from tests.engine.test_slot_cache import difference
@@ -75,6 +75,35 @@ def test_a_query_sees_what_the_mask_shows() -> None:
         assert torch.equal(got, mask == 0)
         assert got.any()
         assert not got.all()
+
+
+def test_in_a_window_a_query_sees_what_the_mask_shows() -> None:
+    flex = FlexAttention(1024, group=1, num_lanes=2)
+    shown = torch.tensor([300, 300, 700, 700])
+    lowest = torch.tensor([250, 260, 300, 255])
+    words = torch.stack((shown, torch.tensor([1, 5, 1, 7]), lowest))
+    firsts = torch.tensor([1024, 0])
+    visible = flex.see(words, firsts)
+    assert visible.num_blocks.flatten().tolist() == [2, 5]  # of 128 slots, from the first seen on
+    assert visible.blocks[:, 0, 0, :5].tolist() == [[9, 10, 11, 12, 13], [1, 2, 3, 4, 5]]
+    mask = from_words(words, 1024, torch.float32)[0, 0]
+    slots, queries = torch.arange(1024), torch.arange(2)[:, None]
+    for lane, first in enumerate(firsts):
+        got = sees(visible.words, torch.tensor(lane), queries, slots + first)
+        assert torch.equal(got, mask[2 * lane : 2 * lane + 2] == 0)
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen3"])
+def test_windows_get_the_logits_of_the_reference(
+    architecture: str, tmp_path: Path, split: list[int]
+) -> None:
+    flags = {"sliding_window": 40, **UPPER[architecture]}
+    reference, graphs = pair(save(architecture, tmp_path, flags))
+    graphs.warm_up((1,))
+    for seed in range(3):
+        for error in session_differences(reference, graphs, seed=seed):
+            assert error < TOLERANCES["float32"]
+    assert graphs_of(graphs)._split_from, "attention is split over the keys"
 
 
 def test_blocks_are_read_up_to_the_last_slot_that_a_tree_can_reach() -> None:

@@ -9,11 +9,12 @@ import torch
 import transformers as hf
 
 import engine.forward.fused
+from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
 from engine.executor import ModelExecutor
-from engine.forward.fused import FAMILIES
+from engine.layout.attention_windows import AttentionWindow
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.loading import make_executor
 from engine.selfcheck import check_reproducible
@@ -44,6 +45,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "as many key heads": {"num_key_value_heads": 4},
     "wide heads": {"head_dim": 32},
 } | {name: {"rope_parameters": rope | {"rope_theta": 1e4}} for name, rope in ROPES.items()}
+
+
+# Fields of the configuration by which layers from the second on have a window.
+UPPER: dict[str, dict[str, Any]] = {
+    "mistral": {},  # its layers all have it
+    "qwen3": {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
+}
 
 
 def save(architecture: str, folder: Folder, options: dict[str, Any], seed: int = 0) -> Folder:
@@ -78,7 +86,7 @@ def session_differences(
     max_rows: int = 6,
 ) -> Iterator[float]:
     """Run a random session on both: trees, roll-backs, scattered commits, shorter texts."""
-    slots: SlotMap[Path] = SlotMap(fused.capacity)
+    slots: SlotMap[Path] = SlotMap(fused.capacity, windows=fused.windows)
     session = RandomSession(seed, slots, vocab=199, prompt_len=100, max_rows=max_rows)
     num_moves = 0
     for step in session.steps(num_rounds):
@@ -94,7 +102,7 @@ def session_differences(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", FUSED)
 def test_sessions_get_the_logits_of_the_reference(
     architecture: str, dtype: str, tmp_path: Folder
 ) -> None:
@@ -112,6 +120,18 @@ def test_every_option_of_a_family_is_covered(option: str, tmp_path: Folder) -> N
     folder = save("llama", tmp_path, OPTIONS[option])
     for error in session_differences(*pair(folder, "float32", 320), seed=4):
         assert error < TOLERANCES["float32"]
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen3"])
+def test_windows_have_the_logits_of_the_reference(architecture: str, tmp_path: Folder) -> None:
+    """In all layers, and in upper ones; shorter than a tree is deep, and longer than a block."""
+    for seed, size in ((0, 3), (1, 70)):
+        flags = {"sliding_window": size, **UPPER[architecture]}
+        folder = save(architecture, tmp_path / str(seed), flags)
+        reference, fused = pair(folder, "float32", 320)
+        assert fused.windows == (AttentionWindow(size),)
+        for error in session_differences(reference, fused, seed, max_rows=20):
+            assert error < TOLERANCES["float32"]
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
@@ -132,7 +152,7 @@ def test_a_long_prompt_in_one_pass_and_rows_that_nobody_asks_for(tmp_path: Folde
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", FUSED)
 @pytest.mark.parametrize("num_rows", [1, 5, 8])
 def test_a_row_of_a_reproducible_pass_has_the_same_bits_anywhere(
     num_rows: int, architecture: str, dtype: str, tmp_path: Folder

@@ -10,7 +10,16 @@ import torch
 import engine.forward.masks
 from engine.executor import ModelExecutor
 from engine.forward.forward import _first_of_run
-from engine.forward.masks import Masks, _unpack, as_words, from_words
+from engine.forward.masks import (
+    KindMasks,
+    Masks,
+    _unpack,
+    as_words,
+    from_words,
+    window_words,
+)
+from engine.forward.masks import words_of as masks_words_of
+from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed
 from tests.engine.conftest import Load
 
@@ -47,6 +56,73 @@ def test_masks_that_are_patched_equal_masks_made_anew(seed: int, dtype: torch.dt
             masks = ((1 << draw.randint(0, room)) - 1,)
         got = made.build(words_of([0] * len(masks), prefix_len, masks), num_visible)
         assert torch.equal(got, dumb_mask(prefix_len, masks, num_visible, dtype))
+
+
+@pytest.mark.parametrize("size", [1, 7, 90])
+@pytest.mark.parametrize("seed", range(5))
+def test_windows_that_are_patched_equal_windows_made_anew(seed: int, size: int) -> None:
+    """Texts grow, are rolled back, and are others; also in two lanes."""
+    draw = random.Random(seed)
+    made, window = Masks(torch.float32), AttentionWindow(size, is_chunk=draw.random() < 0.5)
+    counts = draw.choice([(), (2, 1), (3, 3)])
+    prefixes = [draw.randrange(100) for _ in counts or (1,)]
+    for _ in range(80):
+        parts = []
+        for lane in range(len(prefixes)):
+            step = draw.choice([0, 1, 1, 3, 9, -5, 0 if draw.random() < 0.9 else -100])
+            prefixes[lane] = min(max(prefixes[lane] + step, 0), 120)
+            count = counts[lane] if counts else draw.randint(1, 4)
+            parts.append(_rows_in_window(draw, prefixes[lane], count, window))
+        rows = torch.cat(parts, dim=1)
+        got = made.build(rows, 128, counts, window=0)
+        assert torch.equal(got, from_words(masks_words_of(rows, 0), 128, torch.float32))
+        for row in range(rows.shape[1]):
+            _, _, _, shown, bits, lowest, near = rows[:, row].tolist()
+            seen = list(range(lowest, shown))
+            seen += [shown + bit for bit in range(8) if near >> bit & 1]
+            assert (got[0, 0, row] == 0).nonzero()[:, 0].tolist() == seen
+            assert near & bits == near
+
+
+def _rows_in_window(
+    draw: random.Random, prefix_len: int, count: int, window: AttentionWindow
+) -> torch.Tensor:
+    """Return rows of a lane [7, count]: each at the end of a chain after the prefix."""
+    depths = [draw.randint(1, 8) for _ in range(count)]
+    masks = [(1 << depth) - 1 for depth in depths]
+    positions = [prefix_len + depth - 1 for depth in depths]
+    near = [
+        mask & ~((1 << max(window.lowest(at) - prefix_len, 0)) - 1)
+        for at, mask in zip(positions, masks, strict=True)
+    ]
+    words = as_words(positions, prefix_len, masks)
+    words += window_words(positions, *words, window, near)
+    return torch.tensor((positions, positions, positions, *words))
+
+
+def test_a_causal_chunk_in_a_window_shows_each_row_its_last_tokens() -> None:
+    where = (3, 4, 5, 6)
+    words = as_words(where, 3, None)
+    words += window_words(where, *words, AttentionWindow(2), None)
+    rows = torch.tensor((where, where, where, *words))
+    got = Masks(torch.float32).build(rows, 8, window=0)
+    seen = [(row == 0).nonzero()[:, 0].tolist() for row in got[0, 0]]
+    assert seen == [[2, 3], [3, 4], [4, 5], [5, 6]]
+    assert torch.equal(got, from_words(masks_words_of(rows, 0), 8, torch.float32))
+
+
+def test_slots_that_no_row_sees_are_left_out_only_where_that_is_allowed() -> None:
+    kinds = LayerKinds.of([None, AttentionWindow(10)])
+    made = KindMasks(kinds, torch.device("cpu"), torch.float32)
+    words = as_words((200,), 200, (1,))
+    words += window_words((200,), *words, AttentionWindow(10), None)
+    rows = torch.tensor(((200,), (200,), (200,), *words))
+    lengths = []
+    for made.are_cut in (False, True):
+        _, (full, near) = made.build(rows, 256, (1,))
+        lengths.append((full.shape[3], near.shape[3]))
+        assert int((near == 0).sum()) == 10
+    assert lengths == [(256, 256), (256, 256 - 128)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

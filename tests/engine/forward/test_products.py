@@ -54,7 +54,9 @@ def test_what_is_left_to_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "_is_faster", lambda *_: True)
-    monkeypatch.setattr(operators, "_packed", lambda weight, bias: lambda x: 1.001 * (x @ weight.T))
+    monkeypatch.setattr(
+        operators, "packed_product", lambda weight, bias: lambda x: 1.001 * (x @ weight.T)
+    )
     (part,) = linears(torch.float32, 0)
     x = torch.randn(3, 96)
     want = part(x)
@@ -79,7 +81,9 @@ def test_where_every_process_must_do_alike_no_clock_decides(
 ) -> None:
     monkeypatch.setattr(operators, "_is_faster", lambda *_: bool(is_faster))
     packed = []
-    pack = operators._packed
-    monkeypatch.setattr(operators, "_packed", lambda *a: packed.append(pack(*a)) or packed[-1])
+    pack = operators.packed_product
+    monkeypatch.setattr(
+        operators, "packed_product", lambda *a: packed.append(pack(*a)) or packed[-1]
+    )
     (part,) = linears(torch.float32, 0)
     assert Packer(timed=False).take([part]) is packed[0]

@@ -20,7 +20,7 @@ from engine.choice.coupling import usual_chains, usual_choices
 from engine.errors import ModelError
 from engine.executor import ModelExecutor
 from engine.forward.experts import compute
-from engine.forward.graphs import GraphBackend
+from engine.forward.graphs import GraphBackend, refusing_to_wait
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from tests.engine.conftest import Folder
@@ -185,17 +185,29 @@ def test_a_model_that_waits_for_a_number_is_not_recorded_and_says_why(
     assert len(caplog.records) == 1
 
 
-def test_experts_compute_in_their_usual_form_outside_of_recordings(
-    folder: Folder, device: StandIn
+def test_prompts_do_not_make_the_host_wait_where_recordings_must_not(
+    folder: Folder, device: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graphs = ready(folder("qwen3_moe"))
+    graphs, asked = ready(folder("qwen3_moe")), []
+
+    def noted(*inputs: Any) -> torch.Tensor:
+        asked.append(len(inputs[1]))
+        return compute(*inputs)
+
+    monkeypatch.setattr("engine.forward.experts.compute", noted)
+    where = tuple(range(30))
+    graphs.run(Feed((7,) * 30, where, where, 0, None), (29,))
     assert inner_of(graphs).experts.is_used
-    assert graphs.loaded.model.config._experts_implementation == "grouped_mm"
+    assert asked == [30] * 3  # of each layer
+    assert graphs.loaded.model.config._experts_implementation == "grouped_mm"  # for other passes
 
 
-@pytest.mark.parametrize("num_rows", [1, 5], ids=["copied", "all"])
+@pytest.mark.parametrize("num_rows", [1, 5, 700], ids=["copied", "all", "blocks"])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
-def test_experts_for_recordings_compute_what_each_expert_does(kind: str, num_rows: int) -> None:
+def test_experts_for_recordings_compute_what_each_expert_does(
+    kind: str, num_rows: int, device: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.forward.experts._COPIED_BYTES", 10_000)  # a few blocks at once
     sizes = {"hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 24}
     if kind == "gpt_oss":  # with biases, and matrices that lie the other way
         config: Any = GptOssConfig(**sizes, num_local_experts=8, num_experts_per_tok=2)
@@ -212,4 +224,6 @@ def test_experts_for_recordings_compute_what_each_expert_does(kind: str, num_row
     weights = torch.rand(num_rows, 2, generator=random)
     with torch.inference_mode():
         want = experts(hidden, chosen, weights)
-        assert difference(compute(experts, hidden, chosen, weights), want) < 1e-5
+        with refusing_to_wait():
+            got = compute(experts, hidden, chosen, weights)
+    assert difference(got, want) < 1e-5

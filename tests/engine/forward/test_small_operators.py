@@ -18,12 +18,13 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import engine.forward.graphs
+from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
 from engine.executor import ModelExecutor
 from engine.forward import operators, small_operators
-from engine.forward.fused import FAMILIES, FusedBackend
+from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
 from engine.forward.operators import at_once
 from engine.forward.small_operators import gate as small_gate
@@ -78,7 +79,7 @@ def errors(folder: Path, graphs: ModelExecutor, seed: int = 0) -> list[float]:
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("num_key_heads", [1, 2, 4])
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", FUSED)
 def test_merged_operators_give_the_logits_of_the_reference(
     architecture: str, num_key_heads: int, tmp_path: Path
 ) -> None:
@@ -166,7 +167,7 @@ def kernels_of_a_layer(
         monkeypatch.setattr(engine.forward.fused, "FORMS", {"": counter.norm})
         monkeypatch.setattr(small_operators, "_compiled", counter.merged)
         # As a GPU does it: no weight is packed, and each product is one operator.
-        monkeypatch.setattr(operators, "_packed", lambda *_: None)
+        monkeypatch.setattr(operators, "packed_product", lambda *_: None)
         options: dict[str, Any] = {"num_hidden_layers": num_layers}
         if architecture != "llama":
             options["layer_types"] = ["full_attention"] * num_layers

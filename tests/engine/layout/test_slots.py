@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed, Move, SlotMap
 from tests.engine.random_session import Drawn, Path, RandomSession
 
@@ -35,9 +36,11 @@ class ToyCache:
 def visible_slots(feed: Feed, row: int) -> list[int]:
     if feed.masks is None:
         return list(range(feed.slots[row] + 1))
-    bits = feed.masks[row]
-    tree = [feed.prefix_len + i for i in range(bits.bit_length()) if bits >> i & 1]
-    return [*range(feed.prefix_len), *tree]
+    return [*range(feed.prefix_len), *after_prefix(feed.prefix_len, feed.masks[row])]
+
+
+def after_prefix(prefix_len: int, bits: int) -> list[int]:
+    return [prefix_len + i for i in range(bits.bit_length()) if bits >> i & 1]
 
 
 @pytest.mark.parametrize("num_tree_slots", [24, 64])
@@ -56,6 +59,48 @@ def test_every_row_sees_exactly_its_own_path(seed: int, num_tree_slots: int) -> 
     assert num_moves > 3
     committed = cache.cells[: slots.prefix_len]
     assert committed == [session.text[: i + 1] for i in range(slots.prefix_len)]
+
+
+@pytest.mark.parametrize("window", [AttentionWindow(3), AttentionWindow(5, is_chunk=True)])
+@pytest.mark.parametrize("seed", range(20))
+def test_in_a_window_a_row_sees_the_end_of_its_path(seed: int, window: AttentionWindow) -> None:
+    other = AttentionWindow(200)
+    slots: SlotMap[Path] = SlotMap(400, windows=(other, window))
+    session = RandomSession(seed, slots, vocab=5, prompt_len=seed + 1)
+    cache = ToyCache(slots.capacity)
+    num_cut = 0
+    for step in session.steps(60):
+        if isinstance(step, Move):
+            cache.move(step)
+            continue
+        cache.run(step)
+        feed = step.feed
+        num_cut += bool(feed.near)
+        if feed.masks is None:
+            assert not feed.near
+            continue
+        far, near = feed.near or (feed.masks, feed.masks)
+        assert far == feed.masks
+        for row, path in enumerate(step.paths):
+            lowest = window.lowest(len(path) - 1)
+            seen = [
+                *range(min(lowest, feed.prefix_len), feed.prefix_len),
+                *after_prefix(feed.prefix_len, near[row]),
+            ]
+            want = [path[: i + 1] for i in range(lowest, len(path))]
+            assert sorted(cache.cells[slot] for slot in seen) == want
+    assert num_cut > 5
+
+
+def test_a_window_that_no_text_is_longer_than_is_full_attention() -> None:
+    kinds = LayerKinds.of([AttentionWindow(100), None, AttentionWindow(8), None])
+    assert kinds.seen == (None, AttentionWindow(8), AttentionWindow(100))
+    assert kinds.of_layers == (2, 0, 1, 0)
+    assert kinds.numbers == (None, 0, 1)
+    assert kinds.within(101) == kinds
+    assert kinds.within(100) == LayerKinds.of([None, None, AttentionWindow(8), None])
+    assert kinds.within(8).is_uniform
+    assert not kinds.within(8).windows
 
 
 def test_a_pass_covers_a_parent_that_lies_behind_its_child() -> None:

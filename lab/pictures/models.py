@@ -1,0 +1,137 @@
+"""`python -m lab.pictures.models`: write docs/models.md from the table of model families."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from engine.checkpoint.families import CAUSAL, WRAPPERS, Family, family
+
+_WRAPPED: Any = {"width": 100, "subsequent_indent": "  ", "break_on_hyphens": False}
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+BEFORE = """\
+# Models
+
+<!-- Made by `.venv/bin/python -m lab.pictures.models` from the table in
+engine/checkpoint/families.py: change it there. -->
+
+Target and drafter may be of any family in the first table. What counts is `model_type` in the
+model's config.json. The table names every causal language model of the installed transformers.
+The command line and both nodes read the same table, so a model that cannot run is refused in one
+line before anything is loaded. [Choosing](choosing.md) says which pairs pay,
+[quantised](quantised.md) which quantised weights are read.
+
+## What runs
+
+| `model_type` | attention | experts | on a CPU | on a GPU | tested |
+|---|---|---|---|---|---|
+"""
+BETWEEN = """
+**attention.** *full*: every token sees the whole text before it. *windows* and *chunks*: by
+config.json some or all layers may see only the last tokens, or only those of the same chunk, as in
+transformers. Keys and values of the whole text stay in memory all the same, because a rejected
+draft may move the window back. *eager*: transformers has no fused attention for this family, so
+each layer writes the scores of all heads to memory and reads them again. That takes more time and
+memory, above all for long prompts.
+
+**experts.** *yes*: the family has mixtures of experts in transformers' common form; in some it is
+up to config.json. On a CPU a pass reads only the experts that it uses. Each expert's matrices are
+laid out anew at load where timing finds that faster. On a GPU the experts never make the host
+wait: where torch's grouped kernel does (all types but bfloat16), few rows copy the weights of their
+experts, more rows are multiplied with all experts, and long prompts are divided into blocks of one
+expert each. *own*: the family has code of its own for experts, which runs as it is. Llama 4
+computes every expert for every row. Those of dbrx, jetmoe and longcat_flash make the host wait for
+the GPU.
+
+**on a CPU.** *fused*: our own forward. It lays out the weights anew, computes all texts of a pass
+together, and can be compiled (`--backend compiled`). *transformers*: the modules of transformers
+over our cache (`--backend reference`). They compute the texts of a pass one after another, so
+several texts at once gain less. Weights stay as the checkpoint has them, except those of experts,
+and each layer has more Python and smaller operators, which small models feel most.
+
+**on a GPU.** *fused*, *transformers*: as above, recorded as CUDA graphs, so that a pass is one
+launch for the host. *not recorded*: the host launches each operator by itself, and a pass of few
+rows takes several times as long. Nothing here was measured on a GPU yet ([GPU](gpu.md)).
+
+**tested.** *yes*: a test runs a small random model of the family, with a window of 16 tokens where
+it may have windows: it loads it in each of the two forms of its row (the GPU is imitated on a CPU)
+and compares the logits of a tree of drafts with those of transformers
+([tests/engine/forward/test_no_waiting.py](../tests/engine/forward/test_no_waiting.py)). *at load*:
+no test runs it.
+
+**Models of several modalities** are wrappers around a language model, which alone is loaded, for
+text. These are:
+{wrappers}.
+The text of a prompt without images and sound is that of the whole model
+([choosing](choosing.md#what-is-not-supported)). A test runs a small random model of each.
+
+**Every model is checked when it is loaded**, tested or not. A small tree of drafts must have the
+logits that the model has without a tree, or the model is refused. `--reproducible` checks in
+addition that no bit of a row depends on its place or on other rows. `verify-lossless` compares
+whole texts of your pair ([the command line](command-line.md)).
+
+With `--tensor-parallel-size` fewer families run: those whose layers have q, k, v, o and gate, up,
+down projections, or common experts ([the command line](command-line.md)).
+
+## What is refused
+
+These families are refused, each for the reason before it, unless config.json says otherwise: BERT
+runs with `"is_decoder": true`, MPT without ALiBi. In turn a family of the first table is refused if
+its config.json states such layers (`layer_types`, `alibi` and others).
+
+"""
+
+
+def page() -> str:
+    """Return the text of the page that lists the families of models."""
+    found = [family(kind) for kind in sorted(CAUSAL)]
+    rows = [_row(each) for each in found if each.refused is None]
+    reasons = dict.fromkeys(each.refused for each in found if each.refused is not None)
+    refused = [
+        fill(
+            f"* **{reason}**: {', '.join(each.kind for each in found if each.refused == reason)}",
+            **_WRAPPED,
+        )
+        for reason in sorted(reasons)
+    ]
+    wrappers = fill(", ".join(sorted(WRAPPERS)), **_WRAPPED | {"subsequent_indent": ""})
+    between = BETWEEN.replace("{wrappers}", wrappers)
+    return "".join((BEFORE, _lines(rows), between, _lines(refused)))
+
+
+def _row(of: Family) -> str:
+    form = "fused" if of.is_fused else "transformers"
+    cells = (
+        of.kind,
+        _attention(of),
+        {"": "", "common": "yes", "own": "own"}[of.experts],
+        form,
+        form if of.is_recorded else "not recorded",
+        "yes" if of.is_tested else "at load",
+    )
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def _attention(of: Family) -> str:
+    words = ["full"]
+    if of.has_windows:
+        words.append("chunks" if of.has_chunks else "windows")
+    return ", ".join((*words, "eager") if of.is_eager else words)
+
+
+def _lines(rows: Iterable[str]) -> str:
+    return "".join(f"{row}\n" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.pictures.models",
+        description="Writes docs/models.md from the table of model families.",
+    )
+    parser.parse_args()
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Small random models of the families that people serve, to compare with transformers.
+
+Each has four layers and is 64 wide. Windows and chunks are 16 tokens long, so that short texts and
+the branches of a tree are longer. Whatever a family has besides plain attention (soft caps, sinks,
+temperatures, multipliers, biases, norms) is set so that logits change visibly if it is left out.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+
+from tests.tiny_models import add_noise, widened
+
+VOCAB = 199
+WINDOW = 16  # tokens of a window, and of a chunk
+LENGTH = 200  # tokens of a text, with its prompt
+# Shorter than a window, longer than one, and longer than two.
+PROMPTS = ((5, 9, 33, 71), tuple(range(30, 53)), tuple(range(150, 110, -1)))
+MIN_DISTINCT = 36  # different tokens in the text by which a model is chosen
+_SIZES: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 1024,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_WINDOW: Mapping[str, Any] = {"sliding_window": WINDOW}
+_UPPER: Mapping[str, Any] = {**_WINDOW, "use_sliding_window": True, "max_window_layers": 2}
+_WIDE: Mapping[str, Any] = {"head_dim": 16}
+_CAPS: Mapping[str, Any] = {
+    **_WIDE,
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 12.0,
+}
+_EXPERTS: Mapping[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_FEW: Mapping[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+_ROUTED: Mapping[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 64,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_LATENT: Mapping[str, Any] = {
+    **_ROUTED,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+_MULTIPLIERS: Mapping[str, Any] = {
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 0.8,
+}
+
+
+def _rope(kind: str, **fields: float) -> Mapping[str, Any]:
+    """Return rotary embeddings of a kind, stretched from 64 positions."""
+    stretched = {"original_max_position_embeddings": 64, "rope_theta": 10000.0, "factor": 4.0}
+    return {"rope_parameters": {"rope_type": kind, **stretched, **fields}}
+
+
+# Name -> fields of the configuration. A name is the model type, perhaps with a word after a hyphen.
+WINDOWED: Mapping[str, Mapping[str, Any]] = {
+    "cohere2": {**_WINDOW, "logit_scale": 1.0},
+    "exaone4": {**_WINDOW, "sliding_window_pattern": 4},
+    "gemma2": {**_WINDOW, **_CAPS, "tie_word_embeddings": False},
+    "gemma3_text": {
+        **_WINDOW,
+        **_WIDE,
+        "query_pre_attn_scalar": 16,
+        "tie_word_embeddings": False,
+        "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+    },
+    "gpt_oss": {**_WINDOW, **_WIDE, **_EXPERTS},
+    "llama4_text": {
+        **_WIDE,
+        **_EXPERTS,
+        "attention_chunk_size": WINDOW,
+        "intermediate_size_mlp": 128,
+        "interleave_moe_layer_step": 2,
+        "floor_scale": 2 * WINDOW,
+    },
+    "ministral": {**_WINDOW, **_WIDE},
+    "mistral-window": _WINDOW,
+    "mixtral-window": {**_WINDOW, **_EXPERTS},
+    "olmo3": _WINDOW,
+    "phi3-window": _WINDOW,
+    "qwen2-window": _UPPER,
+    "qwen3-window": {**_UPPER, **_WIDE},
+    "qwen3_moe-window": {**_UPPER, **_WIDE, **_FEW},
+    "smollm3-window": {**_WINDOW, "use_sliding_window": True},
+    "starcoder2-window": _WINDOW,
+    "vaultgemma": {**_WINDOW, **_CAPS},
+}
+FULL: Mapping[str, Mapping[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "cohere": {"logit_scale": 1.0, "use_qk_norm": True},
+    "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": _LATENT,
+    "dots1": {**_ROUTED, **_WIDE},
+    "ernie4_5": _WIDE,
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "gemma": _WIDE,
+    "glm": _WIDE,
+    "glm4": _WIDE,
+    "glm4_moe": {**_ROUTED, **_WIDE, "use_qk_norm": True},
+    "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 1024},
+    "gpt_neox": {},
+    "granite": _MULTIPLIERS,
+    "granitemoe": {**_MULTIPLIERS, **_EXPERTS},
+    "hunyuan_v1_dense": _WIDE,
+    "llama": {},
+    "llama-linear": _rope("linear"),
+    "llama-llama3": _rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0),
+    "llama-yarn": _rope("yarn"),
+    "mistral": {"sliding_window": None},
+    "mixtral": {**_EXPERTS, "sliding_window": None},
+    "nemotron": {},
+    "olmo2": {},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "persimmon": {},
+    "phi": {},
+    "phi3": {},
+    "qwen2": {},
+    "qwen2_moe": {**_FEW, "shared_expert_intermediate_size": 64},
+    "qwen3": _WIDE,
+    "qwen3_moe": {**_FEW, **_WIDE},
+    "seed_oss": _WIDE,
+    "smollm3": {},
+    "stablelm": {"qk_layernorm": True},
+    "starcoder2": {},
+}
+FAMILIES: Mapping[str, Mapping[str, Any]] = {**WINDOWED, **FULL}
+# Tested where there is little time: a window in some layers, in all layers, chunks, experts, sinks.
+USUAL = ("gemma3_text", "gpt_oss", "llama4_text", "mistral-window", "qwen3_moe")
+# Model types with one key-value head per query head, whose configurations have no other number.
+_ONE_EACH = ("falcon", "gpt2", "gpt_neox", "opt", "persimmon")
+# How wide the matrices are drawn; where the usual is not enough, texts would repeat themselves.
+_GAINS: Mapping[str, float] = dict.fromkeys(("falcon", "gpt2", "gpt_neox", "opt", "persimmon"), 5.0)
+
+
+def config_of(name: str) -> Any:
+    """Return the configuration of a small model of the family `name`."""
+    kind = name.partition("-")[0]
+    sizes = dict(_SIZES)
+    if kind in _ONE_EACH:
+        del sizes["num_key_value_heads"]
+    if kind == "gpt2":
+        sizes = {key: value for key, value in sizes.items() if key.endswith(("_id", "vocab_size"))}
+    return hf.AutoConfig.for_model(kind, **{**sizes, **FAMILIES[name]})
+
+
+def make_family(name: str, folder: Path) -> Path:
+    """Save a random small model of the family `name` in `folder`; return `folder`.
+
+    Draws until the greedy text shows `MIN_DISTINCT` different tokens; a name has its one model.
+    """
+    config = config_of(name)
+    kind: Any = hf.AutoModelForCausalLM
+    random_state = torch.get_rng_state()
+    for attempt in range(30):
+        torch.manual_seed(attempt)
+        model = kind.from_config(config).float().eval()
+        _draw(model, _GAINS.get(name, 3.0), attempt)
+        if len(set(greedy_text(model, PROMPTS[1]))) >= MIN_DISTINCT:
+            break
+    else:
+        raise AssertionError(f"{name}: every text repeats itself")
+    torch.set_rng_state(random_state)
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_drafter(target: Path, out: Path, text: list[int]) -> Path:
+    """Save a copy of the model in `target` with noise, which nearly always agrees, as `out`.
+
+    It has the most noise, of some amounts, with which it agrees on five of six tokens of `text`,
+    which the target has written. Returns `out`.
+    """
+    for step in range(12):
+        model = add_noise(load(target), 0.2 / 2**step)
+        if _agreement(model, text) >= 5 / 6:
+            model.save_pretrained(out)
+            return out
+    raise AssertionError(f"{target}: the least noise changes its text")
+
+
+def load(folder: Path, **fields: Any) -> Any:
+    """Return transformers' own model of a folder, in float32; `fields` replace configuration."""
+    kind: Any = hf.AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32, **fields).eval()
+
+
+def greedy_text(model: Any, prompt: tuple[int, ...]) -> list[int]:
+    """Return the tokens that transformers' own `generate` appends, up to `LENGTH`."""
+    with torch.inference_mode():
+        text = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=LENGTH - len(prompt),
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return [int(token) for token in text[0, len(prompt) :]]
+
+
+def _draw(model: Any, gain: float, seed: int) -> None:
+    """Draw all weights anew: matrices as `widened` does, vectors near what they were."""
+    widened(model, gain, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1:
+                spread = 2.0 if name.endswith("sinks") else 0.1
+                weight += spread * torch.randn(weight.shape, generator=generator)
+
+
+def _agreement(model: Any, text: list[int]) -> float:
+    """Return the share of the tokens of `text` that the model would choose too."""
+    with torch.inference_mode():
+        choices = model(torch.tensor([text])).logits[0, :-1].argmax(-1)
+    return float((choices == torch.tensor(text[1:])).float().mean())

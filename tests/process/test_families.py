@@ -1,0 +1,83 @@
+"""Pairs of every family write what transformers' own `generate` writes, several texts at once."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.text.metrics import Metrics
+from tests.families import FAMILIES, LENGTH, PROMPTS, USUAL, greedy_text, make_drafter, make_family
+from tests.process.reference import Reference, assert_same_but_for_near_ties
+
+pytestmark = pytest.mark.process
+
+ALONE = SpeculationConfig(policy="ar")
+SYNC = SpeculationConfig(policy="sync", num_speculative_tokens=4, adaptive=False)
+POLICIES = (SYNC, SpeculationConfig(policy="tree"), SpeculationConfig(policy="auto"))
+SEEDED = {"temperature": 0.9, "seed": 7}
+
+
+def make_pair(name: str, folder: Path) -> tuple[PairConfig, Reference]:
+    """Return a pair whose drafter nearly always agrees, and transformers' own target."""
+    target = make_family(name, folder / "target")
+    reference = Reference(target)
+    text = [*PROMPTS[1], *greedy_text(reference.model, PROMPTS[1])]
+    drafter = make_drafter(target, folder / "drafter", text)
+    config = PairConfig(
+        target=str(target),
+        drafter=str(drafter),
+        dtype="float32",
+        max_model_len=LENGTH,
+        max_num_seqs=len(PROMPTS),
+        simulate_target_ms=4.0,  # a drafter is as large, and would else be worth no wait
+    )
+    return config, reference
+
+
+def together(
+    pair: Pair, speculation: SpeculationConfig, **wanted: float
+) -> tuple[list[list[int]], list[Metrics]]:
+    """Return the texts of all prompts, written at once, and what was measured."""
+    streams = []
+    for prompt in PROMPTS:
+        params = SamplingParams(max_tokens=LENGTH - len(prompt), ignore_eos=True, **wanted)
+        streams.append(pair.generate(prompt, speculation, params)[0])
+    texts = [[token for chunk in stream for token in chunk.tokens] for stream in streams]
+    return texts, [stream.result.metrics for stream in streams if stream.result is not None]
+
+
+def check_greedy(pair: Pair, reference: Reference, speculation: SpeculationConfig) -> None:
+    """Compare the greedy texts with those of transformers; some drafts must be accepted."""
+    texts, metrics = together(pair, speculation, temperature=0)
+    num_ties = 0
+    for prompt, got in zip(PROMPTS, texts, strict=True):
+        want = greedy_text(reference.model, prompt)
+        assert len(set(want)) > 8, "a text that repeats itself shows little"
+        what = f"{speculation.policy}, a prompt of {len(prompt)}"
+        num_ties += not assert_same_but_for_near_ties(reference, prompt, want, got, what)
+    assert num_ties <= 1
+    num_accepted = sum(one.num_accepted_tokens for one in metrics)
+    if speculation.policy == "sync":
+        num_drafts = sum(one.num_draft_tokens for one in metrics)
+        assert num_drafts / 2 <= num_accepted < num_drafts, "most are accepted, some rolled back"
+    assert num_accepted > 0 or speculation.policy == "auto", "speculation is dead"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in USUAL else pytest.mark.slow)
+        for name in FAMILIES
+    ],
+)
+def test_texts_at_once_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    config, reference = make_pair(name, tmp_path)
+    with Pair(config) as pair:
+        assert (pair.max_len, pair.num_seqs) == (LENGTH, len(PROMPTS))
+        for speculation in POLICIES:
+            check_greedy(pair, reference, speculation)
+        alone, _ = together(pair, ALONE, **SEEDED)
+        for speculation in POLICIES:
+            assert together(pair, speculation, **SEEDED)[0] == alone

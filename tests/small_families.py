@@ -1,0 +1,92 @@
+"""A small random model of any family that runs, made of transformers' own configuration of it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from transformers import CONFIG_MAPPING
+
+from engine.checkpoint.families import family
+from tests.tiny_models import widened
+
+MAX_LEN = 128
+_VOCAB, _HIDDEN, _INNER = 99, 32, 48
+# The fields of all families, under the names that these have for them. A family gets those that
+# its configuration knows.
+_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), _VOCAB),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), _HIDDEN),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("attention_heads", "swa_num_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "swa_num_key_value_heads"), 2),
+    "num_global_key_value_heads": 2,
+    **dict.fromkeys(("head_dim", "global_head_dim", "swa_head_dim", "v_head_dim"), 16),
+    **dict.fromkeys(("swa_v_head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "kv_channels"), 16),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "dff", "ffn_hidden_size"), _INNER),
+    "intermediate_size_mlp": _INNER,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), MAX_LEN),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("sliding_window", "attention_chunk_size"), 16),
+    **dict.fromkeys(("num_experts", "num_local_experts", "moe_num_experts"), 4),
+    "n_routed_experts": 8,
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), 1),
+    **dict.fromkeys(("moe_intermediate_size", "shared_intermediate_size"), _HIDDEN),
+    **dict.fromkeys(("shared_expert_intermediate_size", "expert_ffn_hidden_size"), _HIDDEN),
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "zero_expert_num": 2,
+    "rotary_dim": 8,
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+_FLAGS = {"use_sliding_window": True}
+_OF_KIND: dict[str, dict[str, Any]] = {
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
+        "ffn_config": {
+            "ffn_hidden_size": _INNER,
+            "hidden_size": _HIDDEN,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+        },
+    },
+    "doge": {"sliding_window": None},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    },
+    "flint": {"mlp_only_layers": []},
+    "gemma4_text": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
+    "helium": {"head_dim": 8},
+    "lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_dense_layers": 1},
+}
+
+
+def make_small(kind: str, folder: Path) -> Path:
+    """Save a small random model of a model type in `folder`; return `folder`.
+
+    It has two layers, of all kinds that the family has: full attention, windows of 16, chunks.
+    """
+    known = CONFIG_MAPPING[kind]().to_dict()
+    named = {*known, *CONFIG_MAPPING[kind].attribute_map}
+    fields = {name: value for name, value in {**_FIELDS, **_FLAGS}.items() if name in named}
+    if known.get("kv_lora_rank"):  # multi-head latent attention: as many key heads as query heads
+        fields["num_key_value_heads"] = 4
+    if known.get("layer_types"):
+        kinds = list(dict.fromkeys(known["layer_types"]))
+        if kinds == ["full_attention"] and family(kind).has_windows:
+            kinds.append("sliding_attention")
+        fields["layer_types"] = (kinds * 2)[:2]
+    if known.get("mlp_layer_types"):
+        fields["mlp_layer_types"] = ["dense", "sparse"]
+    config = CONFIG_MAPPING[kind](**{**fields, **_OF_KIND.get(kind, {})})
+    torch.manual_seed(1)
+    model: Any = hf.AutoModelForCausalLM
+    widened(model.from_config(config).float().eval(), 2.0, 1).save_pretrained(folder)
+    return folder
