@@ -125,7 +125,7 @@ FULL: Mapping[str, Mapping[str, Any]] = {
     "glm": _WIDE,
     "glm4": _WIDE,
     "glm4_moe": {**_ROUTED, **_WIDE, "use_qk_norm": True},
-    "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 1024},
+    "gpt2": {},
     "gpt_neox": {},
     "granite": _MULTIPLIERS,
     "granitemoe": {**_MULTIPLIERS, **_EXPERTS},
@@ -153,23 +153,117 @@ FULL: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": {},
 }
 FAMILIES: Mapping[str, Mapping[str, Any]] = {**WINDOWED, **FULL}
+_TYPES = ("sliding_attention", "full_attention") * 2
+_SHARED: Mapping[str, Any] = {"shared_expert_intermediate_size": 64}
+_LAYERS: Mapping[str, Any] = {**_WINDOW, **_WIDE, "layer_types": [*_TYPES]}
+_PER_LAYER: Mapping[str, Any] = {
+    **_LAYERS,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 16,
+    "tie_word_embeddings": False,
+}
+_GEMMA3N: Mapping[str, Any] = {
+    **_PER_LAYER,
+    "laurel_rank": 8,
+    "activation_sparsity_pattern": [0.0] * 4,
+    "num_kv_shared_layers": 0,
+}
+_DENSE_LATENT = {key: value for key, value in _LATENT.items() if key not in _ROUTED}
+# Of these the engine is compared with transformers, and no pair is started.
+RARE: Mapping[str, Mapping[str, Any]] = {
+    "afmoe": {**_LAYERS, **_FEW, "num_shared_experts": 1},
+    "aria_text": {"moe_num_experts": 4},
+    "axk1": _LATENT,
+    "beam": {**_LAYERS, **_FEW, "num_experts": 8, "n_group": 2, "topk_group": 1},
+    "biogpt": {},
+    "bitnet": {},
+    "codegen": {"rotary_dim": 8},
+    "cohere2_moe": {**_LAYERS, "num_experts": 4, "num_experts_per_tok": 2, "logit_scale": 1.0},
+    "ctrl": {"dff": 128},
+    "cwm": {**_LAYERS, "bos_token_id": 1, "eos_token_id": 2},
+    "deepseek_v3-yarn": {**_LATENT, **_rope("yarn", mscale=1.0, mscale_all_dim=1.0)},
+    "diffllama": {},
+    "doge": {"keep_window_size": 2048},
+    "dots1-window": {**_ROUTED, **_LAYERS},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64},
+    "exaone_moe": {**_FEW, **_WIDE, **_WINDOW, "sliding_window_pattern": 2},
+    "falcon-rw": {"multi_query": False, "parallel_attn": False, "bias": True},
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
+    "flint": {**_LAYERS, **_FEW, **_SHARED},
+    "gemma3n_text": _GEMMA3N,
+    "gemma3n_text-shared": {**_GEMMA3N, "num_kv_shared_layers": 2},
+    "gemma4_text": _PER_LAYER,
+    "gemma4_text-shared": {**_PER_LAYER, "num_kv_shared_layers": 2},
+    "gemma4_unified_text": {**_LAYERS, "tie_word_embeddings": False},
+    "glm4_moe_lite": _LATENT,
+    "gpt_bigcode": {},
+    "gpt_neox_japanese": {},
+    "gptj": {"rotary_dim": 8},
+    "granite_swa": {**_MULTIPLIERS, **_LAYERS},
+    "granitemoe_swa": {**_MULTIPLIERS, **_EXPERTS, **_LAYERS, "shared_intermediate_size": 64},
+    "granitemoeshared": {**_MULTIPLIERS, **_EXPERTS, "shared_intermediate_size": 64},
+    "helium": _WIDE,
+    "hunyuan_v1_moe": {**_WIDE, "num_experts": 4, "moe_topk": 2},
+    "hy_v3": {**_WIDE, **_FEW},
+    "hyperclovax": {},
+    "internlm3": _WIDE,
+    "jais2": {},
+    "jetmoe": {**_EXPERTS, "kv_channels": 16},
+    "kolibri1": {**_LAYERS, **_FEW, **_SHARED},
+    "laguna": {**_LAYERS, **_FEW, **_SHARED},
+    "longcat_flash": {
+        **_LATENT,
+        "num_layers": 2,
+        "head_dim": 8,
+        "ffn_hidden_size": 128,
+        "moe_topk": 2,
+        "zero_expert_num": 4,
+        "expert_ffn_hidden_size": 64,
+    },
+    "mellum": {**_LAYERS, **_FEW},
+    "mimo_v2_flash": {**_LAYERS, **_ROUTED, "v_head_dim": 16},
+    "minicpm3": _DENSE_LATENT,
+    "minimax_m2": {**_WIDE, **_EXPERTS},
+    "ministral3": {**_WINDOW, **_WIDE},
+    "ministral3-yarn": {**_WIDE, **_rope("yarn", llama_4_scaling_beta=0.5)},
+    "modernbert-decoder": {
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+        "local_attention": WINDOW,
+        "layer_types": [*_TYPES],
+        "tie_word_embeddings": False,
+    },
+    "nanochat": {},
+    "olmo": {},
+    "phimoe": {**_WINDOW, **_EXPERTS},
+    "qwen2_moe-window": {**_UPPER, **_FEW, **_SHARED, "layer_types": [*_TYPES]},
+    "solar_open": {**_WIDE, **_ROUTED},
+    "xglm": {"ffn_dim": 128},
+    "youtu": _DENSE_LATENT,
+}
+ALL: Mapping[str, Mapping[str, Any]] = {**FAMILIES, **RARE}
 # Tested where there is little time: a window in some layers, in all layers, chunks, experts, sinks.
 USUAL = ("gemma3_text", "gpt_oss", "llama4_text", "mistral-window", "qwen3_moe")
 # Model types with one key-value head per query head, whose configurations have no other number.
-_ONE_EACH = ("falcon", "gpt2", "gpt_neox", "opt", "persimmon")
-# How wide the matrices are drawn; where the usual is not enough, texts would repeat themselves.
-_GAINS: Mapping[str, float] = dict.fromkeys(("falcon", "gpt2", "gpt_neox", "opt", "persimmon"), 5.0)
+_ONE_EACH = (
+    *("biogpt", "codegen", "ctrl", "falcon", "gpt2", "gpt_bigcode", "gpt_neox"),
+    *("gpt_neox_japanese", "gptj", "opt", "persimmon", "xglm"),
+)
+# How wide the matrices are drawn: more where texts would else repeat themselves, and less where
+# float32 would decide which experts are chosen.
+_GAIN = 3.0
+_GAINS: Mapping[str, float] = {
+    **dict.fromkeys(("falcon", "gpt2", "gpt_neox", "opt", "persimmon"), 5.0),
+    **dict.fromkeys(("jetmoe", "longcat_flash"), 2.0),
+}
 
 
 def config_of(name: str) -> Any:
     """Return the configuration of a small model of the family `name`."""
-    kind = name.partition("-")[0]
+    kind = name if name in hf.CONFIG_MAPPING else name.partition("-")[0]
     sizes = dict(_SIZES)
     if kind in _ONE_EACH:
         del sizes["num_key_value_heads"]
-    if kind == "gpt2":
-        sizes = {key: value for key, value in sizes.items() if key.endswith(("_id", "vocab_size"))}
-    return hf.AutoConfig.for_model(kind, **{**sizes, **FAMILIES[name]})
+    return hf.AutoConfig.for_model(kind, **{**sizes, **ALL[name]})
 
 
 def make_family(name: str, folder: Path) -> Path:
@@ -183,7 +277,7 @@ def make_family(name: str, folder: Path) -> Path:
     for attempt in range(30):
         torch.manual_seed(attempt)
         model = kind.from_config(config).float().eval()
-        _draw(model, _GAINS.get(name, 3.0), attempt)
+        _draw(model, _GAINS.get(name, _GAIN), attempt)
         if len(set(greedy_text(model, PROMPTS[1]))) >= MIN_DISTINCT:
             break
     else:

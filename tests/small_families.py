@@ -10,8 +10,8 @@ from transformers import CONFIG_MAPPING
 from engine.checkpoint.families import family
 from tests.tiny_models import widened
 
-MAX_LEN = 128
-_VOCAB, _HIDDEN, _INNER = 99, 32, 48
+MAX_LEN = 512
+_VOCAB, _HIDDEN, _INNER = 199, 32, 48
 # The fields of all families, under the names that these have for them. A family gets those that
 # its configuration knows.
 _FIELDS: dict[str, Any] = {

@@ -77,7 +77,11 @@ def read_config(folder: Path) -> Object:
             value = part.get(field)
             if value is None:
                 continue
-            if type(value) is not int or not 1 <= value <= _LARGEST_COUNT:
+            # Some models state a width for each layer.
+            numbers = value if field == "intermediate_size" and type(value) is list else [value]
+            if not numbers or not all(
+                type(one) is int and 1 <= one <= _LARGEST_COUNT for one in numbers
+            ):
                 raise ModelError(
                     f"{path}: {field} is {shown(value)}; it must be a whole number from 1 on"
                 )

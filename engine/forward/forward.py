@@ -49,9 +49,10 @@ def rows_of(feed: Feed, first_slot: int, windows: Sequence[AttentionWindow] = ()
     """
     slots = [first_slot + slot for slot in feed.slots] if first_slot else feed.slots
     words: tuple[Sequence[int], ...] = as_words(feed.slots, feed.prefix_len, feed.masks)
-    near = feed.near or (None,) * len(windows)
-    for window, masks in zip(windows, near, strict=True):
-        words += window_words(feed.positions, words[0], words[1], window, masks)
+    if windows:
+        near = feed.near or (None,) * len(windows)
+        for window, masks in zip(windows, near, strict=True):
+            words += window_words(feed.positions, words[0], words[1], window, masks)
     return np.array((feed.tokens, feed.positions, slots, *words), dtype=np.int64)
 
 

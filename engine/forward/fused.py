@@ -253,7 +253,8 @@ class FusedBackend(Recordable):
     ) -> Output:
         """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         with torch.inference_mode():
-            counts = tuple(span.num_rows for span in spans)
+            one = len(spans) == 1
+            counts = (rows.shape[1],) if one else tuple(span.num_rows for span in spans)
             rows, masks = self._masks.build(rows, num_visible, counts)
             made = self._attention.projections(rows.shape[1])
             plan = self._attention.plan(made.apart, spans, masks, num_visible)

@@ -232,32 +232,30 @@ class LaneAttention:
         """
         if len(spans) == 1:
             looks = self._looks_of(apart, (len(apart),), together=False)
-            end = spans[0].first_slot + num_visible
-            return Plan(looks, self._by_layer([self._of_one_lane(end, mask) for mask in masks]))
+            kinds = [self._of_one_lane(spans, mask, num_visible) for mask in masks]
+            return Plan(looks, self._by_layer(kinds))
         counts = tuple(span.num_rows for span in spans)
         form = self._one_row_each if counts[0] == 1 else self._rows_each
         groups = [spans] if form is not None and is_grid(spans) else [(span,) for span in spans]
         sizes = [sum(span.num_rows for span in group) for group in groups]
         views = [self._views(group, num_visible) for group in groups]
         seen = list(zip(*views, strict=True))
-        kinds = []
+        parted = []
         for mask in masks:
             parts = [mask] if len(groups) == 1 else torch.split(mask, sizes, 2)
             pairs = zip(parts, groups, strict=True)
-            kinds.append((seen, [self._mask_of(part, len(group)) for part, group in pairs]))
+            parted.append((seen, [self._mask_of(part, len(group)) for part, group in pairs]))
         looks = self._looks_of(apart, counts, together=len(groups) < len(spans))
-        return Plan(looks, self._by_layer(kinds))
+        return Plan(looks, self._by_layer(parted))
 
     def _of_one_lane(
-        self, end: int, mask: torch.Tensor
+        self, spans: Spans, mask: torch.Tensor, num_visible: int
     ) -> tuple[Iterable[Sequence[Seen]], Sequence[torch.Tensor]]:
-        """Return what a pass of one lane sees under a mask: per layer the views, and the mask.
-
-        end  the slot after the last one that the mask covers
-        """
+        """Return what a pass of one lane sees under a mask: per layer the views, and the mask."""
         length = mask.shape[3]
-        span = Span(end - length, mask.shape[2])
-        return zip(self._views((span,), length)), (self._mask_of(mask, 1),)
+        if length < num_visible:  # the slots before a window are left out
+            spans = (Span(spans[0].first_slot + num_visible - length, spans[0].num_rows),)
+        return zip(self._views(spans, length)), (self._mask_of(mask, 1),)
 
     def _by_layer(
         self, kinds: Sequence[tuple[Iterable[Sequence[Seen]], Sequence[torch.Tensor | Visible]]]

@@ -159,6 +159,8 @@ class KindMasks:
     def __init__(self, kinds: LayerKinds, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
+        self._is_on_cpu = device.type == "cpu"
+        self._is_plain = kinds.seen == (None,)
         self._kinds = [(window, Masks(dtype)) for window in kinds.numbers]
         self.are_cut = False
 
@@ -172,7 +174,9 @@ class KindMasks:
 
         rows, num_visible, counts  as for `Masks.build`
         """
-        is_on_cpu = self._device.type == "cpu"
+        is_on_cpu = self._is_on_cpu
+        if is_on_cpu and self._is_plain:
+            return rows, [self._kinds[0][1].build(rows, num_visible, counts)]
         there = rows if is_on_cpu else send(rows, self._device)
         masks = []
         for window, made in self._kinds:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from engine.checkpoint.families import CAUSAL, family
 from engine.checkpoint.model import load_model
 from engine.executor import ModelExecutor
 from engine.loading import make_executor
 from tests.engine.recomputed import errors
 from tests.engine.stand_in import StandIn, device
 from tests.families import (
+    ALL,
     FAMILIES,
     LENGTH,
     PROMPTS,
@@ -26,6 +28,7 @@ from tests.families import (
     load,
     make_family,
 )
+from tests.small_families import make_small
 
 __all__ = ["device"]  # a fixture
 CAPACITY = 320
@@ -53,7 +56,10 @@ def check(
     fixed_rows: int | None = None,
 ) -> ModelExecutor:
     """Run sessions of two texts on a backend, and compare every row."""
-    make_family(name, folder)
+    if name in FAMILIES:
+        make_family(name, folder)
+    else:
+        make_small(name, folder)
     loaded = load_model(str(folder), dtype="float32")
     executor = make_executor(
         *(loaded, CAPACITY),
@@ -87,9 +93,17 @@ def test_without_their_windows_these_models_would_write_something_else(
     assert texts[0] != texts[2]
 
 
-@pytest.mark.parametrize("name", marked(FAMILIES))
+@pytest.mark.parametrize("name", marked(ALL))
 def test_trees_and_copies_have_the_logits_of_whole_texts(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, "reference")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [kind for kind in sorted(CAUSAL) if family(kind).is_tested and kind not in FAMILIES]
+)
+def test_so_have_all_other_families(kind: str, tmp_path: Path) -> None:
+    check(kind, tmp_path, "reference")
 
 
 @pytest.mark.parametrize("name", marked(WINDOWED, ("gemma3_text",)))
@@ -109,7 +123,7 @@ def test_so_they_have_on_compiled_programs(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, "compiled", (1, 8))
 
 
-@pytest.mark.parametrize("name", marked(FAMILIES, ("gemma3_text", "mistral-window")))
+@pytest.mark.parametrize("name", marked(ALL, ("gemma3_text", "mistral-window")))
 def test_so_they_have_in_recordings(name: str, tmp_path: Path, device: StandIn) -> None:
     executor = check(name, tmp_path, "graphs", (8, 32))
     assert device.num_captures > 0

@@ -17,6 +17,7 @@ from engine.checkpoint.model import load_model
 from engine.errors import ModelError
 from engine.loading import fingerprint, make_executor
 from tests.engine.conftest import Folder
+from tests.families import make_family
 from tests.tiny_models import SUPPORTED
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 
@@ -358,3 +359,20 @@ def test_a_number_out_of_its_range_is_refused_by_its_name(
     with pytest.raises(ModelError) as caught:
         load_model(str(model))
     assert str(caught.value).startswith(f"{model / 'config.json'}: {line}")
+
+
+@pytest.mark.parametrize("widths", [[], [128, 0, 128], [128, True, 128], [[128]]])
+def test_widths_of_layers_are_whole_numbers(widths: object, model: Path) -> None:
+    state(model, intermediate_size=widths)
+    assert refusal(model).startswith("config.json: intermediate_size is ")
+
+
+def test_a_width_for_each_layer_is_taken(tmp_path: Path) -> None:
+    make_family("gemma3n_text", tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == [128] * 4
+    assert load_model(str(tmp_path)).num_layers == 4
+
+
+def test_a_family_without_widths_for_layers_says_so(model: Path) -> None:
+    state(model, intermediate_size=[128, 128, 128])
+    assert "intermediate_size" in refusal(model)
