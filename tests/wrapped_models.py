@@ -25,12 +25,12 @@ TEXT: dict[str, Any] = {
     "pad_token_id": None,
 }
 WIDE = {**TEXT, "head_dim": 16}
-WINDOW = {"sliding_window": 512}
+WINDOW = {"sliding_window": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 PLANES = {"rope_parameters": ROPE}
 CHUNKS = {"num_local_experts": 2, "intermediate_size_mlp": 128, "floor_scale": 16}
-CHUNKS |= {"no_rope_layers": [1, 0, 1]}
+CHUNKS |= {"no_rope_layers": [1, 0, 1], "attention_chunk_size": 16}
 SEEN = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -71,7 +71,7 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "idefics3": (LLAMA, SEEN),
     "internvl": (QWEN2, INTERN),
     "lighton_ocr": ({**WIDE, "model_type": "qwen3"}, PIXTRAL),
-    "llama4": ({**WIDE, **CHUNKS, "layer_types": ["full_attention"] * 3}, LLAMA4),
+    "llama4": ({**WIDE, **CHUNKS}, LLAMA4),
     "llava": (LLAMA, CLIP),
     "llava_next": (LLAMA, CLIP),
     "llava_next_video": (LLAMA, CLIP),

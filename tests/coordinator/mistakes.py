@@ -175,8 +175,8 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--target", "~/t5"], "~/t5: it is an encoder-decoder model; use a decoder-only one"),
     (
         ["a", "--target", "~/sliding"],
-        "~/sliding: moshi has sliding-window attention (4096 tokens), of which this engine does not "
-        "know the masks; " + FULL,
+        "~/sliding: moshi has sliding-window attention (4096 tokens), of which this engine does "
+        "not know the masks; " + FULL,
     ),
     (
         ["a", "--target", "~/vision"],
