@@ -145,7 +145,7 @@ _EAGER = {
 }
 # Model types that are not refused, and of which no test runs a small random model.
 _UNTESTED = {
-    *("emu3", "fuyu", "gemma3n_text", "git", "got_ocr2", "llama4", "moss_transcribe_diarize"),
+    *("emu3", "fuyu", "git", "got_ocr2", "llama4", "moss_transcribe_diarize"),
     "phi4_multimodal",
 }
 # Every model type for which transformers has a causal language model.

@@ -57,8 +57,10 @@ rows takes several times as long. Nothing here was measured on a GPU yet ([GPU](
 **tested.** *yes*: a test runs a small random model of the family, with a window of 16 tokens where
 it may have windows: it loads it in each of the two forms of its row (the GPU is imitated on a CPU)
 and compares the logits of a tree of drafts with those of transformers
-([tests/engine/forward/test_no_waiting.py](../tests/engine/forward/test_no_waiting.py)). *at load*:
-no test runs it.
+([tests/engine/forward/test_no_waiting.py](../tests/engine/forward/test_no_waiting.py)).
+[Further tests](../tests/engine/test_families.py) hold trees, roll-backs and copies, and
+[whole texts of pairs](../tests/process/test_families.py), to transformers.
+*at load*: no test runs it.
 
 **Every model is checked when it is loaded**, tested or not. A small tree of drafts must have the
 logits that the model has without a tree, or the model is refused. `--reproducible` checks in
