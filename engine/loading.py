@@ -153,9 +153,9 @@ def load_engine(
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
     with ExitStack() as on_failure:
         if len(devices) > 1:
-            loaded = _load_on_ranks(model, revision, dtype, devices, on_failure, say)
+            loaded = _load_on_ranks(model, revision, dtype, devices, max_len, on_failure, say)
         else:
-            loaded = _load(model, revision, dtype, device, backend, say)
+            loaded = _load(model, revision, dtype, device, max_len, backend, say)
         tokenizer.check_fits(loaded.vocab_size)
         _choose_threads(loaded, fixed_rows, say)
         max_len = longest_text(loaded, max_len, num_lanes=num_lanes, part=part)
@@ -214,6 +214,7 @@ def _load(
     revision: str | None,
     dtype: str,
     device: str,
+    max_len: int,
     backend: str,
     say: Callable[[str], None],
 ) -> LoadedModel:
@@ -224,7 +225,7 @@ def _load(
         make = partial(make_executor, backend=backend, row_counts=(1,))
         dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
     say("loading weights")
-    return load_model(model, revision=revision, dtype=dtype, device=device)
+    return load_model(model, revision=revision, dtype=dtype, device=device, max_len=max_len)
 
 
 def _load_on_ranks(
@@ -232,6 +233,7 @@ def _load_on_ranks(
     revision: str | None,
     dtype: str,
     devices: Sequence[str],
+    max_len: int,
     on_failure: ExitStack,
     say: Callable[[str], None],
 ) -> LoadedModel:
@@ -242,11 +244,16 @@ def _load_on_ranks(
     """
     say(f"loading weights on {len(devices)} devices")
     dtype = "auto" if dtype == FASTEST else dtype
-    followers = Followers(model, revision=revision, dtype=dtype, devices=devices)
+    followers = Followers(model, revision=revision, dtype=dtype, devices=devices, max_len=max_len)
     on_failure.callback(followers.close)
     pin(devices[0])
     loaded = load_model(
-        model, revision=revision, dtype=dtype, device=devices[0], rank=followers.rank
+        model,
+        revision=revision,
+        dtype=dtype,
+        device=devices[0],
+        rank=followers.rank,
+        max_len=max_len,
     )
     followers.meet(loaded.device)
     lead(loaded.model, followers)

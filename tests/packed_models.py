@@ -268,6 +268,43 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
+# E2M1 of the OCP Microscaling Formats: sign, two bits of exponent (bias 1), one of mantissa.
+FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
+
+
+def mxfp4(weight: Array) -> Packed:
+    """Experts' weights [experts, in, out] as gpt-oss stores them, and what they stand for."""
+    rows = weight.transpose(0, 2, 1).reshape(len(weight), weight.shape[2], -1, 32)
+    exponents = np.floor(np.log2(np.abs(rows).max(-1))).astype(np.int64) - 2
+    scaled = rows / np.exp2(exponents.astype(np.float32))[..., None]
+    nearest = np.abs(np.abs(scaled)[..., None] - FP4).argmin(-1)
+    numbers = nearest + 8 * (scaled < 0)
+    blocks = numbers[..., ::2] + 16 * numbers[..., 1::2]
+    tensors = {
+        "blocks": torch.from_numpy(np.ascontiguousarray(blocks.astype(np.uint8))),
+        "scales": torch.from_numpy(np.ascontiguousarray((exponents + 127).astype(np.uint8))),
+    }
+    signed = np.where(numbers < 8, FP4[nearest], -FP4[nearest])
+    stands_for = signed * np.exp2(exponents.astype(np.float32))[..., None]
+    shape = len(weight), weight.shape[2], weight.shape[1]
+    return tensors, np.ascontiguousarray(stands_for.reshape(shape).transpose(0, 2, 1))
+
+
+def save_mxfp4(source: Path, out: Path) -> tuple[Path, Path]:
+    """Pack the experts of the gpt-oss in `source`; return the packed folder and the plain one."""
+    plain = load_file(source / "model.safetensors")
+    packed = dict(plain)
+    for name, weight in plain.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            tensors, stands_for = mxfp4(packed.pop(name).float().numpy())
+            packed |= {f"{name}_{part}": tensor for part, tensor in tensors.items()}
+            plain[name] = torch.from_numpy(stands_for).to(weight.dtype)
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    _save(source, out / "plain", plain, {}, 1)
+    _save(source, out / "packed", packed, {"quantization_config": config}, 1)
+    return out / "packed", out / "plain"
+
+
 def save_packed(
     source: Path,
     out: Path,

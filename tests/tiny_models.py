@@ -3,6 +3,7 @@
 They are initialised widely enough to have something to say: greedy text neither loops nor repeats.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,9 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.GPTNeoConfig(**sizes, attention_types=[[["global"], 3]])
         case "opt":
             return hf.OPTConfig(**many_heads, ffn_dim=128, word_embed_proj_dim=64)
-        case "phi3":
-            return hf.Phi3Config(**base)
-        case "olmo" | "granite":
-            return (hf.OlmoConfig if architecture == "olmo" else hf.GraniteConfig)(**base)
+        case "phi3" | "olmo" | "granite":
+            kinds = {"phi3": hf.Phi3Config, "olmo": hf.OlmoConfig, "granite": hf.GraniteConfig}
+            return kinds[architecture](**base)
         case "cohere":
             return hf.CohereConfig(**base, logit_scale=1.0)
         case "stablelm":
@@ -94,10 +94,11 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.FalconConfig(**many_heads, alibi=True)
         case "bloom":
             return hf.BloomConfig(hidden_size=64, n_layer=3, n_head=4, vocab_size=vocab)
-        case "gemma2":
-            return hf.Gemma2Config(**base, **window)
-        case "gemma3":
-            return hf.Gemma3TextConfig(**base, **window)
+        case "gemma2" | "gemma3":
+            gemma = hf.Gemma2Config if architecture == "gemma2" else hf.Gemma3TextConfig
+            return gemma(**base, **window)
+        case "gpt_oss":
+            return hf.GptOssConfig(**base, num_local_experts=8, sliding_window=512)
         case "mamba":
             return hf.MambaConfig(hidden_size=64, num_hidden_layers=2, vocab_size=vocab)
         case "t5":
@@ -133,13 +134,16 @@ def make_model(
     return folder
 
 
-def make_noised(folder: Path, out: Path, sigma: float, seed: int = 0) -> Path:
+def make_noised(
+    folder: Path, out: Path, sigma: float, seed: int = 0, load: Callable[[Path], Any] | None = None
+) -> Path:
     """Save a copy of the model in `folder` as `out`, with noise on its weight matrices.
 
+    load   reads the model; None: it is a causal language model
     sigma  standard deviation of the noise in units of each matrix's own; 0.1 to 0.3 makes a drafter
            that agrees with the original some of the time
     """
-    model = add_noise(hf.AutoModelForCausalLM.from_pretrained(folder), sigma, seed)
+    model = add_noise((load or hf.AutoModelForCausalLM.from_pretrained)(folder), sigma, seed)
     model.save_pretrained(out)
     return out
 

@@ -26,6 +26,7 @@ Messages = Sequence[Mapping[str, Any]]
 Arguments = Mapping[str, Any]
 NO_ARGUMENTS: Arguments = MappingProxyType({})
 
+_PROBE = "the content of a message"
 # The exceptions that a template may raise on a conversation that it was not made for.
 REFUSALS = (
     TemplateError,
@@ -60,6 +61,7 @@ class ChatTemplate:
         self.is_plain = source is None
         self._special_tokens = dict(special_tokens)
         self._where = where
+        self._takes_parts: bool | None = None  # None: not known yet
         try:
             self._template = _compiled(PLAIN if source is None else source)
         # The other errors come from deep nesting and from constants that the compiler computes.
@@ -72,6 +74,8 @@ class ChatTemplate:
         config = _read_json(find_file(model, revision, "tokenizer_config.json"))
         path = find_file(model, revision, "chat_template.jinja")
         source = _in_config(config) if path is None else _read_text(path)
+        if source is None:  # models of several modalities may have it here, as an object's field
+            source = _in_config(_read_json(find_file(model, revision, "chat_template.json")))
         return cls(source, _special_tokens(config), model)
 
     def render(
@@ -88,7 +92,8 @@ class ChatTemplate:
         """
         _check(messages, is_plain=self.is_plain)
         given = {"tools": None, "documents": None, **self._special_tokens, **arguments}
-        given |= {"messages": [dict(message) for message in messages]}
+        in_parts = any(isinstance(one["content"], str) for one in messages) and self._reads_parts()
+        given |= {"messages": [_in_parts(one) if in_parts else dict(one) for one in messages]}
         try:
             return self._template.render(given, add_generation_prompt=add_generation_prompt)
         except REFUSALS as error:
@@ -96,6 +101,33 @@ class ChatTemplate:
             raise ConfigurationError(
                 f"the chat template of {self._where} refuses this conversation: {line}"
             ) from error
+
+    def _reads_parts(self) -> bool:
+        """True if it leaves out a content that is a string, and shows one that is a list of parts.
+
+        Some templates of models of several modalities do.
+        """
+
+        def is_shown(content: object) -> bool:
+            messages = [{"role": "user", "content": content}]
+            given = {"tools": None, "messages": messages, **self._special_tokens}
+            try:
+                return _PROBE in self._template.render(given, add_generation_prompt=False)
+            except REFUSALS:
+                return False
+
+        if self._takes_parts is None:
+            part = {"type": "text", "text": _PROBE}
+            self._takes_parts = not is_shown(_PROBE) and is_shown([part])
+        return self._takes_parts
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose content, if it is a string, is a list of one part."""
+    content = message["content"]
+    if not isinstance(content, str):
+        return dict(message)
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _check(messages: Messages, *, is_plain: bool) -> None:

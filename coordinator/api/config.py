@@ -120,7 +120,8 @@ class PairConfig(ModelsConfig):
             "this length. A drafter with a shorter limit stops drafting there; heads "
             "in the target's process lower the limit to theirs. Default: the model's "
             "own limit, or what fits into memory; with --reproducible "
-            f"{REPRODUCIBLE_LEN}."
+            f"{REPRODUCIBLE_LEN}. A model with factors for long texts (longrope) uses them "
+            "if this is beyond its original length, which is its default."
         ),
     ] = None
     backend: Annotated[

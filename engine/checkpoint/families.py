@@ -136,17 +136,39 @@ _MIXTURES = {
 # Model types with experts in code of their own -> True if that makes the host wait for a GPU.
 _OWN_EXPERTS: Mapping[str, bool] = {
     **dict.fromkeys(("dbrx", "jetmoe", "longcat_flash"), True),
-    **dict.fromkeys(("doge", "llama4", "llama4_text"), False),
+    **dict.fromkeys(("doge", "llama4_text"), False),
 }
 # Model types for which transformers has no attention but the one in single operators.
 _EAGER = {
-    *("codegen", "flint", "gemma2", "git", "got_ocr2", "gpt_neox_japanese", "gpt_oss", "gptj"),
+    *("codegen", "flint", "gemma2", "git", "gpt_neox_japanese", "gpt_oss", "gptj"),
     *("granite_swa", "granitemoe_swa", "mimo_v2_flash", "vaultgemma", "xglm"),
 }
 # Model types that are not refused, and of which no test runs a small random model.
 _UNTESTED = {
-    *("emu3", "fuyu", "git", "got_ocr2", "llama4", "moss_transcribe_diarize"),
-    "phi4_multimodal",
+    *("emu3", "fuyu", "git", "moss_transcribe_diarize", "phi4_multimodal"),
+}
+# Model types of several modalities (text, pictures, sound), of which only the language model is
+# loaded -> the type of that language model where config.json does not say.
+WRAPPERS: Mapping[str, str] = {
+    **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
+    **dict.fromkeys(("deepseek_vl", "idefics3", "llava", "llava_next"), "llama"),
+    **dict.fromkeys(("llava_next_video", "smolvlm", "vipllava", "voxtral"), "llama"),
+    **dict.fromkeys(("idefics2", "mistral3"), "mistral"),
+    **dict.fromkeys(("got_ocr2", "internvl", "llava_onevision", "qwen2_audio"), "qwen2"),
+    **dict.fromkeys(("qwen2_5_vl", "qwen2_vl"), "qwen2"),
+    **dict.fromkeys(("lighton_ocr", "qwen3_vl"), "qwen3"),
+    "exaone4_5": "exaone4",
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "qwen3_vl_moe": "qwen3_moe",
+}
+# Language models that transformers has only in a wrapper -> the model type with the same layers.
+# Their rotary embedding has positions in three dimensions; in a text all three are the usual one.
+_SAME_LAYERS: Mapping[str, str] = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
 }
 # Every model type for which transformers has a causal language model.
 CAUSAL = frozenset(
@@ -174,16 +196,38 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
         )
     if _has_encoder(kind, stated):
         raise ModelError(f"{name}: it is {ENCODER_DECODER}; use a decoder-only one")
-    if kind not in CAUSAL:
-        near = get_close_matches(kind, sorted(CAUSAL), n=1)
+    if kind not in CAUSAL and kind not in WRAPPERS:
+        near = get_close_matches(kind, sorted({*CAUSAL, *WRAPPERS}), n=1)
         raise ModelError(
             f"{path}: model_type is {shown(kind)}, of which transformers has no causal language "
             f"model; use another{f'; did you mean {near[0]}?' if near else ''}"
         )
     if text is None:
         *_, text = parts(dict(stated))
+    kind, of = text_kind(kind, text), kind
+    if kind != of and _has_encoder(kind, text):
+        raise ModelError(f"{name}: it is {ENCODER_DECODER}; use a decoder-only one")
+    if kind not in CAUSAL:
+        raise ModelError(
+            f"{path}: its language model is of type {shown(kind)}, which cannot write a text; use "
+            "another"
+        )
+    if kind != of:
+        text = {**text, "model_type": kind}
     if why := _why_not(kind, text):
-        raise ModelError(f"{name}: {kind} has {why}; use a model with plain full attention")
+        raise ModelError(f"{name}: {of} has {why}; use a model with plain full attention")
+
+
+def text_kind(kind: str, text: Stated) -> str:
+    """Return the type of the language model that is loaded: `kind`, but for those in `WRAPPERS`.
+
+    kind  model_type of the whole model; `text` describes the language model, or the whole model
+    """
+    if kind not in WRAPPERS:
+        return kind
+    inner = text.get("model_type")
+    inner = WRAPPERS[kind] if inner in (None, kind) else str(inner)
+    return _SAME_LAYERS.get(inner, inner)
 
 
 def _why_not(kind: str, text: Stated) -> str | None:
@@ -239,7 +283,7 @@ class Family:
 
 
 def family(kind: str) -> Family:
-    """Return what is known of a model type (one of `CAUSAL`)."""
+    """Return what is known of a model type: one of `CAUSAL`, and none of `WRAPPERS`."""
     refused = ENCODER_DECODER if _has_encoder(kind, {}) else _why_not(kind, {})
     own = "own" if kind in _OWN_EXPERTS else ""
     return Family(
@@ -261,6 +305,9 @@ def layer_kinds(kind: str, text: Stated, num_layers: int) -> LayerKinds:
     kind  model_type of the whole model
     text  transformers' configuration of the language model, as a dictionary
     """
+    if kind in WRAPPERS:
+        kind = text_kind(kind, text)
+        text = {**text, "model_type": kind}
     kinds = {kind, str(text.get("model_type", kind))}
     types: Sequence[str] = ()
     if kinds.isdisjoint(_ONE_WINDOW):

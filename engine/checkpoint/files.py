@@ -7,9 +7,11 @@ architecture: what a configuration means is left to transformers, afterwards.
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.long_texts import LONG_ROPES
 from engine.checkpoint.tensor_list import tensors_in
 from engine.errors import ModelError, remedy
 
@@ -89,6 +91,7 @@ def read_config(folder: Path) -> Object:
         for field in ("rope_parameters", "rope_scaling"):
             if isinstance(rope := part.get(field), dict):
                 refuse_number(path, rope, "rope_theta", THETAS)
+                _refuse_odd_factors(path, field, rope)
         refuse_odd_dim(path, "head_dim", part.get("head_dim") or 2)
         packing = part.get("quantization_config")
         if packing is not None and not isinstance(packing, dict):
@@ -113,6 +116,20 @@ def refuse_number(path: Path, part: Object, field: str, between: tuple[float, fl
         raise ModelError(
             f"{path}: {field} is {shown(found)}; it must be a number from {least:g} to {most:g}"
         )
+
+
+def _refuse_odd_factors(path: Path, field: str, rope: Object) -> None:
+    """Raise ModelError if a longrope in config.json lacks one of its two lists of factors."""
+    if rope.get("rope_type", rope.get("type")) not in LONG_ROPES:
+        return
+    for name in ("short_factor", "long_factor"):
+        factors = rope.get(name)
+        numbers = factors if isinstance(factors, list) else []
+        if not numbers or not all(type(one) in (int, float) and one > 0 for one in numbers):
+            raise ModelError(
+                f"{path}: {field}.{name} is {shown(factors)}; a longrope needs it, as a list of "
+                "numbers above 0"
+            )
 
 
 def refuse_odd_dim(path: Path, field: str, dim: int) -> None:
@@ -224,6 +241,22 @@ def _leaves(stated: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor of a model is in the files.
+
+    name        its name there
+    is_swapped  its last two dimensions are the other way round there
+    """
+
+    name: str
+    is_swapped: bool = False
+
+
+Names = Mapping[str, Stored]
+"""The tensors of a model that is read out of a larger one, by their names in the model."""
 
 # Masks and rotary frequencies: older checkpoints store them, newer models compute them.
 COMPUTED = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$|(inv_freq|position_ids)$")

@@ -19,9 +19,10 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as hf_logging
 
-from engine.checkpoint import families
+from engine.checkpoint import families, long_texts
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import (
+    Names,
     Object,
     Shapes,
     blamed,
@@ -34,6 +35,7 @@ from engine.checkpoint.files import (
     weight_files,
 )
 from engine.checkpoint.parts import Lazy, cuts_in_files, kind_of_part, one_at_a_time, plain_parts
+from engine.checkpoint.settled import settle
 from engine.checkpoint.tensors import (
     check_shapes,
     refuse_mismatched,
@@ -41,6 +43,7 @@ from engine.checkpoint.tensors import (
     refuse_not_finite,
     refuse_unexpected,
 )
+from engine.checkpoint.wrapped import as_in_model, language_model, stored_text
 from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.layout.attention_windows import FULL, LayerKinds
@@ -107,27 +110,23 @@ def without_accelerate() -> Iterator[None]:
 
 
 def read_packed(
-    name: str,
-    folder: Path,
-    config: Any,
-    dtype: torch.dtype,
-    device: torch.device,
-    packed: PackedCheckpoint,
-    empty: Any,
+    name: str, of: "Checked", packed: PackedCheckpoint, dtype: torch.dtype, device: torch.device
 ) -> Any:
     """Return a quantised model: weights packed if a library has kernels for them, else dequantised.
 
     packed  the folder's packed weights
-    empty   the model with plain weights, on `meta` (without memory)
 
     Raises:
         ModelError, OutOfMemory: as `read_weights`.
     """
+    folder, empty = of.folder, of.empty
     why = why_no_kernels(packed.form, device)
+    if why is None and of.names is not None:
+        why = "it is read out of a model of several modalities"
     if why is None:
         try:
             options = loading_options(name, packed.form, device)
-            model = read_weights(name, folder, config, dtype, options=options)
+            model = read_weights(name, folder, of.config, dtype, options=options)
             try_out(name, model, device)
         except OutOfMemory:
             raise  # dequantised weights would take even more
@@ -163,12 +162,11 @@ def read_part(
     """
     empty, packed = of.empty, of.packed
     cuts = cuts_of(name, empty, rank)
-    shapes = read_shapes(of.folder) if packed is None else packed.shapes
-    in_files = cuts_in_files(empty, shapes, cuts)
+    in_files = cuts_in_files(empty, of.shapes, cuts)
     read = partial(read_weights, name, of.folder, empty.config, dtype)
     if in_files is None:
         refuse_too_large(name, empty, dtype, torch.device("cpu"))
-        model = read(kind=type(empty), tensors=None if packed is None else packed.tensors(empty))
+        model = read(kind=type(empty), tensors=of.tensors())
         split(model, cuts, rank)
     else:
         kind = kind_of_part(empty, cuts, rank)
@@ -178,7 +176,7 @@ def read_part(
         num_parts = rank.count if device.type == "cpu" and rank.index == 0 else 1
         refuse_too_large(name, part, dtype, device, num_parts=num_parts)
         if packed is None:
-            tensors = plain_parts(of.folder, in_files)
+            tensors = plain_parts(of.folder, in_files, of.names)
         else:
             where = device if straight_onto(device) else torch.device("cpu")
             tensors = packed.tensors(empty, in_files, where)
@@ -303,6 +301,7 @@ def load_model(
     dtype: str = "auto",
     device: str = "cpu",
     rank: Rank | None = None,
+    max_len: int = 0,
 ) -> LoadedModel:
     """Load and return a causal language model from a folder or from the Hugging Face hub.
 
@@ -313,6 +312,8 @@ def load_model(
               would only emulate it)
     device    cpu, cpu:N, cpu:N-M (see `device.pin`) or cuda:N
     rank      load only this rank's part of the model (tensor parallelism); None: the whole
+    max_len   maximum length of a text that was asked for; 0: none. A model may have other rotary
+              factors for long texts (`long_texts.py`)
 
     Sets transformers' own logging to errors only, and its progress bars off.
 
@@ -322,25 +323,30 @@ def load_model(
     refuse_unknown_dtype(dtype)
     where = claim(device)
     of = check_checkpoint(name, revision)
-    folder, config, plain, packed, empty = of.folder, of.config, of.plain, of.packed, of.empty
-    chosen = _choose_dtype(name, dtype, config, folder, where)
+    config, packed, empty = of.config, of.packed, of.empty
+    chosen = _choose_dtype(name, dtype, config, of.folder, where)
     if rank is not None:
         model = read_part(name, of, chosen, where, rank)
     elif packed is None:
         refuse_too_large(name, empty, chosen, where)
-        model = read_weights(name, folder, plain, chosen, options=straight_onto(where))
+        kind = None if of.names is None else type(empty)
+        onto = straight_onto(where)
+        read = partial(read_weights, name, of.folder, of.plain, chosen, kind=kind, options=onto)
+        model = read(tensors=of.tensors())
     else:
-        model = read_packed(name, folder, config, chosen, where, packed, empty)
+        model = read_packed(name, of, packed, chosen, where)
         chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
     text_config = config.get_text_config(decoder=True)
     vocab_size = of.vocab_size if rank is not None else _vocab_size(model, text_config)
     model = put(name, model, where).eval().requires_grad_(False)
-    num_layers, kind = int(text_config.num_hidden_layers), str(config.model_type)
+    num_layers, text = int(text_config.num_hidden_layers), text_config.to_dict()
+    longest = max_model_len(name, text_config, max_len)
+    settle(model, text_config, longest)
     return LoadedModel(
         model=model,
         name=name,
         vocab_size=vocab_size,
-        max_model_len=max_model_len(name, text_config),
+        max_model_len=longest,
         eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
         num_layers=num_layers,
         hidden_size=int(text_config.hidden_size),
@@ -348,7 +354,7 @@ def load_model(
         device=where,
         num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
         rank=rank,
-        kinds=families.layer_kinds(kind, text_config.to_dict(), num_layers),
+        kinds=families.layer_kinds(str(config.model_type), text, num_layers),
     )
 
 
@@ -356,10 +362,12 @@ def load_model(
 class Checked:
     """A model's folder whose tensors' sizes fit its config.json; no weight has been read yet.
 
-    config  transformers' configuration of the model
+    config  transformers' configuration of the model; of a wrapper, that of its language model
     plain   the same without its fields about quantisation
     packed  reads the weights if they are packed (quantised); None: they are plain
     empty   the model on `meta`, without memory
+    shapes  shape of each tensor, by its name, as in a plain checkpoint
+    names   where the files have the tensors of a wrapper's language model; None: it is no wrapper
     stated_eos  the end-of-text ids that the folder's files name; None: they name none
     """
 
@@ -368,7 +376,15 @@ class Checked:
     plain: Any
     packed: PackedCheckpoint | None
     empty: Any
+    shapes: Shapes
+    names: Names | None
     stated_eos: tuple[int, ...] | None
+
+    def tensors(self) -> dict[str, Lazy] | None:
+        """Return the model's plain tensors, read when used; None: the folder's are just these."""
+        if self.packed is not None:
+            return self.packed.tensors(self.empty)
+        return None if self.names is None else plain_parts(self.folder, {}, self.names)
 
     @property
     def text_config(self) -> Any:
@@ -405,12 +421,21 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
     shapes = read_shapes(folder)
     refuse_odd_weights(folder, is_packed=form is not None)
     check_layers(path, stated, shapes)
-    packed = None if form is None else PackedCheckpoint(folder, form)
+    names = stored_text(shapes) if stated["model_type"] in families.WRAPPERS else None
+    packed = None if form is None else PackedCheckpoint(folder, form, names)
     config = _read_config(path, stated)
     families.refuse(name, path, config.to_dict(), config.get_text_config(decoder=True).to_dict())
+    if packed is not None:
+        shapes = packed.shapes
+    elif names is not None:
+        shapes = {own: shapes[there.name] for own, there in names.items()}
+    if names is not None:
+        config = _language_model(path, stated, config, names)
     plain = _without_packing(config)
-    empty = _check_sizes(path, stated, plain, shapes if packed is None else packed.shapes)
-    return Checked(folder, config, plain, packed, empty, stated_eos)
+    empty = _check_sizes(path, stated, plain, shapes)
+    if packed is None and names is not None:
+        names = as_in_model(names, shapes, empty)
+    return Checked(folder, config, plain, packed, empty, shapes, names, stated_eos)
 
 
 def refuse_unknown_dtype(dtype: str) -> None:
@@ -419,11 +444,10 @@ def refuse_unknown_dtype(dtype: str) -> None:
         raise ModelError(f"unknown dtype {dtype!r}: use auto, {', '.join(DTYPES)}")
 
 
-def max_model_len(name: str, config: Any) -> int:
+def max_model_len(name: str, config: Any, asked: int = 0) -> int:
     """Return the number of positions (tokens of a text) that the model can take.
 
-    Dynamic and long rotary embeddings change the frequencies of *all* positions once a pass goes
-    past the original length. Keys cached before would then be wrong, so that length is the limit.
+    asked  maximum length of a text that the user asked for; 0: none (`long_texts.limited`)
 
     Raises:
         ModelError: the configuration names no limit.
@@ -431,10 +455,8 @@ def max_model_len(name: str, config: Any) -> int:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         raise ModelError(f"{name}: config.json has no max_position_embeddings; add it")
-    rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict) or rope.get("rope_type") not in ("longrope", "dynamic"):
-        return limit
-    return min(limit, int(rope.get("original_max_position_embeddings") or limit))
+    stated = config.to_dict()
+    return long_texts.limited(str(config.model_type), stated, limit, asked)
 
 
 def _read_config(path: Path, stated: Object) -> Any:
@@ -444,6 +466,14 @@ def _read_config(path: Path, stated: Object) -> Any:
             path.parent, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # transformers computes with what it reads: any error is possible
+        raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
+
+
+def _language_model(path: Path, stated: Object, config: Any, names: Names) -> Any:
+    """Return the configuration of a wrapper's language model. Raises ModelError if it is odd."""
+    try:
+        return language_model(config, stated, names)
+    except Exception as error:  # as above
         raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
 
 

@@ -29,7 +29,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from engine.checkpoint.files import Shapes, shapes_in, weight_files
+from engine.checkpoint.files import Names, Shapes, Stored, shapes_in, weight_files
 from engine.tensor_parallel.group import Rank
 from engine.tensor_parallel.split import Cut, split
 
@@ -142,16 +142,18 @@ def _cut_of_source(
     return Cut(dim, cut.runs[:1]) if is_one_of_runs else None
 
 
-def plain_parts(folder: Path, cuts: Cuts) -> dict[str, Lazy]:
-    """Return a rank's part of each tensor of a folder, read when used, by its name in the files.
+def plain_parts(folder: Path, cuts: Cuts, names: Names | None = None) -> dict[str, Lazy]:
+    """Return a rank's part of each tensor of a folder, read when used, by its name.
 
-    cuts  name in the files -> the rank's cut (`cuts_in_files`); other tensors are read whole
+    cuts   name -> the rank's cut (`cuts_in_files`); other tensors are read whole
+    names  which tensors of the folder; None: all, by their names in the files
     """
     files = Files()
+    paths = {name: path for path in weight_files(folder) for name in shapes_in(path)}
+    wanted = {name: Stored(name) for name in paths} if names is None else names
     return {
-        name: Lazy(partial(_read, files, path, name, cuts.get(name)))
-        for path in weight_files(folder)
-        for name in shapes_in(path)
+        name: Lazy(partial(_read, files, paths[stored.name], stored, cuts.get(name)))
+        for name, stored in wanted.items()
         if name not in cuts or cuts[name].runs
     }
 
@@ -173,9 +175,14 @@ def one_at_a_time() -> Iterator[None]:
             os.environ[_NO_READING_AHEAD] = before
 
 
-def _read(files: Files, path: Path, name: str, cut: Cut | None) -> torch.Tensor:
+def _read(files: Files, path: Path, stored: Stored, cut: Cut | None) -> torch.Tensor:
     """Return a copy of a file's tensor, or if `cut` is given of that part of it."""
-    return files.tensor(path, name) if cut is None else cut.of(files.slices(path, name))
+    if stored.is_swapped:
+        whole = files.tensor(path, stored.name).transpose(-2, -1)
+        return whole.contiguous() if cut is None else cut.of(whole)
+    return (
+        files.tensor(path, stored.name) if cut is None else cut.of(files.slices(path, stored.name))
+    )
 
 
 def kind_of_part(empty: Any, cuts: Cuts, rank: Rank) -> Any:

@@ -110,6 +110,7 @@ def load_head(
     dtype: str = "auto",
     device: str = "cpu",
     feature_dtype: str = "float32",
+    max_len: int = 0,
 ) -> LoadedHead:
     """Load and return a head from a folder or the hub, in any layout of `layouts.py`.
 
@@ -119,6 +120,7 @@ def load_head(
               would only emulate it)
     device    as for `load_model`
     feature_dtype  as `LoadedHead.feature_dtype`
+    max_len   maximum length of a text that was asked for, as for `load_model`
 
     Raises:
         ModelError: with one line that says what is wrong and what to do.
@@ -134,7 +136,7 @@ def load_head(
         kind = head_kind_of_tensors(tensors)
     if kind is None:
         raise ModelError(f"{path}: {NO_HEAD}")
-    of = Target(target, target_revision)
+    of = Target(target, target_revision, max_len)
     chosen = _choose_dtype(dtype, tensors, where)
     layers: tuple[int, ...] = (LAST,)
     longest = of.max_model_len
@@ -194,8 +196,7 @@ def load_head_engine(
 
     `feature_dtype` of `Engine.loaded` may still be changed until the first features come.
 
-    Raises:
-        ModelError: one line that says what is wrong and what to do.
+    Raises ModelError, with one line that says what is wrong and what to do.
     """
     started = time.monotonic()
     if is_alone:
@@ -210,6 +211,7 @@ def load_head_engine(
         dtype="auto" if dtype == FASTEST else dtype,
         device=device,
         feature_dtype=feature_dtype,
+        max_len=max_len,
     )
     tokenizer.check_fits(loaded.vocab_size)
     if is_alone and loaded.device.type == "cpu":

@@ -23,8 +23,10 @@ class Target:
     vocab_size  V, the number of logits of a row
     """
 
-    def __init__(self, name: str, revision: str | None) -> None:
+    def __init__(self, name: str, revision: str | None, max_len: int = 0) -> None:
         """Read the target's config.json and the headers of its weight files.
+
+        max_len  maximum length of a text that was asked for, as for `load_model`
 
         Raises:
             ModelError: the model cannot be used as a target.
@@ -35,7 +37,7 @@ class Target:
         self.hidden_size = int(config.hidden_size)
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = self._checked.vocab_size
-        self.max_model_len = max_model_len(name, config)
+        self.max_model_len = max_model_len(name, config, max_len)
         self.eos_token_ids = self._checked.eos_token_ids
 
     def embedding(self) -> torch.Tensor:
@@ -101,6 +103,8 @@ class Target:
 
 def _tensors(checked: Checked, names: list[str]) -> Iterator[torch.Tensor]:
     """Yield the tensors of `names` that the checkpoint has, in that order."""
+    if checked.names is not None:
+        names = [checked.names[name].name for name in names if name in checked.names]
     for name in names:
         for file in weight_files(checked.folder):
             try:

@@ -8,6 +8,7 @@ Formats that are not covered are refused.
     gptq                 4- or 8-bit integers, scales and zeros by group    Gptq
     awq                  4-bit integers, likewise (gemm)                    Awq
     bitsandbytes         4-bit indices (nf4), a scale for each block        Nf4
+    mxfp4                4-bit floats, a power of two for each 32; experts  Mxfp4
 
 Which layers are quantised is read from the tensors, not from config.json's lists of excluded
 layers: libraries match the names in such lists differently, but store the same tensors.
@@ -22,7 +23,9 @@ from engine.checkpoint.files import Object, parts, shown
 from engine.errors import ModelError
 
 _FIELDS = ("quantization_config", "compression_config")
-_COVERED = "fp8, compressed-tensors (float-quantized), gptq, awq and bitsandbytes (nf4) are covered"
+_COVERED = (
+    "fp8, compressed-tensors (float-quantized), gptq, awq, mxfp4 and bitsandbytes (nf4) are covered"
+)
 _LARGEST_GROUP = 1 << 24
 _FP8_FORMATS = (None, "float-quantized", "naive-quantized")
 # Version of GPTQ's format -> the number to add to a stored zero point.
@@ -68,7 +71,12 @@ class Nf4:
     """Format of weights as 4-bit indices into a table; each weight stores its own parameters."""
 
 
-Format = Fp8 | Gptq | Awq | Nf4
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """Format of experts' weights as 4-bit floats, of which 32 share a power of two."""
+
+
+Format = Fp8 | Gptq | Awq | Nf4 | Mxfp4
 
 
 def read_format(path: Path, stated: Object) -> Format | None:
@@ -171,6 +179,8 @@ def _read(fields: _Fields) -> Format:
             return _awq(fields)
         case "bitsandbytes":
             return _nf4(fields)
+        case "mxfp4":
+            return Mxfp4()
     if fields.content.get("quant_method") is None and fields.content.get("load_in_4bit"):
         return _nf4(fields)  # as older versions wrote it
     raise fields.refusal("quant_method", f"{_COVERED}: use one of these, or plain weights")

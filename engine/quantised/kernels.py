@@ -1,8 +1,8 @@
 """Which library can multiply with packed (quantised) weights directly, and whether it can here.
 
 All these libraries are optional, and none is imported before transformers needs it. Only installed
-code is run: formats whose kernels would be downloaded when a model is loaded (fp8 in blocks) are
-dequantised on a GPU too.
+code is run: formats whose kernels would be downloaded when a model is loaded (fp8 in blocks, mxfp4)
+are dequantised on a GPU too.
 """
 
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ from transformers import CompressedTensorsConfig
 
 from engine.checkpoint.files import one_line
 from engine.errors import ModelError
-from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
+from engine.quantised.formats import Awq, Format, Fp8, Gptq, Mxfp4, Nf4
 
 _FP8_UNITS = (8, 9)  # CUDA compute capability from which a GPU multiplies 8-bit floats
 
@@ -74,3 +74,5 @@ def _libraries(form: Format) -> tuple[str, ...]:
             return "gptqmodel", "accelerate"
         case Nf4():
             return "bitsandbytes", "accelerate"
+        case Mxfp4():
+            return ()

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.checkpoint.files import Shapes, weight_files
+from engine.checkpoint.files import Names, Shapes, weight_files
 from engine.checkpoint.parts import Cuts, Files, Lazy
 from engine.errors import ModelError, remedy
-from engine.quantised import awq, fp8, gptq, nf4
-from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
+from engine.quantised import awq, fp8, gptq, mxfp4, nf4
+from engine.quantised.formats import Awq, Format, Fp8, Gptq, Mxfp4, Nf4
 from engine.quantised.packed import BadTensors, Sizes, Stretch, Tensors
 from engine.tensor_parallel.split import Cut
 
@@ -36,7 +36,7 @@ _FP8_SCALES = {*_FLOATS, "F8_E8M0", *_BYTES}
 
 _CPU = torch.device("cpu")
 
-_Form = Fp8 | Gptq | Awq | nf4.State
+_Form = Fp8 | Gptq | Awq | nf4.State | Mxfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,14 @@ class _Kind:
 
     types    end of the tensor's name -> the number types that it may have
     telling  name ends of tensors that only a packed layer has
+    joint    stands between the layer's name and the end
+    weight   stands behind the layer's name in a plain checkpoint
     """
 
     types: Mapping[str, set[str]]
     telling: tuple[str, ...]
+    joint: str = "."
+    weight: str = ".weight"
 
 
 _INTEGERS = {"qweight": _INT32, "qzeros": _INT32, "scales": _FLOATS}
@@ -61,14 +65,16 @@ _KINDS: Mapping[type[Format], _Kind] = {
         | dict.fromkeys(("weight.quant_map", *nf4.NESTED), _FLOATS),
         ("weight.absmax", nf4.STATE),
     ),
+    Mxfp4: _Kind({"blocks": _BYTES, "scales": _BYTES}, ("blocks", "scales"), "_", ""),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """A tensor's entry in the header of a file."""
+    """A tensor's entry in the header of a file, and its name there (`stored`)."""
 
     file: Path
+    stored: str
     dtype: str
     shape: tuple[int, ...]
 
@@ -92,21 +98,25 @@ class PackedCheckpoint:
     shapes  name -> shape of every tensor of the corresponding plain checkpoint
     """
 
-    def __init__(self, folder: Path, form: Format) -> None:
+    def __init__(self, folder: Path, form: Format, names: Names | None = None) -> None:
         """Read the headers of the files, and no weight.
+
+        names  which tensors of the folder; None: all, by their names in the files
 
         Raises:
             ModelError: a layer lacks a tensor, or its tensors' shapes do not fit together.
         """
         self.form = form
-        self._heads = dict(_heads(folder))
+        heads = dict(_heads(folder))
+        wanted = heads if names is None else {n: heads[one.name] for n, one in names.items()}
+        self._heads: Mapping[str, _Head] = wanted
         self._files: dict[Path, Any] = {}
         self._sliced = Files()
         self._device = _CPU  # where weights are dequantised
         self._one_at_a_time = Lock()
         kind = _KINDS[type(form)]
         self._layers = {
-            f"{name}.weight": self._layer(name, parts, form, kind)
+            f"{name}{kind.weight}": self._layer(name, parts, form, kind)
             for name, parts in _packed_layers(self._heads, kind).items()
         }
         used = {name for layer in self._layers.values() for name in layer.parts.values()}
@@ -122,7 +132,9 @@ class PackedCheckpoint:
     def tensors(
         self, model: Any, cuts: Cuts | None = None, device: torch.device = _CPU
     ) -> dict[str, Lazy]:
-        """Return the plain checkpoint's tensors by name, read when used; weights become float32.
+        """Return the plain checkpoint's tensors by name, read when used.
+
+        Weights become float32, or bfloat16 if that holds the same numbers.
 
         model  the model made from config.json, on `meta` (without memory). Tensors that it lacks
                are returned too, except all-zero biases, which some libraries write for every layer
@@ -130,8 +142,8 @@ class PackedCheckpoint:
         device  device on which weights are dequantised
 
         Raises:
-            ModelError: a packed tensor belongs to something other than a linear layer or an
-                embedding. Also later, when a tensor is read and its values are invalid.
+            ModelError: a packed tensor belongs to something other than a linear layer, an
+                embedding or experts. Also later, when a tensor is read and its values are invalid.
         """
         self._device, cuts = device, cuts or {}
         found = {name: Lazy(partial(self._read, name, cuts.get(name))) for name in self._plain}
@@ -165,7 +177,7 @@ class PackedCheckpoint:
         return {part: self._heads[name].shape for part, name in parts.items()}
 
     def _weight(self, name: str, cut: Cut | None) -> torch.Tensor:
-        """Return a layer's weight [out, in], or the cut of it, dequantised to float32."""
+        """Return a layer's weight, or the cut of it, dequantised."""
         layer = self._layers[name]
         with self._one_at_a_time, self._blamed(name, layer.parts):
             if cut is None:
@@ -176,17 +188,18 @@ class PackedCheckpoint:
             return runs[0].contiguous() if len(runs) == 1 else torch.cat(runs, cut.dim)
 
     def _run(self, layer: _Layer, dim: int, run: range) -> torch.Tensor:
-        """Return the outputs (`dim` 0) or inputs (1) in `run` of a layer's weight, in float32."""
+        """Return the part `run` along `dim` (0: outputs, 1: inputs) of a layer's weight."""
         stretch = _stretch(layer.form, self._sizes(layer.parts), dim, run)
         tensors = {}
         for part, tensor in layer.parts.items():
-            sliced = self._sliced.slices(self._heads[tensor].file, tensor)
+            head = self._heads[tensor]
+            sliced = self._sliced.slices(head.file, head.stored)
             tensors[part] = sliced[stretch.slices.get(part, ...)].to(self._device)
         return _weight(stretch.form, tensors).narrow(dim, stretch.start, len(run))
 
     def _read(self, name: str, cut: Cut | None = None) -> torch.Tensor:
         """Return a tensor of the files as it is stored, or the cut of it."""
-        file = self._heads[name].file
+        file, name = self._heads[name].file, self._heads[name].stored
         if cut is not None:
             return cut.of(self._sliced.slices(file, name))
         if file not in self._files:
@@ -206,7 +219,9 @@ class PackedCheckpoint:
             raise ModelError(f"{file}: {layer}: {error}; get the checkpoint again") from error
 
     def _refuse_odd_module(self, model: Any, name: str, layer: _Layer) -> None:
-        """Raise ModelError if a packed weight belongs to no linear layer and no embedding."""
+        """Raise ModelError if a packed weight belongs to no layer that can be read packed."""
+        if isinstance(layer.form, Mxfp4):
+            return  # its shape alone tells that it is experts'
         module = model.get_submodule(name.removesuffix(".weight"))
         if not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             file = self._heads[next(iter(layer.parts.values()))].file
@@ -228,7 +243,7 @@ def _heads(folder: Path) -> Iterator[tuple[str, _Head]]:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                     part = tensors.get_slice(name)
-                    yield name, _Head(file, part.get_dtype(), tuple(part.get_shape()))
+                    yield name, _Head(file, name, part.get_dtype(), tuple(part.get_shape()))
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{file}: cannot be read: {remedy(error)}") from error
 
@@ -238,8 +253,8 @@ def _packed_layers(heads: Mapping[str, _Head], kind: _Kind) -> dict[str, dict[st
     found: dict[str, dict[str, str]] = {}
     for name in heads:
         for part in kind.types:
-            if name.endswith(f".{part}"):
-                found.setdefault(name.removesuffix(f".{part}"), {})[part] = name
+            if name.endswith(end := f"{kind.joint}{part}"):
+                found.setdefault(name.removesuffix(end), {})[part] = name
     return {layer: parts for layer, parts in found.items() if any(t in parts for t in kind.telling)}
 
 
@@ -254,8 +269,8 @@ def _refuse_unread(plain: Mapping[str, _Head]) -> None:
             )
 
 
-def _weight_shape(form: _Form, sizes: Sizes) -> tuple[int, int]:
-    """Return (out, in) of a packed layer's weight. Raises BadTensors."""
+def _weight_shape(form: _Form, sizes: Sizes) -> tuple[int, ...]:
+    """Return the shape of a packed layer's weight. Raises BadTensors."""
     match form:
         case Fp8():
             return fp8.weight_shape(form, sizes)
@@ -265,10 +280,12 @@ def _weight_shape(form: _Form, sizes: Sizes) -> tuple[int, int]:
             return awq.weight_shape(form, sizes)
         case nf4.State():
             return nf4.weight_shape(form, sizes)
+        case Mxfp4():
+            return mxfp4.weight_shape(sizes)
 
 
 def _stretch(form: _Form, sizes: Sizes, dim: int, run: range) -> Stretch[Any]:
-    """Return what to read for a run of outputs (`dim` 0) or inputs (1) of a packed layer."""
+    """Return what to read for a part of a packed layer's weight, `run` along its `dim`."""
     match form:
         case Fp8():
             return fp8.stretch(form, sizes, dim, run)
@@ -278,10 +295,12 @@ def _stretch(form: _Form, sizes: Sizes, dim: int, run: range) -> Stretch[Any]:
             return awq.stretch(form, sizes, dim, run)
         case nf4.State():
             return nf4.stretch(form, sizes, dim, run)
+        case Mxfp4():
+            return mxfp4.stretch(form, sizes, dim, run)
 
 
 def _weight(form: _Form, tensors: Tensors) -> torch.Tensor:
-    """Return the dequantised weight [out, in] float32 of a packed layer. Raises BadTensors."""
+    """Return the dequantised weight of a packed layer. Raises BadTensors."""
     match form:
         case Fp8():
             return fp8.weight(form, tensors)
@@ -291,3 +310,5 @@ def _weight(form: _Form, tensors: Tensors) -> torch.Tensor:
             return awq.weight(tensors)
         case nf4.State():
             return nf4.weight(form, tensors)
+        case Mxfp4():
+            return mxfp4.weight(tensors)

@@ -24,7 +24,7 @@ FAILED, UNUSABLE = 1, 2  # exit statuses of a follower, the same as a node's
 class Start:
     """The first message: which model to load, and which rank the follower is.
 
-    model, revision, dtype, device  as for `load_model`
+    model, revision, dtype, device, max_len  as for `load_model`
     rank, num_ranks, store  as for `group.meet`
     parent_pid  process id of rank 0
     """
@@ -37,6 +37,7 @@ class Start:
     num_ranks: int
     store: str
     parent_pid: int
+    max_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)

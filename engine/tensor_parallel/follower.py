@@ -45,6 +45,7 @@ def follow(start: Start, channel: Connection) -> None:
         dtype=start.dtype,
         device=start.device,
         rank=following(start),
+        max_len=start.max_len,
     )
     if loaded.device.type == "cpu":
         torch.set_num_threads(usual_num_threads(loaded))

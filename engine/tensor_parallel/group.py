@@ -73,12 +73,18 @@ class Followers:
     """
 
     def __init__(
-        self, model: str, *, revision: str | None, dtype: str, devices: Sequence[str]
+        self,
+        model: str,
+        *,
+        revision: str | None,
+        dtype: str,
+        devices: Sequence[str],
+        max_len: int = 0,
     ) -> None:
         """Start the followers, which load the model at once. Raises RankError if one cannot start.
 
         devices  device of each rank, rank 0 first
-        model, revision, dtype  as for `load_model`
+        model, revision, dtype, max_len  as for `load_model`
         """
         self.count = len(devices)
         self.is_told = False
@@ -94,7 +100,8 @@ class Followers:
         for rank, device in enumerate(devices[1:], 1):
             words = f"rank {rank} of {self.count} ({device})"
             start = Start(
-                model, revision, dtype, device, rank, self.count, self._store, os.getpid()
+                *(model, revision, dtype, device, rank, self.count, self._store, os.getpid()),
+                max_len=max_len,
             )
             self._followers.append(_started(words, start))
         for follower in self._followers:

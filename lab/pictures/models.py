@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from engine.checkpoint.families import CAUSAL, Family, family
+from engine.checkpoint.families import CAUSAL, WRAPPERS, Family, family
 
 _WRAPPED: Any = {"width": 100, "subsequent_indent": "  ", "break_on_hyphens": False}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -74,6 +74,16 @@ whole texts of your pair ([the command line](command-line.md)).
 With `--tensor-parallel-size` fewer families run: those whose layers have q, k, v, o and gate, up,
 down projections, or common experts ([the command line](command-line.md)).
 
+## Models of several modalities
+
+Of these only the language model is loaded, for text: the tensors of the other parts are not read.
+Its type is what config.json states in `text_config`, else the one named here; how it runs is in the
+table above (the text models of Qwen's VL models run as qwen2, qwen3 or qwen3_moe).
+
+| `model_type` | language model |
+|---|---|
+"""
+REFUSED = """
 ## What is refused
 
 These families are refused, each for the reason before it, unless config.json says otherwise: BERT
@@ -85,7 +95,7 @@ states such layers (`layer_types`, `alibi` and others).
 
 def page() -> str:
     """Return the text of the page that lists the families of models."""
-    found = [family(kind) for kind in sorted(CAUSAL)]
+    found = [family(kind) for kind in sorted(CAUSAL - set(WRAPPERS))]
     rows = [_row(each) for each in found if each.refused is None]
     reasons = dict.fromkeys(each.refused for each in found if each.refused is not None)
     refused = [
@@ -95,7 +105,8 @@ def page() -> str:
         )
         for reason in sorted(reasons)
     ]
-    return "".join((BEFORE, _lines(rows), BETWEEN, _lines(refused)))
+    wrappers = [f"| {kind} | {text} |" for kind, text in sorted(WRAPPERS.items())]
+    return "".join((BEFORE, _lines(rows), BETWEEN, _lines(wrappers), REFUSED, _lines(refused)))
 
 
 def _row(of: Family) -> str:

@@ -7,9 +7,9 @@ import pytest
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from tests.packed_models import RECIPES, save_packed
+from tests.packed_models import RECIPES, save_mxfp4, save_packed
 from tests.process.reference import Reference, assert_same_but_for_near_ties, generate
-from tests.tiny_models import make_model
+from tests.tiny_models import make_model, make_noised
 
 pytestmark = pytest.mark.process
 
@@ -18,13 +18,25 @@ GREEDY = SamplingParams(max_tokens=96, ignore_eos=True)
 ONE_BY_ONE = SpeculationConfig(policy="sync", num_speculative_tokens=1, adaptive=False)
 
 
-@pytest.mark.parametrize("kind", ["gptq-act-order", pytest.param("nf4", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "gptq-act-order",
+        pytest.param("nf4", marks=pytest.mark.long),
+        pytest.param("mxfp4", marks=pytest.mark.slow),
+    ],
+)
 def test_a_quantised_target_with_a_quantised_drafter_says_what_transformers_says(
     kind: str, tmp_path: Path
 ) -> None:
-    source = make_model("llama", tmp_path / "source")
-    target, plain = save_packed(source, tmp_path / "target", RECIPES[kind])
-    drafter, _ = save_packed(plain, tmp_path / "drafter", RECIPES["fp8-block"])
+    if kind == "mxfp4":
+        target, plain = save_mxfp4(make_model("gpt_oss", tmp_path / "source"), tmp_path / "target")
+        noised = make_noised(plain, tmp_path / "noised", 0.02)
+        drafter, _ = save_mxfp4(noised, tmp_path / "drafter")
+    else:
+        source = make_model("llama", tmp_path / "source")
+        target, plain = save_packed(source, tmp_path / "target", RECIPES[kind])
+        drafter, _ = save_packed(plain, tmp_path / "drafter", RECIPES["fp8-block"])
     reference = Reference(plain)
     want = reference.greedy(PROMPT, GREEDY.max_tokens)
     # A drafter as large as its target is only worth waiting for if the target is slower.

@@ -150,6 +150,20 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
     return checkpoint
 
 
+def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:
+    """Return how many tokens a text of a model may have so that all of it is read in one way.
+
+    config  the content of the model's config.json
+    limit, asked  as for `engine.checkpoint.long_texts.limited`
+    """
+    from engine.checkpoint import families, long_texts
+
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    kind = families.text_kind(str(config.get("model_type")), text)
+    return long_texts.limited(kind, text, limit, asked)
+
+
 def _near(name: str) -> str:
     """Return a suggestion of a folder with a similar name beside it; "": there is none."""
     path = path_of(name)

@@ -1,31 +1,29 @@
 """The longest text that a target can take, and the messages where memory allows less."""
 
 from coordinator.api.config import PairConfig
+from coordinator.api.models.folders import limited
 from coordinator.api.models.heads import find_config, read
 from proto.messages import MAX_TEXT_LEN, Hello
 
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")  # names in config.json
-LIMITED_ROPES = ("longrope", "dynamic")  # RoPE kinds that change all positions of long texts
 
 
-def longest_of(model: str, revision: str | None) -> int | None:
+def longest_of(model: str, revision: str | None, asked: int = MAX_TEXT_LEN) -> int | None:
     """Return the most tokens that a model takes, by its config.json; None: not known.
 
     The limit that the node reports after loading is the one that counts
     (`engine.checkpoint.model.max_model_len`).
+
+    asked  maximum length of a text that is asked for: some models take long texts only then
     """
     path = find_config(model, revision)
     config = {} if path is None else read(path)
-    if isinstance(inner := config.get("text_config"), dict):
-        config = inner
-    lengths = [config[name] for name in LENGTHS if type(config.get(name)) is int]
-    limit = min(lengths, default=None)
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in LIMITED_ROPES:
-        name = "original_max_position_embeddings"
-        original = rope.get(name) or config.get(name)
-        limit = original if type(original) is int else limit
-    return min(limit, MAX_TEXT_LEN) if type(limit) is int else None
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    lengths = [text[name] for name in LENGTHS if type(text.get(name)) is int]
+    if not lengths:
+        return None
+    return limited(config, min(*lengths, MAX_TEXT_LEN), asked)
 
 
 def too_long(config: PairConfig, num_tokens: int, max_len: int, *, has_heads: bool = False) -> str:
@@ -50,7 +48,8 @@ def how_longer(config: PairConfig, max_len: int, *, has_heads: bool = False) -> 
     if own is not None and max_len >= own:
         return ""
     most = "" if own is None else f" (the model takes {own})"
-    if config.max_model_len is not None or config.reproducible:
+    is_usual = max_len == longest_of(config.target, config.target_revision, 0)
+    if config.max_model_len is not None or config.reproducible or is_usual:
         return f"raise --max-model-len{most}"
     if has_heads:
         return "leave out the heads in the target's process, which take no more"
@@ -64,7 +63,13 @@ def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs
         return []
     longest, limit = target.max_model_len, longest_of(config.target, config.target_revision)
     lines = []
-    if limit is not None and longest < limit and not config.reproducible:
+    usual = longest_of(config.target, config.target_revision, 0)
+    if usual is not None and limit is not None and longest == usual < limit:
+        lines.append(
+            f"texts have at most {longest} tokens: their rope factors are for short ones; "
+            f"--max-model-len allows {limit}"
+        )
+    elif limit is not None and longest < limit and not config.reproducible:
         why = "" if target.heads else f": memory is kept for {num_seqs} at once"
         lines.append(
             f"texts have at most {longest} tokens, of the {limit} that the target can take"

@@ -72,8 +72,28 @@ def test_templates_are_found_where_models_keep_them(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "mine"}]
     path.write_text(json.dumps({"chat_template": named}))
     assert ChatTemplate.of_model(str(tmp_path), None).render(MESSAGES) == "mine"
+    path.write_text(json.dumps({"bos_token": "<b>"}))
+    beside = {"chat_template": "of several modalities {{ bos_token }}"}
+    (tmp_path / "chat_template.json").write_text(json.dumps(beside))
+    rendered = ChatTemplate.of_model(str(tmp_path), None).render(MESSAGES)
+    assert rendered == "of several modalities <b>"
     (tmp_path / "chat_template.jinja").write_text("in a file")
     assert ChatTemplate.of_model(str(tmp_path), None).render(MESSAGES) == "in a file"
+
+
+def test_a_template_that_reads_lists_of_parts_is_given_strings_as_such() -> None:
+    source = (
+        "{% for one in messages %}{{ one.role }}:"
+        "{% for part in one.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}"
+        "{% endfor %};{% endfor %}"
+    )
+    template = ChatTemplate(source, TOKENS, "test")
+    parts = [{"type": "image"}, {"type": "text", "text": "this"}]
+    messages = [{"role": "user", "content": parts}, {"role": "user", "content": "that"}]
+    assert template.render(messages) == "user:this;user:that;"
+    assert template.render(messages[1:]) == "user:that;"
+    plain = ChatTemplate("{{ messages[0].content }}", TOKENS, "test")
+    assert plain.render(messages[1:]) == "that"
 
 
 @pytest.mark.parametrize(

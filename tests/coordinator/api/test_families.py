@@ -86,6 +86,23 @@ def test_what_the_engine_refuses_is_refused_before_a_process_is_started(kind: st
     assert type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._is_stateful:
         assert f"{config.model_type} has recurrent layers" in said_before({"model_type": kind})
+    check_both_say_the_same(kind)
+
+
+@pytest.mark.parametrize("kind", families.WRAPPERS)
+def test_of_a_wrapper_both_look_at_its_language_model(kind: str) -> None:
+    check_both_say_the_same(kind)
+
+
+@pytest.mark.parametrize("kind", families.WRAPPERS)
+def test_a_language_model_that_is_not_named_is_the_one_of_transformers(kind: str) -> None:
+    text = configuration(kind).get_text_config(decoder=True).to_dict()
+    assert families.text_kind(kind, {}) == families.text_kind(kind, text)
+
+
+def check_both_say_the_same(kind: str) -> None:
+    """Of a configuration of all defaults, stated or not."""
+    config = configuration(kind)
     line = said_by_engine(config)
     whole = json.loads(config.to_json_string(use_diff=False))
     assert said_before(whole) == line
@@ -137,6 +154,31 @@ def test_both_say_the_same_of_what_config_json_states(
         assert is_refused
         return
     assert said_by_engine(config) == line
+
+
+@pytest.mark.parametrize(
+    ("stated", "line"),
+    [
+        ({"model_type": "llava", "text_config": {"model_type": "jamba"}}, "M: llava has recurrent"),
+        ({"model_type": "qwen3_5", "text_config": {}}, "M: qwen3_5 has recurrent layers"),
+        (
+            {"model_type": "llava", "text_config": {"model_type": "bart"}},
+            "M: it is an encoder-decoder model",
+        ),
+        (
+            {"model_type": "llava", "text_config": {"model_type": "clip_text_model"}},
+            'config.json: its language model is of type "clip_text_model", which cannot write',
+        ),
+        ({"model_type": "mistral3", "text_config": {"model_type": "mistral"}}, ""),
+        ({"model_type": "qwen2_vl"}, ""),
+        ({"model_type": "qwen2_vl", "text_config": {"model_type": "qwen2_vl_text"}}, ""),
+    ],
+)
+def test_what_matters_of_a_wrapper_is_its_language_model(stated: dict[str, Any], line: str) -> None:
+    said = said_before(stated)
+    assert said.startswith(line)
+    assert bool(said) == bool(line)
+    assert "\n" not in said
 
 
 def test_where_target_and_drafter_have_the_fault_the_line_names_the_target(tmp_path: Path) -> None:

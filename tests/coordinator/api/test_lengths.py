@@ -51,6 +51,15 @@ def test_where_nobody_asked_for_little_it_is_the_memory_or_the_heads(tmp_path: P
     assert how_longer(rounded, 4096) == "raise --max-model-len (the model takes 9999)"
 
 
+def test_a_longrope_takes_more_where_it_is_asked_for(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    target = model(tmp_path, model_type="phi3", n_ctx=512, rope_parameters=rope)
+    raised = "raise --max-model-len (the model takes 512)"
+    assert how_longer(PairConfig(target=target), 64) == raised
+    assert how_longer(PairConfig(target=target, max_model_len=60), 60) == raised
+    assert how_longer(PairConfig(target=target, max_model_len=512), 512) == ""
+
+
 def test_of_a_model_that_says_nothing_no_limit_is_named(tmp_path: Path) -> None:
     config = PairConfig(target=model(tmp_path), max_model_len=100)
     assert too_long(config, 200, 100).endswith("; shorten it, or raise --max-model-len")

@@ -265,10 +265,14 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
     assert notices(4096, 4096, reproducible=True) == []
     windowed = {"model_type": "mistral", "max_position_embeddings": 9000, "sliding_window": 400}
     (tmp_path / heads.CONFIG).write_text(json.dumps(windowed))
-    line = "texts have at most 400 tokens: the target's attention has that window"
-    assert notices(400, 400) == [line]
-    (said,) = notices(300, 300)
-    assert said.startswith("texts have at most 300 tokens, of the 400 that the target can take")
+    assert notices(9000, 9000) == [], "texts are longer than a window"
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 500}
+    long = {"model_type": "phi3", "max_position_embeddings": 9000, "rope_parameters": rope}
+    (tmp_path / heads.CONFIG).write_text(json.dumps(long))
+    line = "texts have at most 500 tokens: their rope factors are for short ones; "
+    assert notices(500, 500) == [line + "--max-model-len allows 9000"]
+    (said,) = notices(400, 400)
+    assert said.startswith("texts have at most 400 tokens, of the 9000 that the target can take")
 
 
 @pytest.mark.parametrize(
@@ -277,8 +281,7 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
         ({"max_position_embeddings": 300}, 300),
         ({"max_position_embeddings": 1 << 24}, 1 << 20),
         ({"text_config": {"max_position_embeddings": 200}}, 200),
-        ({"model_type": "phi3", "max_position_embeddings": 900, "sliding_window": 70}, 70),
-        ({"model_type": "phi3", "max_position_embeddings": 900, "sliding_window": 0}, 900),
+        ({"model_type": "phi3", "max_position_embeddings": 900, "sliding_window": 70}, 900),
         (
             {
                 "max_position_embeddings": 9000,
@@ -303,5 +306,5 @@ def test_the_limit_of_a_model_is_read_of_its_config(
     tmp_path: Path, config: dict[str, Any], limit: int | None
 ) -> None:
     (tmp_path / heads.CONFIG).write_text(json.dumps(config))
-    assert longest_of(str(tmp_path), None) == limit
+    assert longest_of(str(tmp_path), None, 0) == limit
     assert longest_of(str(tmp_path / "nowhere"), None) is None
