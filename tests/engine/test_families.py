@@ -40,7 +40,7 @@ FUSED = [name for name in FAMILIES if families.family(kind_of(name)).is_fused]
 # All other families, as small as `make_small` makes them.
 OTHERS = [
     kind
-    for kind in sorted(families.CAUSAL.difference(map(kind_of, ALL)))
+    for kind in sorted(families.CAUSAL.difference(map(kind_of, ALL), families.WRAPPERS))
     if families.family(kind).is_tested
 ]
 # transformers' code of gpt_neox_japanese does not take the keys of several lanes at once.
