@@ -143,8 +143,7 @@ def make_noised(
     sigma  standard deviation of the noise in units of each matrix's own; 0.1 to 0.3 makes a drafter
            that agrees with the original some of the time
     """
-    loaded: Any = (load or hf.AutoModelForCausalLM.from_pretrained)(folder)
-    model = add_noise(loaded, sigma, seed)
+    model = add_noise((load or hf.AutoModelForCausalLM.from_pretrained)(folder), sigma, seed)
     model.save_pretrained(out)
     return out
 

@@ -122,6 +122,31 @@ _OTHERS = {
     *("persimmon", "phi", "phi3", "phi4_multimodal", "phimoe", "seed_oss", "solar_open"),
     *("stablelm", "starcoder2", "xglm", "youtu"),
 }
+# Model types that our own forward (`fused`) runs.
+FUSED = ("llama", "mistral", "qwen2", "qwen3")
+# Model types with experts in transformers' common form (in some, only if config.json says so).
+_MIXTURES = {
+    *("afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1"),
+    *("ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma4_text", "glm4_moe"),
+    *("glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared"),
+    *("hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash"),
+    *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+    "solar_open",
+}
+# Model types with experts in code of their own -> True if that makes the host wait for a GPU.
+_OWN_EXPERTS: Mapping[str, bool] = {
+    **dict.fromkeys(("dbrx", "jetmoe", "longcat_flash"), True),
+    **dict.fromkeys(("doge", "llama4_text"), False),
+}
+# Model types for which transformers has no attention but the one in single operators.
+_EAGER = {
+    *("codegen", "flint", "gemma2", "git", "gpt_neox_japanese", "gpt_oss", "gptj"),
+    *("granite_swa", "granitemoe_swa", "mimo_v2_flash", "vaultgemma", "xglm"),
+}
+# Model types that are not refused, and of which no test runs a small random model.
+_UNTESTED = {
+    *("emu3", "fuyu", "gemma3n_text", "git", "moss_transcribe_diarize", "phi4_multimodal"),
+}
 # Model types of several modalities (text, pictures, sound), of which only the language model is
 # loaded -> the type of that language model where config.json does not say.
 WRAPPERS: Mapping[str, str] = {
@@ -144,31 +169,6 @@ _SAME_LAYERS: Mapping[str, str] = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
-}
-# Model types that our own forward (`fused`) runs.
-FUSED = ("llama", "mistral", "qwen2", "qwen3")
-# Model types with experts in transformers' common form (in some, only if config.json says so).
-_MIXTURES = {
-    *("afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1"),
-    *("ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma4_text", "glm4_moe"),
-    *("glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared"),
-    *("hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash"),
-    *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
-    "solar_open",
-}
-# Model types with experts in code of their own -> True if that makes the host wait for a GPU.
-_OWN_EXPERTS: Mapping[str, bool] = {
-    **dict.fromkeys(("dbrx", "jetmoe", "longcat_flash"), True),
-    **dict.fromkeys(("doge", "llama4", "llama4_text"), False),
-}
-# Model types for which transformers has no attention but the one in single operators.
-_EAGER = {
-    *("codegen", "flint", "gemma2", "git", "got_ocr2", "gpt_neox_japanese", "gpt_oss", "gptj"),
-    *("granite_swa", "granitemoe_swa", "mimo_v2_flash", "vaultgemma", "xglm"),
-}
-# Model types that are not refused, and of which no test runs a small random model.
-_UNTESTED = {
-    *("emu3", "fuyu", "gemma3n_text", "git", "moss_transcribe_diarize", "phi4_multimodal"),
 }
 # Every model type for which transformers has a causal language model.
 CAUSAL = frozenset(
@@ -283,12 +283,11 @@ class Family:
 
 
 def family(kind: str) -> Family:
-    """Return what is known of a model type (of `CAUSAL` or `WRAPPERS`), or its language model's."""
-    whole, kind = kind, text_kind(kind, {})
+    """Return what is known of a model type: one of `CAUSAL`, and none of `WRAPPERS`."""
     refused = ENCODER_DECODER if _has_encoder(kind, {}) else _why_not(kind, {})
     own = "own" if kind in _OWN_EXPERTS else ""
     return Family(
-        whole,
+        kind,
         refused,
         has_windows=kind in _WITH_WINDOWS,
         has_chunks=kind in _BY_DEFAULT[_CHUNKED],
@@ -306,6 +305,9 @@ def layer_kinds(kind: str, text: Stated, num_layers: int) -> LayerKinds:
     kind  model_type of the whole model
     text  transformers' configuration of the language model, as a dictionary
     """
+    if kind in WRAPPERS:
+        kind = text_kind(kind, text)
+        text = {**text, "model_type": kind}
     kinds = {kind, str(text.get("model_type", kind))}
     types: Sequence[str] = ()
     if kinds.isdisjoint(_ONE_WINDOW):

@@ -329,21 +329,19 @@ def load_model(
         model = read_part(name, of, chosen, where, rank)
     elif packed is None:
         refuse_too_large(name, empty, chosen, where)
-        model = read_weights(
-            *(name, of.folder, of.plain, chosen),
-            kind=None if of.names is None else type(empty),
-            tensors=of.tensors(),
-            options=straight_onto(where),
-        )
+        kind = None if of.names is None else type(empty)
+        onto = straight_onto(where)
+        read = partial(read_weights, name, of.folder, of.plain, chosen, kind=kind, options=onto)
+        model = read(tensors=of.tensors())
     else:
         model = read_packed(name, of, packed, chosen, where)
         chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
     text_config = config.get_text_config(decoder=True)
     vocab_size = of.vocab_size if rank is not None else _vocab_size(model, text_config)
     model = put(name, model, where).eval().requires_grad_(False)
+    num_layers, text = int(text_config.num_hidden_layers), text_config.to_dict()
     longest = max_model_len(name, text_config, max_len)
     settle(model, text_config, longest)
-    num_layers, kind = int(text_config.num_hidden_layers), str(config.model_type)
     return LoadedModel(
         model=model,
         name=name,
@@ -356,7 +354,7 @@ def load_model(
         device=where,
         num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
         rank=rank,
-        kinds=families.layer_kinds(kind, text_config.to_dict(), num_layers),
+        kinds=families.layer_kinds(str(config.model_type), text, num_layers),
     )
 
 

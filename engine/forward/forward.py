@@ -21,7 +21,6 @@ from engine.forward import cpu_experts
 from engine.forward.experts import RecordedExperts
 from engine.forward.kv_cache import SlotCache, first_not_finite
 from engine.forward.masks import KindMasks, as_words, window_words
-from engine.forward.temperatures import follow_positions
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed, LaneLayout, Span
 from engine.tensor_parallel.split import first_says
@@ -336,7 +335,6 @@ class HuggingFaceBackend(Recordable):
         self._dtype = loaded.dtype
         self._hidden_size = loaded.hidden_size
         self._lanes = lanes
-        follow_positions(loaded.model)
         self.kinds = loaded.kinds.within(lanes.num_slots)
         self._masks = KindMasks(self.kinds, loaded.device, loaded.dtype)
         self.experts = RecordedExperts(loaded.model)

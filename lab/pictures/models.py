@@ -60,12 +60,6 @@ and compares the logits of a tree of drafts with those of transformers
 ([tests/engine/forward/test_no_waiting.py](../tests/engine/forward/test_no_waiting.py)). *at load*:
 no test runs it.
 
-**Models of several modalities** are wrappers around a language model, which alone is loaded, for
-text. These are:
-{wrappers}.
-The text of a prompt without images and sound is that of the whole model
-([choosing](choosing.md#what-is-not-supported)). A test runs a small random model of each.
-
 **Every model is checked when it is loaded**, tested or not. A small tree of drafts must have the
 logits that the model has without a tree, or the model is refused. `--reproducible` checks in
 addition that no bit of a row depends on its place or on other rows. `verify-lossless` compares
@@ -74,6 +68,16 @@ whole texts of your pair ([the command line](command-line.md)).
 With `--tensor-parallel-size` fewer families run: those whose layers have q, k, v, o and gate, up,
 down projections, or common experts ([the command line](command-line.md)).
 
+## Models of several modalities
+
+Of these only the language model is loaded, for text: the tensors of the other parts are not read.
+Its type is what config.json states in `text_config`, else the one named here; how it runs is in the
+table above (the text models of Qwen's VL models run as qwen2, qwen3 or qwen3_moe).
+
+| `model_type` | language model |
+|---|---|
+"""
+REFUSED = """
 ## What is refused
 
 These families are refused, each for the reason before it, unless config.json says otherwise: BERT
@@ -85,7 +89,7 @@ its config.json states such layers (`layer_types`, `alibi` and others).
 
 def page() -> str:
     """Return the text of the page that lists the families of models."""
-    found = [family(kind) for kind in sorted(CAUSAL)]
+    found = [family(kind) for kind in sorted(CAUSAL - set(WRAPPERS))]
     rows = [_row(each) for each in found if each.refused is None]
     reasons = dict.fromkeys(each.refused for each in found if each.refused is not None)
     refused = [
@@ -95,9 +99,8 @@ def page() -> str:
         )
         for reason in sorted(reasons)
     ]
-    wrappers = fill(", ".join(sorted(WRAPPERS)), **_WRAPPED | {"subsequent_indent": ""})
-    between = BETWEEN.replace("{wrappers}", wrappers)
-    return "".join((BEFORE, _lines(rows), between, _lines(refused)))
+    wrappers = [f"| {kind} | {text} |" for kind, text in sorted(WRAPPERS.items())]
+    return "".join((BEFORE, _lines(rows), BETWEEN, _lines(wrappers), REFUSED, _lines(refused)))
 
 
 def _row(of: Family) -> str:

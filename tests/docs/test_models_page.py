@@ -2,7 +2,7 @@
 
 import re
 
-from engine.checkpoint.families import CAUSAL, family
+from engine.checkpoint.families import CAUSAL, WRAPPERS, family
 from lab.pictures import models
 
 ITEMS = re.MULTILINE | re.DOTALL
@@ -14,11 +14,15 @@ def test_the_page_of_models_says_what_the_table_says_today() -> None:
 
 def test_the_page_has_each_family_in_the_table_or_behind_the_reason_why_it_is_refused() -> None:
     runs, refused = models.page().split("## What is refused")
+    runs, wrappers = runs.split("## Models of several modalities")
+    alone = CAUSAL - set(WRAPPERS)
     behind = {
         kind: reason
         for reason, kinds in re.findall(r"^\* \*\*(.*?)\*\*:(.*?)$(?=\n\*|\n\Z)", refused, ITEMS)
         for kind in kinds.replace(",", " ").split()
     }
-    assert behind == {kind: why for kind in CAUSAL if (why := family(kind).refused) is not None}
+    assert behind == {kind: why for kind in alone if (why := family(kind).refused) is not None}
     in_table = re.findall(r"^\| ([a-z0-9_-]+) \|", runs, re.MULTILINE)
-    assert sorted(in_table) == sorted(CAUSAL - set(behind))
+    assert sorted(in_table) == sorted(alone - set(behind))
+    rows = re.findall(r"^\| ([a-z0-9_]+) \| ([a-z0-9_]+) \|", wrappers, re.MULTILINE)
+    assert dict(rows) == dict(WRAPPERS)

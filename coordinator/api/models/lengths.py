@@ -21,7 +21,9 @@ def longest_of(model: str, revision: str | None, asked: int = MAX_TEXT_LEN) -> i
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else config
     lengths = [text[name] for name in LENGTHS if type(text.get(name)) is int]
-    return limited(config, min(*lengths, MAX_TEXT_LEN), asked) if lengths else None
+    if not lengths:
+        return None
+    return limited(config, min(*lengths, MAX_TEXT_LEN), asked)
 
 
 def too_long(config: PairConfig, num_tokens: int, max_len: int, *, has_heads: bool = False) -> str:

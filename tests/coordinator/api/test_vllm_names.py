@@ -263,6 +263,9 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
     assert notices(9000, 700) == ["the drafter drafts up to token 700"]
     assert notices(5000, 700, max_model_len=5000) == [], "it was asked for"
     assert notices(4096, 4096, reproducible=True) == []
+    windowed = {"model_type": "mistral", "max_position_embeddings": 9000, "sliding_window": 400}
+    (tmp_path / heads.CONFIG).write_text(json.dumps(windowed))
+    assert notices(9000, 9000) == [], "texts are longer than a window"
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 500}
     long = {"model_type": "phi3", "max_position_embeddings": 9000, "rope_parameters": rope}
     (tmp_path / heads.CONFIG).write_text(json.dumps(long))

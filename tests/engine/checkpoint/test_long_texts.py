@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, Llama4ForCausalLM
 
 from coordinator.api.models.folders import find
 from coordinator.api.models.lengths import longest_of
 from engine.checkpoint.long_texts import limited
 from engine.checkpoint.model import load_model
+from engine.checkpoint.settled import settle
 from engine.errors import ModelError
 from engine.heads.target import Target
 from engine.loading import make_executor
 from proto.errors import ModelError as RefusedModel
 from tests.engine.tensor_parallel.test_parts import rank_of
 from tests.long_models import LONG, MOST, ORIGINAL, make_long, plain, with_one_set
+from tests.wrapped_models import TEXT
 
 IDS = torch.randint(0, 180, (1, 120), generator=torch.Generator().manual_seed(3))
 SHORT_IDS = IDS[:, :40]
@@ -88,6 +91,23 @@ def test_how_long_texts_may_be_follows_from_config_json(
     kind: str, text: dict[str, Any], asked: int, limit: int
 ) -> None:
     assert limited(kind, text, 9000, asked) == limit
+
+
+def test_queries_of_llama_4_are_scaled_by_the_positions_of_their_tokens() -> None:
+    sizes = {**TEXT, "head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 128}
+    config = CONFIG_MAPPING["llama4_text"](**sizes, floor_scale=16, no_rope_layers=[1, 0, 1])
+    torch.manual_seed(1)
+    model: Any = Llama4ForCausalLM(config).float().eval()
+    want = logits_of(model, IDS)
+    settle(model, config, 1024)
+    assert torch.equal(logits_of(model, IDS), want)
+    twice = torch.cat((SHORT_IDS, SHORT_IDS), 1)  # two texts in a pass, neither sees the other
+    positions = torch.arange(40).repeat(2)[None]
+    mask = torch.block_diag(*[torch.ones(40, 40).tril()] * 2).bool()[None, None]
+    with torch.inference_mode():
+        found = model(twice, position_ids=positions, attention_mask=mask).logits
+    for half in found[0].split(40):
+        torch.testing.assert_close(half, want[0, :40])
 
 
 @pytest.mark.parametrize(
