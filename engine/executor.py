@@ -457,7 +457,7 @@ class ModelExecutor(Executor):
                 self._warm_up_chains(chains, chained)
         self._total = totals[0]
         for num_rows in row_counts:
-            seconds[num_rows] = self.seconds_of(Feed.chain(0, num_rows))
+            seconds[num_rows] = self.seconds_of(Feed.chain(0, num_rows, self.loaded.vocab_size))
         if self.is_captured and row_counts:
             logits = self._warm_up_choices(choices)
             record_choices((*choices, *beside), logits.clone(), self.row_counts)
@@ -489,7 +489,7 @@ class ModelExecutor(Executor):
 
     def _warm_up(self, num_lanes: int, num_rows: int) -> None:
         """Run a pass of so many lanes and rows per lane, without and with hidden states."""
-        feeds = [Feed.chain(lane, num_rows) for lane in range(num_lanes)]
+        feeds = [Feed.chain(n, num_rows, self.loaded.vocab_size) for n in range(num_lanes)]
         for layers in {(), self.layers}:
             self.forward(self.lay_out(feeds, [range(num_rows)] * num_lanes), layers)
 

@@ -141,3 +141,18 @@ def test_a_pass_that_is_filled_up_copies_no_logits_that_lie_in_front(load: Load)
     both = executor.run(feed, range(2))
     assert both.shape[0] == 2
     assert torch.equal(executor.run(feed, (1,)), both[1:])
+
+
+def test_timed_passes_have_different_tokens(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of one token would all choose the same experts, and a mixture would look too fast."""
+    executor = ModelExecutor(load("llama"), 128)
+    timed: list[tuple[int, ...]] = []
+    plain = executor.seconds_of
+
+    def noted(feed: Feed) -> float:
+        timed.append(feed.tokens)
+        return plain(feed)
+
+    monkeypatch.setattr(executor, "seconds_of", noted)
+    executor.warm_up((1, 4))
+    assert timed == [(0,), (0, 1, 2, 3)]
