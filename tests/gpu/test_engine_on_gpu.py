@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.families import FUSED as FAMILIES
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import choose, rank_scored, rare_choices, usual_choices
 from engine.choice.sampling import Sampling
 from engine.device import fetch, free_bytes
 from engine.executor import ModelExecutor
 from engine.forward.forward import Output
-from engine.forward.fused import FAMILIES
 from engine.forward.graphs import GraphBackend
 from engine.layout.slots import Feed, SlotMap
 from engine.loading import load_engine, make_executor

@@ -8,10 +8,10 @@ import torch._dynamo.utils
 import torch._inductor.metrics
 
 import engine.forward.graphs
+from engine.checkpoint.families import FUSED as FAMILIES
 from engine.checkpoint.model import load_model
 from engine.executor import ModelExecutor
 from engine.forward import small_operators
-from engine.forward.fused import FAMILIES
 from engine.loading import make_executor
 from tests.engine.flex_forms import always
 from tests.engine.forward.test_fused import save, session_differences
