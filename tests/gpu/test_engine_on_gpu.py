@@ -27,6 +27,7 @@ from proto.stopwatch import Stopwatch
 from tests.engine.choice.test_device_choice import SETTINGS, some_logits
 from tests.engine.forward.test_fused import save, session_differences
 from tests.engine.test_slot_cache import difference
+from tests.families import make_family
 from tests.packed_models import RECIPES, save_packed
 from tests.target_node.real import RealTarget
 from tests.target_node.test_not_finite import PROMPT, asked, faults_of, text_of
@@ -69,6 +70,17 @@ def test_graphs_give_the_logits_of_the_reference(
             assert error < TOLERANCES[dtype]
     assert len(graphs._backend._recorded) == recorded
     assert graphs.num_uncaptured > 0  # sessions have passes of up to 6 rows
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen3-window", "gemma3_text", "gpt_oss"])
+def test_windows_give_the_logits_of_the_reference(name: str, tmp_path: Path) -> None:
+    folder = make_family(name, tmp_path)
+    reference, graphs = (executor(folder, "float32", backend) for backend in ("reference", "auto"))
+    assert graphs.backend == "graphs"
+    assert graphs.windows
+    graphs.warm_up((1,))
+    for error in session_differences(reference, graphs, seed=2, max_rows=20):
+        assert error < TOLERANCES["float32"]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -86,7 +86,7 @@ def test_sessions_get_the_logits_of_the_reference(
     )
     graphs.warm_up((1,))
     assert isinstance(graphs._backend, GraphBackend)
-    lengths = [length for _, length, _ in graphs._backend._recorded]
+    lengths = [length for _, length in graphs._backend._recorded]
     assert lengths == [EVERY_LENGTH] * len(ROW_COUNTS)
     for seed in range(3):
         for error in session_differences(reference, graphs, seed=seed):
