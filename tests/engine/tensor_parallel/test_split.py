@@ -62,15 +62,20 @@ def test_heads_that_do_not_divide_are_shared_by_whole_groups(num_ranks: int) -> 
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings": True}, {"vocab_size": 97}],
-    ids=["biases", "tied", "odd vocabulary"],
+    ("architecture", "options"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("llama", {"vocab_size": 97}),
+        ("mistral_window", {"sliding_window": 3}),
+    ],
+    ids=["biases", "tied", "odd vocabulary", "window"],
 )
 @pytest.mark.parametrize("backend", ["reference", "fused"])
 def test_both_backends_run_on_a_part(
-    backend: str, options: dict[str, object], tmp_path: Path
+    backend: str, architecture: str, options: dict[str, object], tmp_path: Path
 ) -> None:
-    path = save("llama", tmp_path, options)
+    path = save(architecture, tmp_path, options)
     whole = session(load_model(str(path), dtype="float32"), "reference")
     threads = Threads(path, 2)
     for part in threads.run(lambda loaded: session(loaded, backend)):
@@ -82,7 +87,7 @@ def session(loaded: LoadedModel, backend: str) -> list[torch.Tensor]:
     """The logits of every pass of a random session, with weights laid out anew."""
     executor = ModelExecutor(loaded, 192, backend=backend)
     executor.take_over()
-    slots: SlotMap[TreePath] = SlotMap(executor.capacity)
+    slots: SlotMap[TreePath] = SlotMap(executor.capacity, windows=executor.windows)
     made = []
     for step in RandomSession(3, slots, vocab=97, prompt_len=40, max_rows=5).steps(8):
         if isinstance(step, Move):
