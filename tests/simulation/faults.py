@@ -119,7 +119,7 @@ def catching_up_feeds_one_token_too_few(patch: Patch) -> None:
 
 def a_node_does_not_inherit_the_mask_of_its_parent(patch: Patch) -> None:
     allocate = SlotMap._allocate
-    patch.setattr(SlotMap, "_allocate", lambda self, key, _: allocate(self, key, None))
+    patch.setattr(SlotMap, "_allocate", lambda self, key, _, at: allocate(self, key, None, at))
 
 
 def a_pass_has_more_rows_than_the_fixed_number(patch: Patch) -> None:
