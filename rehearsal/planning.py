@@ -212,12 +212,27 @@ FLOPS_PER_PARAMETER = 2  # for each row: a multiplication and an addition
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The input of a plan: costs, acceptance, and how many texts are generated at once."""
+    """The input of a plan: costs, acceptance, and how many texts are generated at once.
+
+    apart  costs of target and drafter under policies where the two never compute at once; None: the
+           same costs
+    """
 
     target: NodeCosts
     drafter: NodeCosts
     trace: Trace
     at_once: int = 1
+    apart: tuple[NodeCosts, NodeCosts] | None = None
+
+    def costs(self, row: PolicyRow) -> tuple[NodeCosts, NodeCosts]:
+        """Return the costs of target and drafter under a policy."""
+        both = self.target, self.drafter
+        return both if row.runs_ahead or self.apart is None else self.apart
+
+    def over(self, hop_s: float) -> "Case":
+        """Return the case with messages from drafter to target that take `hop_s` seconds."""
+        apart = self.apart and (self.apart[0], replace(self.apart[1], hop_s=hop_s))
+        return replace(self, drafter=replace(self.drafter, hop_s=hop_s), apart=apart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +320,7 @@ def _climbed(row: PolicyRow, case: Case, drafts: Sequence[int], window: int | No
 
 def _cell(row: PolicyRow, case: Case, k: int | None, window: int | None) -> Cell:
     policy = row.make(k or 0, max(k or 0, window or 0))
-    figures = rehearse(policy, case.target, case.drafter, case.trace, case.at_once)
+    figures = rehearse(policy, *case.costs(row), case.trace, case.at_once)
     return Cell(row.name, k, window, figures)
 
 
