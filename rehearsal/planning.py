@@ -216,6 +216,7 @@ class Case:
 
     apart  costs of target and drafter under policies where the two never compute at once; None: the
            same costs
+    plain  costs of a target that decodes without a drafter; None: the same costs
     """
 
     target: NodeCosts
@@ -223,16 +224,31 @@ class Case:
     trace: Trace
     at_once: int = 1
     apart: tuple[NodeCosts, NodeCosts] | None = None
+    plain: NodeCosts | None = None
 
     def costs(self, row: PolicyRow) -> tuple[NodeCosts, NodeCosts]:
         """Return the costs of target and drafter under a policy."""
+        if not row.drafts:
+            return self.plain or self.target, self.drafter
         both = self.target, self.drafter
         return both if row.runs_ahead or self.apart is None else self.apart
 
+    def changed(self, target: "Change", drafter: "Change") -> "Case":
+        """Return the case with other costs, whatever the policy; each is made of its old ones."""
+        return replace(
+            self,
+            target=target(self.target),
+            drafter=drafter(self.drafter),
+            apart=self.apart and (target(self.apart[0]), drafter(self.apart[1])),
+            plain=self.plain and target(self.plain),
+        )
+
     def over(self, hop_s: float) -> "Case":
         """Return the case with messages from drafter to target that take `hop_s` seconds."""
-        apart = self.apart and (self.apart[0], replace(self.apart[1], hop_s=hop_s))
-        return replace(self, drafter=replace(self.drafter, hop_s=hop_s), apart=apart)
+        return self.changed(lambda costs: costs, lambda costs: replace(costs, hop_s=hop_s))
+
+
+Change = Callable[[NodeCosts], NodeCosts]
 
 
 @dataclass(frozen=True, slots=True)

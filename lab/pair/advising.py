@@ -5,22 +5,27 @@ from dataclasses import replace
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.text.metrics import Metrics
-from lab.pair.record import Advice, Measured, Speed
+from lab.pair.record import Advice, Kind, Measured, Speed
 from proto.policies import POLICIES, PolicyName
 from rehearsal.acceptance import Trace, cut
 from rehearsal.planning import LEAST_LEN, Case, Plan, make_plan, rehearse
 from rehearsal.setting import Forwards, NodeCosts
 
-NUM_TOKENS = 320  # of the text that is rehearsed for the advice
-FEW_TOKENS, FEW_DRAFTS = 160, (2, 4, 8)  # the same where something is different
+NUM_TOKENS = 320  # of the text that is rehearsed
+DRAFTS = (4, 8, 16)  # values of K that are tried
 SLOWER_LINKS_MS = (1.0, 10.0)  # added to the way of a draft
 FASTER = 2.0
 
 
-def case_of(measured: Measured, temperature: float, num_tokens: int) -> Case:
+def case_of(measured: Measured, temperature: float) -> Case:
     """Return the case of one text at a temperature, for `plan`."""
-    trace = cut(measured.trace(temperature), 1, num_tokens)
-    return Case(*measured.costs(is_beside=True), trace, apart=measured.costs(is_beside=False))
+    trace = cut(measured.trace(temperature), 1, NUM_TOKENS)
+    return Case(
+        *measured.costs(Kind.BESIDE),
+        trace,
+        apart=measured.costs(Kind.APART),
+        plain=measured.costs(Kind.PLAIN)[0],
+    )
 
 
 def speed_of(
@@ -57,44 +62,42 @@ def long_enough(trace: Trace) -> Trace:
 
 
 def advice_of(measured: Measured, say: Callable[[str], None]) -> tuple[Advice, ...]:
-    """Return the best policy as measured, warm, and with other devices and links.
+    """Return the best policy as measured, and with other devices and links.
 
     say  is told what is being rehearsed
     """
     found = []
     for temperature in sorted({one.temperature for one in measured.chances}):
         say(f"temperature {temperature:g}")
-        plan = make_plan(case_of(measured, temperature, NUM_TOKENS))
+        plan = make_plan(case_of(measured, temperature), DRAFTS, wider=())
         found.append(_advice(f"as measured, temperature {temperature:g}", plan))
-    case = case_of(measured, 0.0, FEW_TOKENS)
+    case = case_of(measured, 0.0)
     for what, other in _others(case):
         say(what)
-        found.append(_advice(what, make_plan(other, FEW_DRAFTS, wider=())))
+        found.append(_advice(what, make_plan(other, DRAFTS, wider=())))
     return tuple(found)
 
 
 def _others(case: Case) -> list[tuple[str, Case]]:
     """Return what could be different, in words, and the case that it would be."""
-    target, drafter = case.apart or (case.target, case.drafter)
-    alone = replace(case, target=target, drafter=drafter)
+    alone = case
+    if case.apart is not None:
+        target, drafter = (costs.forward for costs in case.apart)
+        alone = replace(
+            case,
+            target=replace(case.target, forward=target),
+            drafter=replace(case.drafter, forward=drafter),
+        )
     more = [
         (f"the way {more_ms:g} ms longer", case.over(case.drafter.hop_s + more_ms / 1e3))
         for more_ms in SLOWER_LINKS_MS
     ]
     return [
         ("models that do not slow each other", alone),
-        ("a target twice as fast", _changed(case, _faster, _same)),
-        ("a drafter twice as fast", _changed(case, _same, _faster)),
+        ("a target twice as fast", case.changed(_faster, _same)),
+        ("a drafter twice as fast", case.changed(_same, _faster)),
         *more,
     ]
-
-
-Change = Callable[[NodeCosts], NodeCosts]
-
-
-def _changed(case: Case, target: Change, drafter: Change) -> Case:
-    apart = case.apart and (target(case.apart[0]), drafter(case.apart[1]))
-    return replace(case, target=target(case.target), drafter=drafter(case.drafter), apart=apart)
 
 
 def _same(costs: NodeCosts) -> NodeCosts:

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
 from coordinator.tracing.timeline import timeline_of
-from lab.pair.record import Curve, Node, Text
+from lab.pair.record import Curve, Hosts, Kind, Node, Text
 from lab.pair.requests import Judged, Request, Said
 from lab.pair.timing import Samples, alone, beside, curve, samples_of, ways_of
 from lab.records import from_json
@@ -30,11 +29,13 @@ FIRST_SEED = 1000
 # The policies whose speed is compared with what `plan` expects, on the same greedy texts.
 COMPARED: tuple[PolicyName, ...] = ("ar", "sync", "pipelined", "tree", "auto")
 NUM_COMPARED = 2  # texts for each of them
+# A pass of this length: the texts are compared once; of half of it: twice; and so on.
+REPEATS_BELOW_S, MOST_REPEATS = 0.02, 4
 # Drafts in a pass while both models run, so that passes have few and many rows.
 ROWS_BESIDE, ROWS_ALONE = (1, 2, 4, 8, 15), (1, 8, 15)
 # For a first guess of how long everything takes: tokens of a pass with drafts, seconds of a text
 # besides its passes, seconds of what is computed after the texts.
-USUAL_GAIN, JOB_S, AFTERWARDS_S = 2.0, 0.3, 25.0
+USUAL_GAIN, JOB_S, AFTERWARDS_S = 2.0, 0.3, 40.0
 NUM_WARM = 16  # tokens that do not count, before everything else
 END_LIMIT_S = 60.0  # for the process that computes chances to end, after its last answer
 
@@ -54,20 +55,28 @@ class Job:
 class Run:
     """What was measured while texts were written.
 
-    samples  of both nodes, one for each text
+    samples  of both nodes by the kind of policy, one for each text
     ways_s   seconds of drafts from drafter to target, of texts in which the target waits for them
     """
 
     said: list[Said] = field(default_factory=list)
     metrics: list[tuple[Job, Metrics]] = field(default_factory=list)
-    samples: dict[Role, list[Samples]] = field(default_factory=lambda: {role: [] for role in Role})
+    samples: dict[tuple[Role, Kind], list[Samples]] = field(
+        default_factory=lambda: {(role, kind): [] for role in Role for kind in Kind}
+    )
     ways_s: list[float] = field(default_factory=list)
 
 
-def jobs_of(prompts: Sequence[tuple[int, ...]]) -> list[Job]:
-    """Return the texts to write: by policies that are compared, then with many numbers of rows."""
+def jobs_of(prompts: Sequence[tuple[int, ...]], plain_s: float) -> list[Job]:
+    """Return the texts to write: by policies that are compared, then with many numbers of rows.
+
+    plain_s  seconds of a pass. Short texts are compared several times, as a busy moment of the
+             machine changes a short time much
+    """
     jobs = []
-    for index, prompt in enumerate(prompts[:NUM_COMPARED]):
+    number = max(1, min(MOST_REPEATS, int(REPEATS_BELOW_S / plain_s)))
+    compared = [*enumerate(prompts[:NUM_COMPARED])] * number
+    for index, prompt in compared:
         jobs += [
             Job(prompt, SpeculationConfig(policy=name), 0.0, FIRST_SEED + index, name)
             for name in COMPARED
@@ -150,31 +159,47 @@ def _note(pair: Pair, done: Run, job: Job, metrics: Metrics) -> None:
     pair.service.wait_for_traces()
     timeline = timeline_of(pair.service.tape.take(), socket.gethostname())
     for role in Role:
-        done.samples[role].append(samples_of(timeline, role))
+        done.samples[role, kind_of(job.speculation.policy)].append(samples_of(timeline, role))
     if job.name:
         done.metrics.append((job, metrics))
-    if job.speculation.drafts and not POLICIES[job.speculation.policy].runs_ahead:
+    if kind_of(job.speculation.policy) is Kind.APART:
         done.ways_s += ways_of(timeline.hops)
 
 
-def node_of(pair: Pair, role: Role, samples: Sequence[Samples]) -> Node:
+def kind_of(policy: PolicyName) -> Kind:
+    """Return how the two models take turns under a policy."""
+    row = POLICIES[policy]
+    return Kind.BESIDE if row.runs_ahead else Kind.APART if row.drafts else Kind.PLAIN
+
+
+def node_of(pair: Pair, role: Role, run: Run) -> Node:
     """Return what was measured of one node. Raises NodeError if it was too little."""
     hello = pair.hello(role)
-    forwards = [sample for one in samples for sample in one.forwards]
-    curves = _as_ms(curve(alone(forwards))), _as_ms(curve(beside(forwards)))
-    if not any(curves):
+    by_kind = {kind: run.samples[role, kind] for kind in Kind}
+    plain, apart, ahead = (
+        [sample for one in by_kind[kind] for sample in one.forwards] for kind in Kind
+    )
+    taking_turns, at_once = _as_ms(curve(alone(apart))), _as_ms(curve(beside(ahead)))
+    if not (taking_turns or at_once):
         raise NodeError(f"too few passes of the {role} were timed: give more or longer texts")
-    hosts = [one.host_s for one in samples if one.forwards]
     return Node(
         hello.model,
         hello.dtype,
         hello.device,
         hello.backend,
         hello.num_parameters,
-        *curves,
-        host_us=round(median(hosts) * 1e6, 1),
+        plain=_as_ms(curve(plain)),
+        alone=taking_turns,
+        beside=at_once,
+        host_us=Hosts(*(_host_us(by_kind[kind]) for kind in Kind)),
         memory_mib=_memory_mib(pair.pids().get(role.value)),
     )
+
+
+def _host_us(samples: Sequence[Samples]) -> float:
+    """Return the mean microseconds of a host for each forward; 0: there was none."""
+    num_forwards = sum(one.num_forwards for one in samples)
+    return round(sum(one.host_s for one in samples) / max(1, num_forwards) * 1e6, 1)
 
 
 def _as_ms(found: object) -> Curve:
@@ -220,9 +245,10 @@ def judged(request: Request) -> Iterator[Text]:
         )
         assert process.stdout is not None
         try:
-            for line in process.stdout:
+            for text, line in zip(request.texts, process.stdout, strict=False):
                 found = from_json(Judged, line)
-                yield Text(found.overlaps, found.ranks, found.scores)
+                ours = text.prompt, text.said, text.seed
+                yield Text(*ours, found.overlaps, found.ranks, found.scores)
             failed = process.wait(END_LIMIT_S) != 0
         finally:
             process.kill()

@@ -4,6 +4,7 @@ One JSON object. Times are in milliseconds, as a reader of the file wants them.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 from lab.records import NO_OTHERS
@@ -25,8 +26,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of the target as the drafter saw it; see `lab.pair.requests.Judged`."""
+    """A text of the target as the drafter saw it; see `lab.pair.requests`."""
 
+    prompt: tuple[int, ...]
+    said: tuple[int, ...]
+    seed: int
     overlaps: tuple[float, ...]
     ranks: tuple[int | None, ...]
     scores: tuple[tuple[float, ...], ...]
@@ -52,12 +56,29 @@ Curve = tuple[tuple[int, float], ...]
 """Pairs of a number of rows and the milliseconds of a forward of so many rows, ascending."""
 
 
+class Kind(Enum):
+    """How the two models take turns: no drafts, one after the other, or both at once."""
+
+    PLAIN = "plain"
+    APART = "apart"
+    BESIDE = "beside"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Microseconds of a host for each forward, by the `Kind` of policy; messages cost it time."""
+
+    plain: float
+    apart: float
+    beside: float
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """What one of the two models is and costs, where `generate` would put it.
 
-    alone, beside  its forwards by rows, while the other model rests and while it runs
-    host_us        time of its host for each forward
+    plain          forwards of the target where nothing is drafted
+    alone, beside  forwards by rows, where both models take turns and where both run at once
     memory_mib     memory of its process, without that of a GPU; None: not known here
     """
 
@@ -66,9 +87,10 @@ class Node:
     device: str
     backend: str
     num_parameters: int
+    plain: Curve
     alone: Curve
     beside: Curve
-    host_us: float
+    host_us: Hosts
     memory_mib: float | None
 
 
@@ -118,11 +140,11 @@ class Measured:
     speeds: tuple[Speed, ...] = ()
     advice: tuple[Advice, ...] = ()
 
-    def costs(self, *, is_beside: bool) -> tuple[NodeCosts, NodeCosts]:
-        """Return the costs of target and drafter while both run, or while one of them runs."""
+    def costs(self, kind: Kind) -> tuple[NodeCosts, NodeCosts]:
+        """Return the costs of target and drafter under a kind of policy."""
         return (
-            _costs(self.target, 0.0, TARGET_ROWS, is_beside=is_beside),
-            _costs(self.drafter, self.way_ms / 1e3, DRAFTER_ROWS, is_beside=is_beside),
+            _costs(self.target, 0.0, TARGET_ROWS, kind),
+            _costs(self.drafter, self.way_ms / 1e3, DRAFTER_ROWS, kind),
         )
 
     def trace(self, temperature: float) -> Trace:
@@ -135,12 +157,14 @@ class Measured:
         )
 
 
-def _costs(node: Node, hop_s: float, rows: tuple[int, ...], *, is_beside: bool) -> NodeCosts:
-    curve = (node.beside or node.alone) if is_beside else (node.alone or node.beside)
+def _costs(node: Node, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeCosts:
+    alone, beside = node.alone or node.beside, node.beside or node.alone
+    curve = {Kind.PLAIN: node.plain or alone, Kind.APART: alone, Kind.BESIDE: beside}[kind]
+    host_us: float = getattr(node.host_us, kind.value)
     known = tuple((num_rows, ms / 1e3) for num_rows, ms in curve)
     (first, first_s), (last, last_s) = known[0], known[-1]
     row_s = (last_s - first_s) / (last - first) if last > first else 0.0
-    return NodeCosts(Forwards(known, row_s), node.host_us / 1e6, hop_s, rows)
+    return NodeCosts(Forwards(known, row_s), host_us / 1e6, hop_s, rows)
 
 
 def is_complete(found: Measured) -> bool:

@@ -93,8 +93,8 @@ def write_texts(pair: Pair, turns: Sequence[str], max_tokens: int, console: Cons
     console  is told how long everything will take, and what is left
     """
     prompts = [_ids(pair, turn) for turn in turns]
-    jobs = measuring.jobs_of(prompts)
     plain_s = measuring.pass_s(pair, prompts[0])
+    jobs = measuring.jobs_of(prompts, plain_s)
     expected = how_long(measuring.expected_s(jobs, max_tokens, plain_s))
     console.print(
         f"a target pass takes {plain_s * 1e3:.3g} ms: this will take about {expected}\n"
@@ -109,9 +109,7 @@ def write_texts(pair: Pair, turns: Sequence[str], max_tokens: int, console: Cons
         run = measuring.run(pair, jobs, max_tokens, say)
     if not run.ways_s:
         raise NodeError("no draft reached the target in time; give more prompts")
-    target, drafter = (
-        measuring.node_of(pair, role, run.samples[role]) for role in (Role.TARGET, Role.DRAFTER)
-    )
+    target, drafter = (measuring.node_of(pair, role, run) for role in (Role.TARGET, Role.DRAFTER))
     way_ms = round(median(run.ways_s) * 1e3, 4)
     measured = Measured(FORMAT, VERSION, machine(), target, drafter, way_ms, ())
     return Written(run, measured, measuring.request_of(pair, run.said))
@@ -138,7 +136,7 @@ def with_plan(
     speeds: list[Speed] = []
     trace = advising.long_enough(measured.trace(0.0)[:NUM_COMPARED])
     if trace:
-        case = advising.case_of(measured, 0.0, advising.NUM_TOKENS)
+        case = advising.case_of(measured, 0.0)
         speeds += [advising.speed_of(name, texts[name], config, case, trace) for name in texts]
     advice = advising.advice_of(measured, lambda what: say(f"rehearsing: {what}"))
     return replace(measured, speeds=tuple(speeds), advice=advice)

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
 from coordinator.tracing.spans import Forward, Hop, Track
 from coordinator.tracing.timeline import Timeline
@@ -36,10 +36,13 @@ class Sample:
 class Samples:
     """What one node did in one recording.
 
-    host_s  seconds of its host for each forward, without the model and the choice of tokens
+    forwards      those of which a policy decided how many rows they have
+    num_forwards  all of them, those of prompts included
+    host_s        seconds of its host in all, without the model and the choice of tokens
     """
 
     forwards: tuple[Sample, ...]
+    num_forwards: int
     host_s: float
 
 
@@ -48,7 +51,7 @@ def samples_of(timeline: Timeline, role: Role) -> Samples:
     tracks = {one.role: one.track for one in timeline.processes}
     own, other = tracks.get(role), tracks.get(_other(role))
     if own is None:
-        return Samples((), 0.0)
+        return Samples((), 0, 0.0)
     runs = [] if other is None else [_model_spans(other, one) for one in other.forwards]
     others = sorted(span for spans in runs for span in spans)
     found = []
@@ -61,8 +64,7 @@ def samples_of(timeline: Timeline, role: Role) -> Samples:
         if length:
             shared = _shared_ns(spans, others) / length
             found.append(Sample(forward.num_rows, length / 1e9, shared))
-    host_ns = _host_ns(own)
-    return Samples(tuple(found), host_ns / 1e9 / max(1, len(own.forwards)))
+    return Samples(tuple(found), len(own.forwards), _host_ns(own) / 1e9)
 
 
 def _other(role: Role) -> Role:
@@ -126,8 +128,9 @@ def ways_of(hops: Sequence[Hop]) -> list[float]:
 def curve(samples: Iterable[Sample]) -> Forwards | None:
     """Return the seconds of a forward by its rows, never falling; None: there are too few samples.
 
-    Each number of rows that occurred often enough counts with its median. Where more rows were
-    faster than fewer, which is chance, both get their weighted mean (pool adjacent violators).
+    Each number of rows that occurred often enough counts with its mean: means add up to the time of
+    a text, medians do not. Where more rows were faster than fewer, which is chance, both get their
+    weighted mean (pool adjacent violators).
     """
     by_rows: dict[int, list[float]] = defaultdict(list)
     for sample in samples:
@@ -137,7 +140,7 @@ def curve(samples: Iterable[Sample]) -> Forwards | None:
         times = by_rows[rows]
         if len(times) < LEAST_SAMPLES:
             continue
-        pool = median(times), len(times), [rows]
+        pool = fmean(times), len(times), [rows]
         while pools and pools[-1][0] > pool[0]:
             seconds, weight, members = pools.pop()
             total = weight + pool[1]

@@ -67,7 +67,11 @@ def _times(measured: Measured) -> Section:
     )
     rows = []
     for what, node, other in pairs:
-        for when, curve in ((f"{other} idle", node.alone), (f"{other} runs", node.beside)):
+        for when, curve in (
+            ("no drafts", node.plain),
+            (f"{other} waits", node.alone),
+            (f"{other} runs", node.beside),
+        ):
             if curve:
                 known = dict(curve)
                 cells = [f"{known[rows]:.3g}" if rows in known else "" for rows in SHOWN_ROWS]
@@ -78,8 +82,9 @@ def _times(measured: Measured) -> Section:
         ("milliseconds, by rows", *map(str, SHOWN_ROWS)),
         tuple(rows),
         f"A draft takes {measured.way_ms:.3g} ms from the drafter to the target. The host takes "
-        f"{measured.target.host_us:.0f} us for a pass and {measured.drafter.host_us:.0f} us for a "
-        "draft step, besides the model.",
+        f"{measured.target.host_us.beside:.0f} us for a pass ({measured.target.host_us.plain:.0f} "
+        f"without drafts) and {measured.drafter.host_us.beside:.0f} us for a draft step, besides "
+        "the model.",
     )
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from coordinator.cli.writers import WIDTH
 from lab.pair.files import read as read_pair
-from lab.pair.record import Measured
+from lab.pair.record import Kind, Measured
 from lab.plan.likeness import BYTES_PER_PARAMETER, forwards_like, words_of
 from lab.plan.settings import (
     MIN_TOKENS,
@@ -50,12 +50,11 @@ def case_of(costs: Costs, texts: Texts) -> Case:
     measured = read_pair(path_of(costs.pair), "--pair") if costs.pair else None
     if measured is None and texts.temperature is not None:
         raise ConfigurationError("--temperature chooses texts of --pair: give that file as well")
-    apart = None
-    if measured is not None:
-        apart = _with_flags(costs, measured.costs(is_beside=False))
-    both = None if measured is None else measured.costs(is_beside=True)
     trace = _positions(texts, measured)
-    return Case(*_with_flags(costs, both), trace, texts.num_texts, apart)
+    if measured is None:
+        return Case(*_with_flags(costs, None), trace, texts.num_texts)
+    plain, apart, both = (_with_flags(costs, measured.costs(kind)) for kind in Kind)
+    return Case(*both, trace, texts.num_texts, apart, plain[0])
 
 
 def _with_flags(
