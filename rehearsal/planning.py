@@ -212,12 +212,43 @@ FLOPS_PER_PARAMETER = 2  # for each row: a multiplication and an addition
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The input of a plan: costs, acceptance, and how many texts are generated at once."""
+    """The input of a plan: costs, acceptance, and how many texts are generated at once.
+
+    apart  costs of target and drafter under policies where the two never compute at once; None: the
+           same costs
+    plain  costs of a target that decodes without a drafter; None: the same costs
+    """
 
     target: NodeCosts
     drafter: NodeCosts
     trace: Trace
     at_once: int = 1
+    apart: tuple[NodeCosts, NodeCosts] | None = None
+    plain: NodeCosts | None = None
+
+    def costs(self, row: PolicyRow) -> tuple[NodeCosts, NodeCosts]:
+        """Return the costs of target and drafter under a policy."""
+        if not row.drafts:
+            return self.plain or self.target, self.drafter
+        both = self.target, self.drafter
+        return both if row.runs_ahead or self.apart is None else self.apart
+
+    def changed(self, target: "Change", drafter: "Change") -> "Case":
+        """Return the case with other costs, whatever the policy; each is made of its old ones."""
+        return replace(
+            self,
+            target=target(self.target),
+            drafter=drafter(self.drafter),
+            apart=self.apart and (target(self.apart[0]), drafter(self.apart[1])),
+            plain=self.plain and target(self.plain),
+        )
+
+    def over(self, hop_s: float) -> "Case":
+        """Return the case with messages from drafter to target that take `hop_s` seconds."""
+        return self.changed(lambda costs: costs, lambda costs: replace(costs, hop_s=hop_s))
+
+
+Change = Callable[[NodeCosts], NodeCosts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +336,7 @@ def _climbed(row: PolicyRow, case: Case, drafts: Sequence[int], window: int | No
 
 def _cell(row: PolicyRow, case: Case, k: int | None, window: int | None) -> Cell:
     policy = row.make(k or 0, max(k or 0, window or 0))
-    figures = rehearse(policy, case.target, case.drafter, case.trace, case.at_once)
+    figures = rehearse(policy, *case.costs(row), case.trace, case.at_once)
     return Cell(row.name, k, window, figures)
 
 

@@ -149,6 +149,7 @@ EXAMPLES = {
     ),
     "verify-lossless": ("", "--target LARGE --drafter SMALL --policy auto"),
     "experiment": ("policies --report", "policies --limit 4 --set max_tokens=32"),
+    "measure": ("", "--target LARGE --drafter SMALL --prompts prompts.txt"),
     "plan": (
         "--target-ms 30 --draft-ms 4 --acceptance 0.8",
         "--like llama-3.1-70b --plot plan.png",

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import torch
+
 from coordinator.api.config import PairConfig
 from coordinator.api.prompts import Tokenization
 from engine.choice.coupling import choose, rank_scored
@@ -57,24 +59,50 @@ def text_of(
     return text[len(prompt) :]
 
 
+def logits_after(
+    executor: Executor, prompt: Sequence[int], said: Sequence[int], chunk: int = CHUNK
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Read a text in chunks; yield (positions, logits [n, V]) of what the model would have said.
+
+    Together the positions are those of `said`: a logit row is what the model makes of the tokens
+    before its position. The next chunk may overwrite the logits.
+    """
+    text, slots = [*prompt, *said[:-1]], SlotMap[int](executor.capacity)
+    ends = [*range(0, len(text), chunk), len(text)]
+    for start, end in pairwise(ends):
+        ask = range(max(0, len(prompt) - 1 - start), end - start)
+        logits = executor.run(slots.feed_prefix(text[start:end]), ask)
+        if ask:
+            yield [start + row + 1 for row in ask], logits
+
+
+def ranked(
+    drafter: Engine,
+    logits: torch.Tensor,
+    at: Sequence[int],
+    tokens: Sequence[int],
+    sampling: Sampling,
+    seed: int,
+) -> Iterator[Position]:
+    """Yield the drafter's rank of each token, and the scores of its best tokens.
+
+    at      positions of the tokens in their text
+    logits  of the drafter at these positions
+    """
+    ids, scores = rank_scored(
+        logits, sampling, seed, 0, at, NUM_RANKS, num_valid=drafter.vocab_size
+    )
+    for token, found, row in zip(tokens, ids, scores, strict=True):
+        yield Position(found.index(token) if token in found else None, tuple(row))
+
+
 def positions_of(
     drafter: Engine, prompt: Sequence[int], said: Sequence[int], sampling: Sampling, seed: int
 ) -> Iterator[Position]:
     """Yield for each token of a text the drafter's rank of it and the scores of its best tokens."""
-    text, slots = [*prompt, *said[:-1]], SlotMap[int](drafter.executor.capacity)
-    ends = [*range(0, len(text), CHUNK), len(text)]
-    for start, end in pairwise(ends):
-        ask = range(max(0, len(prompt) - 1 - start), end - start)
-        logits = drafter.executor.run(slots.feed_prefix(text[start:end]), ask)
-        if not ask:
-            continue
-        at = [start + row + 1 for row in ask]
-        ids, scores = rank_scored(
-            logits, sampling, seed, 0, at, NUM_RANKS, num_valid=drafter.vocab_size
-        )
-        for position, ranked, row in zip(at, ids, scores, strict=True):
-            token = said[position - len(prompt)]
-            yield Position(ranked.index(token) if token in ranked else None, tuple(row))
+    for at, logits in logits_after(drafter.executor, prompt, said):
+        tokens = [said[position - len(prompt)] for position in at]
+        yield from ranked(drafter, logits, at, tokens, sampling, seed)
 
 
 def record(options: argparse.Namespace) -> list[tuple[Position, ...]]:

@@ -49,8 +49,7 @@ def draw(figure: Any, case: Case, say: Callable[[str], None]) -> None:
     short = cut(case.trace, len(case.trace), TOKENS)
     by_hop: list[Case] = []
     for share in HOPS:
-        drafter = dataclasses.replace(case.drafter, hop_s=share * pass_s)
-        by_hop.append(dataclasses.replace(case, trace=short, drafter=drafter))
+        by_hop.append(dataclasses.replace(case, trace=short).over(share * pass_s))
     left, right = figure.subplots(1, 2, sharey=True)
     _lines(left, ACCEPTANCES, by_acceptance, say)
     _lines(right, HOPS, by_hop, say)

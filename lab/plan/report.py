@@ -9,8 +9,18 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.cli.writers import WIDTH
+from lab.pair.files import read as read_pair
+from lab.pair.record import Kind, Measured
 from lab.plan.likeness import BYTES_PER_PARAMETER, forwards_like, words_of
-from lab.plan.settings import MIN_TOKENS, Costs, Texts
+from lab.plan.settings import (
+    MIN_TOKENS,
+    USUAL_ACCEPTANCE,
+    USUAL_DRAFT_HOST_US,
+    USUAL_HOP_MS,
+    USUAL_HOST_US,
+    Costs,
+    Texts,
+)
 from lab.testbeds.shapes import USUAL_DRAFTER, Published
 from proto.errors import ConfigurationError
 from proto.system import cannot_read, path_of
@@ -28,17 +38,46 @@ from rehearsal.setting import Forwards, NodeCosts
 
 LIKE_FLAGS = {"target": "--like", "draft": "--drafter-like"}
 NUM_SHOWN = 4  # ranks whose share is printed
+UNKNOWN = Forwards(((1, 0.0),))
+USUAL = (
+    NodeCosts(UNKNOWN, USUAL_HOST_US / 1e6),
+    NodeCosts(UNKNOWN, USUAL_DRAFT_HOST_US / 1e6, USUAL_HOP_MS / 1e3),
+)
 
 
 def case_of(costs: Costs, texts: Texts) -> Case:
     """Return the case to simulate; coordinator on the target's host. Raises ConfigurationError."""
-    target = _forwards(costs, "target", costs.target_ms, costs.verify_ms_per_token)
-    drafter = _forwards(costs, "draft", costs.draft_ms, costs.draft_ms_per_row)
-    return Case(
-        NodeCosts(target, costs.host_us / 1e6, timed_rows=TARGET_ROWS),
-        NodeCosts(drafter, costs.draft_host_us / 1e6, costs.hop_ms / 1e3, DRAFTER_ROWS),
-        _positions(texts),
-        texts.num_texts,
+    measured = read_pair(path_of(costs.pair), "--pair") if costs.pair else None
+    if measured is None and texts.temperature is not None:
+        raise ConfigurationError("--temperature chooses texts of --pair: give that file as well")
+    trace = _positions(texts, measured)
+    if measured is None:
+        return Case(*_with_flags(costs, None), trace, texts.num_texts)
+    plain, apart, both = (_with_flags(costs, measured.costs(kind)) for kind in Kind)
+    return Case(*both, trace, texts.num_texts, apart, plain[0])
+
+
+def _with_flags(
+    costs: Costs, known: tuple[NodeCosts, NodeCosts] | None
+) -> tuple[NodeCosts, NodeCosts]:
+    """Return the costs of target and drafter: as the flags say, else as known, else as usual.
+
+    Raises ConfigurationError.
+    """
+    target, drafter = known or USUAL
+    forward, step = (None, None) if known is None else (target.forward, drafter.forward)
+    return (
+        NodeCosts(
+            _forwards(costs, "target", costs.target_ms, costs.verify_ms_per_token, forward),
+            target.host_s if costs.host_us is None else costs.host_us / 1e6,
+            timed_rows=TARGET_ROWS,
+        ),
+        NodeCosts(
+            _forwards(costs, "draft", costs.draft_ms, costs.draft_ms_per_row, step),
+            drafter.host_s if costs.draft_host_us is None else costs.draft_host_us / 1e6,
+            drafter.hop_s if costs.hop_ms is None else costs.hop_ms / 1e3,
+            DRAFTER_ROWS,
+        ),
     )
 
 
@@ -65,12 +104,23 @@ def likenesses(costs: Costs) -> dict[str, Published]:
     return made
 
 
-def _forwards(costs: Costs, name: str, ms: float | None, row_ms: float) -> Forwards:
-    """Return a forward's time: given, of a named model, or roofline. Raises ConfigurationError."""
+def _forwards(
+    costs: Costs, name: str, ms: float | None, row_ms: float, known: Forwards | None
+) -> Forwards:
+    """Return a forward's time: given, of a named model, roofline, or else as it is known.
+
+    Raises ConfigurationError.
+    """
     names = ("params", "bytes", "bandwidth", "flops")
     params, num_bytes, bandwidth, flops = (getattr(costs, f"{name}_{what}") for what in names)
     if like := likenesses(costs).get(name):
         return forwards_like(like, num_bytes, bandwidth, flops)
+    if (
+        known is not None
+        and not row_ms
+        and (ms, params, num_bytes, bandwidth, flops) == (None,) * 5
+    ):
+        return known
     if ms is not None and params is None:
         return Forwards(((1, ms / 1e3),), row_ms / 1e3)
     if ms is not None or params is None or bandwidth is None:
@@ -81,13 +131,19 @@ def _forwards(costs: Costs, name: str, ms: float | None, row_ms: float) -> Forwa
     return roofline(params, num_bytes or BYTES_PER_PARAMETER * params, bandwidth, flops or math.inf)
 
 
-def _positions(texts: Texts) -> Trace:
+def _positions(texts: Texts, measured: Measured | None) -> Trace:
     """Return how the drafter ranks the tokens of the texts: recorded, or drawn from given chances.
 
     Raises ConfigurationError.
     """
+    if not texts.trace and texts.acceptance is None and measured is not None:
+        trace = measured.trace(texts.temperature or 0.0)
+        return _long_enough(
+            cut(trace, texts.num_texts, texts.num_tokens), "--pair: the file", texts
+        )
     if not texts.trace:
-        return drawn(chances(texts.acceptance), texts.num_texts, texts.num_tokens)
+        shares = chances(texts.acceptance or USUAL_ACCEPTANCE)
+        return drawn(shares, texts.num_texts, texts.num_tokens)
     try:
         with path_of(texts.trace).open(encoding="utf-8") as file:
             recorded = cut(read(file), texts.num_texts, texts.num_tokens)
@@ -97,10 +153,15 @@ def _positions(texts: Texts) -> Trace:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"--trace: {texts.trace} is no text, so no record") from error
+    return _long_enough(recorded, f"--trace: {texts.trace}", texts)
+
+
+def _long_enough(recorded: Trace, name: str, texts: Texts) -> Trace:
+    """Return the texts. Raises ConfigurationError if they are too short to be rehearsed."""
     if len(recorded[0]) < MIN_TOKENS:
         raise ConfigurationError(
-            f"--trace: {texts.trace} has {len(recorded[0])} tokens for each of "
-            f"{texts.num_texts} texts, {MIN_TOKENS} are needed; record more"
+            f"{name} has {len(recorded[0])} tokens for each of {texts.num_texts} texts, "
+            f"{MIN_TOKENS} are needed; record more"
         )
     return recorded
 

@@ -9,6 +9,8 @@ from lab.testbeds.shapes import Published
 from proto.messages import MAX_SESSIONS
 
 MIN_TOKENS = 64
+USUAL_ACCEPTANCE = "0.75"
+USUAL_HOP_MS, USUAL_HOST_US, USUAL_DRAFT_HOST_US = 0.1, 100.0, 50.0
 MODELS: tuple[Published, ...] = get_args(Published)
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
@@ -19,6 +21,15 @@ Amount = Annotated[float, Field(ge=1, le=1e18)]
 class Costs(Frozen):
     """The costs: forwards as given, of a model by its name, or by the roofline; hosts; messages."""
 
+    pair: Annotated[
+        str,
+        Field(
+            description="Take costs and acceptance from this file, which `measure` has written. "
+            "Other flags replace single values of it: for example --hop-ms 5 says what a slower "
+            "link would change.",
+            json_schema_extra={"metavar": "FILE"},
+        ),
+    ] = ""
     like: Annotated[
         Published | None,
         Field(
@@ -49,26 +60,26 @@ class Costs(Frozen):
         Milliseconds, Field(description="How much each further row adds to a draft step.")
     ] = 0.0
     hop_ms: Annotated[
-        Milliseconds,
+        Milliseconds | None,
         Field(
             description="How long a message between the nodes takes. It is the time from drafter "
-            "to target, one way."
+            f"to target, one way. Default: as in --pair, or {USUAL_HOP_MS:g}."
         ),
-    ] = 0.1
+    ] = None
     host_us: Annotated[
-        Milliseconds,
+        Milliseconds | None,
         Field(
             description="Time of the target's host for each pass. The time of the model is not "
-            "part of it."
+            f"part of it. Default: as in --pair, or {USUAL_HOST_US:g}."
         ),
-    ] = 100.0
+    ] = None
     draft_host_us: Annotated[
-        Milliseconds,
+        Milliseconds | None,
         Field(
             description="Time of the drafter's host for each draft step. The time of the model "
-            "is not part of it."
+            f"is not part of it. Default: as in --pair, or {USUAL_DRAFT_HOST_US:g}."
         ),
-    ] = 50.0
+    ] = None
     target_params: Annotated[
         Amount | None,
         Field(
@@ -125,16 +136,25 @@ class Texts(Frozen):
     """The texts: how often drafts are right, how many texts, how long."""
 
     acceptance: Annotated[
-        str,
+        str | None,
         Field(
             description="How often the drafter's first choice is the target's token. The same for "
             "its second choice, its third and so on may follow: 0.75,0.12,0.05. After a single "
             "number, the second choice gets 0.4 of the remaining probability, and each further "
             'choice 0.25 of what then remains. This is not the "% of drafts accepted" that '
-            "`generate` shows; `python -m lab.measure.ranks` measures it.",
+            "`generate` shows; `measure` measures it. "
+            f"Default: as in --pair, or {USUAL_ACCEPTANCE}.",
             json_schema_extra={"metavar": "SHARE,..."},
         ),
-    ] = "0.75"
+    ] = None
+    temperature: Annotated[
+        float | None,
+        Field(
+            ge=0.0,
+            le=2.0,
+            description="Which texts of --pair: those of the nearest temperature. Default: 0.",
+        ),
+    ] = None
     trace: Annotated[
         str,
         Field(

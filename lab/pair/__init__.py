@@ -1,0 +1,1 @@
+"""The command `measure`: how often a pair's drafts are right, and what everything costs."""

@@ -1,0 +1,260 @@
+"""Runs a pair as `generate` would, and measures it while it writes texts."""
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.text.metrics import Metrics
+from coordinator.tracing.timeline import timeline_of
+from lab.pair.record import Curve, Hosts, Kind, Node, Text
+from lab.pair.requests import Judged, Request, Said
+from lab.pair.timing import Samples, alone, beside, curve, samples_of, ways_of
+from lab.records import from_json
+from proto.errors import NodeError
+from proto.installation import ROOT
+from proto.messages import Role
+from proto.policies import POLICIES, PolicyName
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+FIRST_SEED = 1000
+# The policies whose speed is compared with what `plan` expects, on the same greedy texts.
+COMPARED: tuple[PolicyName, ...] = ("ar", "sync", "pipelined", "tree", "auto")
+NUM_COMPARED = 2  # texts for each of them
+# A pass of this length: the texts are compared once; of half of it: twice; and so on.
+REPEATS_BELOW_S, MOST_REPEATS = 0.02, 4
+# Drafts in a pass while both models run, so that passes have few and many rows.
+ROWS_BESIDE, ROWS_ALONE = (1, 2, 4, 8, 15), (1, 8, 15)
+# For a first guess of how long everything takes: tokens of a pass with drafts, seconds of a text
+# besides its passes, seconds of what is computed after the texts.
+USUAL_GAIN, JOB_S, AFTERWARDS_S = 2.0, 0.3, 40.0
+NUM_WARM = 16  # tokens that do not count, before everything else
+END_LIMIT_S = 60.0  # for the process that computes chances to end, after its last answer
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A text to write. `name` is the policy's, if its speed is compared with `plan`."""
+
+    prompt: tuple[int, ...]
+    speculation: SpeculationConfig
+    temperature: float
+    seed: int
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Run:
+    """What was measured while texts were written.
+
+    samples  of both nodes by the kind of policy, one for each text
+    ways_s   seconds of drafts from drafter to target, of texts in which the target waits for them
+    """
+
+    said: list[Said] = field(default_factory=list)
+    metrics: list[tuple[Job, Metrics]] = field(default_factory=list)
+    samples: dict[tuple[Role, Kind], list[Samples]] = field(
+        default_factory=lambda: {(role, kind): [] for role in Role for kind in Kind}
+    )
+    ways_s: list[float] = field(default_factory=list)
+
+
+def jobs_of(prompts: Sequence[tuple[int, ...]], plain_s: float) -> list[Job]:
+    """Return the texts to write: by policies that are compared, then with many numbers of rows.
+
+    plain_s  seconds of a pass. Short texts are compared several times, as a busy moment of the
+             machine changes a short time much
+    """
+    jobs = []
+    number = max(1, min(MOST_REPEATS, int(REPEATS_BELOW_S / plain_s)))
+    compared = [*enumerate(prompts[:NUM_COMPARED])] * number
+    for index, prompt in compared:
+        jobs += [
+            Job(prompt, SpeculationConfig(policy=name), 0.0, FIRST_SEED + index, name)
+            for name in COMPARED
+        ]
+    for k in ROWS_ALONE:
+        waits = SpeculationConfig(policy="sync", num_speculative_tokens=k)
+        jobs.append(Job(prompts[0], waits, 0.0, FIRST_SEED))
+    number = 0
+    for temperature in TEMPERATURES:
+        for index, prompt in enumerate(prompts):
+            k = ROWS_BESIDE[number % len(ROWS_BESIDE)]
+            number += 1
+            # A pass starts with the drafts that are there: so some passes have few rows.
+            runs = SpeculationConfig(
+                policy="tree", num_speculative_tokens=k, policy_option={"launch_min": 0}
+            )
+            jobs.append(Job(prompt, runs, temperature, FIRST_SEED + index))
+    return jobs
+
+
+def pass_s(pair: Pair, prompt: tuple[int, ...]) -> float:
+    """Return the seconds of a pass of the target alone, of a short text."""
+    plain = Job(prompt, SpeculationConfig(policy="ar"), 0.0, FIRST_SEED)
+    _, metrics = _write(pair, plain, NUM_WARM)
+    num_passes = max(1, metrics.num_target_passes - 1)
+    return (metrics.elapsed_s - metrics.time_to_first_token_s) / num_passes
+
+
+def expected_s(jobs: Sequence[Job], max_tokens: int, plain_s: float) -> float:
+    """Return about how long all texts take, and what is computed of them; `plain_s` of a pass."""
+    num_passes = [max_tokens / USUAL_GAIN if job.speculation.drafts else max_tokens for job in jobs]
+    return sum(num_passes) * plain_s + JOB_S * len(jobs) + AFTERWARDS_S
+
+
+def run(pair: Pair, jobs: Sequence[Job], max_tokens: int, say: Callable[[int, float], None]) -> Run:
+    """Write the texts of all jobs; return what was measured.
+
+    say  is called after each text with how many are written, and the seconds that are left, about
+
+    Raises NodeError and other SlipstreamErrors.
+    """
+    assert pair.service.tape is not None, "the pair must be traced"
+    done = Run()
+    _write(pair, jobs[-1], NUM_WARM)
+    _forget(pair)
+    known: set[tuple[tuple[int, ...], float]] = set()
+    started = time.monotonic()
+    for number, job in enumerate(jobs, 1):
+        tokens, metrics = _write(pair, job, max_tokens)
+        _note(pair, done, job, metrics)
+        if tokens and (job.prompt, job.temperature) not in known:
+            known.add((job.prompt, job.temperature))
+            done.said.append(Said(job.prompt, tokens, job.temperature, job.seed))
+        say(number, (time.monotonic() - started) / number * (len(jobs) - number))
+    return done
+
+
+def _write(pair: Pair, job: Job, max_tokens: int) -> tuple[tuple[int, ...], Metrics]:
+    """Write one text and return its tokens and metrics. Raises NodeError."""
+    request = SamplingParams(temperature=job.temperature, max_tokens=max_tokens, seed=job.seed)
+    stream, _ = pair.generate(job.prompt, job.speculation, request)
+    tokens = tuple(token for emit in stream for token in emit.tokens)
+    assert stream.result is not None
+    metrics = stream.result.metrics
+    if metrics.drafter_lost_at is not None:
+        raise NodeError("the drafter was lost during a text; see its log, and measure again")
+    return tokens, metrics
+
+
+def _forget(pair: Pair) -> None:
+    """Throw away what was recorded so far."""
+    assert pair.service.tape is not None
+    pair.service.wait_for_traces()
+    pair.service.tape.take()
+
+
+def _note(pair: Pair, done: Run, job: Job, metrics: Metrics) -> None:
+    """Add what was recorded of one text."""
+    assert pair.service.tape is not None
+    pair.service.wait_for_traces()
+    timeline = timeline_of(pair.service.tape.take(), socket.gethostname())
+    for role in Role:
+        done.samples[role, kind_of(job.speculation.policy)].append(samples_of(timeline, role))
+    if job.name:
+        done.metrics.append((job, metrics))
+    if kind_of(job.speculation.policy) is Kind.APART:
+        done.ways_s += ways_of(timeline.hops)
+
+
+def kind_of(policy: PolicyName) -> Kind:
+    """Return how the two models take turns under a policy."""
+    row = POLICIES[policy]
+    return Kind.BESIDE if row.runs_ahead else Kind.APART if row.drafts else Kind.PLAIN
+
+
+def node_of(pair: Pair, role: Role, run: Run) -> Node:
+    """Return what was measured of one node. Raises NodeError if it was too little."""
+    hello = pair.hello(role)
+    by_kind = {kind: run.samples[role, kind] for kind in Kind}
+    plain, apart, ahead = (
+        [sample for one in by_kind[kind] for sample in one.forwards] for kind in Kind
+    )
+    taking_turns, at_once = _as_ms(curve(alone(apart))), _as_ms(curve(beside(ahead)))
+    if not (taking_turns or at_once):
+        raise NodeError(f"too few passes of the {role} were timed: give more or longer texts")
+    return Node(
+        hello.model,
+        hello.dtype,
+        hello.device,
+        hello.backend,
+        hello.num_parameters,
+        plain=_as_ms(curve(plain)),
+        alone=taking_turns,
+        beside=at_once,
+        host_us=Hosts(*(_host_us(by_kind[kind]) for kind in Kind)),
+        memory_mib=_memory_mib(pair.pids().get(role.value)),
+    )
+
+
+def _host_us(samples: Sequence[Samples]) -> float:
+    """Return the mean microseconds of a host for each forward; 0: there was none."""
+    num_forwards = sum(one.num_forwards for one in samples)
+    return round(sum(one.host_s for one in samples) / max(1, num_forwards) * 1e6, 1)
+
+
+def _as_ms(found: object) -> Curve:
+    known = getattr(found, "known", ())
+    return tuple((rows, round(seconds * 1e3, 4)) for rows, seconds in known)
+
+
+def _memory_mib(pid: int | None) -> float | None:
+    """Return the largest resident memory of a process so far; None where that is not told."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    peak = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    return None if peak is None else round(int(peak) / 1024, 1)
+
+
+def request_of(pair: Pair, said: Sequence[Said]) -> Request:
+    """Return what the process that computes chances is asked."""
+    config: PairConfig = pair.config
+    target, drafter = pair.hello(Role.TARGET), pair.hello(Role.DRAFTER)
+    device = target.device if target.device.startswith("cuda") else "cpu"
+    return Request(
+        *(config.target, config.target_revision, target.dtype),
+        *(config.drafter, config.drafter_revision, drafter.dtype),
+        device=device,
+        texts=tuple(said),
+    )
+
+
+def judged(request: Request) -> Iterator[Text]:
+    """Yield what a process of its own computes of each text. Raises NodeError."""
+    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as log:
+        asked.write(json.dumps(asdict(request)) + "\n")
+        asked.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lab.pair.chances"],
+            cwd=ROOT,
+            stdin=asked,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            for text, line in zip(request.texts, process.stdout, strict=False):
+                found = from_json(Judged, line)
+                ours = text.prompt, text.said, text.seed
+                yield Text(*ours, found.overlaps, found.ranks, found.scores)
+            failed = process.wait(END_LIMIT_S) != 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        if failed:
+            log.seek(0)
+            lines = log.read().strip().splitlines() or ["no reason was given"]
+            raise NodeError(f"the chances were not computed: {lines[-1]}")

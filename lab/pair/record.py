@@ -1,0 +1,174 @@
+"""The file that `measure` writes, and `plan` reads: what was measured of a pair.
+
+One JSON object. Times are in milliseconds, as a reader of the file wants them.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from lab.records import NO_OTHERS
+from rehearsal.acceptance import Position, Trace
+from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS
+from rehearsal.setting import Forwards, NodeCosts
+
+FORMAT, VERSION = "slipstream pair", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A chance, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of the target as the drafter saw it; see `lab.pair.requests`."""
+
+    prompt: tuple[int, ...]
+    said: tuple[int, ...]
+    seed: int
+    overlaps: tuple[float, ...]
+    ranks: tuple[int | None, ...]
+    scores: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """How often drafts are right on the target's own texts at one temperature.
+
+    alpha  mean of sum over tokens of min(p, q): of the classical rules (`--verify token`)
+    ranks  chance that the drafter's first, second ... choice is the target's token: of the coupled
+           rule, which is the default
+    """
+
+    temperature: float
+    num_tokens: int
+    alpha: Share
+    ranks: tuple[Share, ...]
+    texts: tuple[Text, ...]
+
+
+Curve = tuple[tuple[int, float], ...]
+"""Pairs of a number of rows and the milliseconds of a forward of so many rows, ascending."""
+
+
+class Kind(Enum):
+    """How the two models take turns: no drafts, one after the other, or both at once."""
+
+    PLAIN = "plain"
+    APART = "apart"
+    BESIDE = "beside"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Microseconds of a host for each forward, by the `Kind` of policy; messages cost it time."""
+
+    plain: float
+    apart: float
+    beside: float
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What one of the two models is and costs, where `generate` would put it.
+
+    plain          forwards of the target where nothing is drafted
+    alone, beside  forwards by rows, where both models take turns and where both run at once
+    memory_mib     memory of its process, without that of a GPU; None: not known here
+    """
+
+    model: str
+    dtype: str
+    device: str
+    backend: str
+    num_parameters: int
+    plain: Curve
+    alone: Curve
+    beside: Curve
+    host_us: Hosts
+    memory_mib: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a policy was on the same texts, and how fast `plan` expects it to be.
+
+    drafts_accepted  share of the drafts in its passes that were accepted; None: there were none
+    """
+
+    policy: str
+    tokens_per_second: float
+    predicted: float
+    tokens_per_pass: float
+    drafts_accepted: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The best policy for some costs. `what` says what is different from what was measured.
+
+    flags  for `generate`; for the policy `ar` if speculation does not pay
+    """
+
+    what: str
+    flags: str
+    speedup: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Everything that was measured of a pair.
+
+    way_ms  a draft from the drafter to the target
+    """
+
+    __pydantic_config__: ClassVar = NO_OTHERS
+
+    format: str
+    version: int
+    machine: str
+    target: Node
+    drafter: Node
+    way_ms: float
+    chances: tuple[Chances, ...]
+    speeds: tuple[Speed, ...] = ()
+    advice: tuple[Advice, ...] = ()
+
+    def costs(self, kind: Kind) -> tuple[NodeCosts, NodeCosts]:
+        """Return the costs of target and drafter under a kind of policy."""
+        return (
+            _costs(self.target, 0.0, TARGET_ROWS, kind),
+            _costs(self.drafter, self.way_ms / 1e3, DRAFTER_ROWS, kind),
+        )
+
+    def trace(self, temperature: float) -> Trace:
+        """Return how the drafter ranked the texts of the nearest temperature."""
+        near = min(self.chances, key=lambda found: abs(found.temperature - temperature))
+        return tuple(
+            tuple(Position(*each) for each in zip(text.ranks, text.scores, strict=True))
+            for text in near.texts
+            if text.ranks
+        )
+
+
+def _costs(node: Node, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeCosts:
+    alone, beside = node.alone or node.beside, node.beside or node.alone
+    curve = {Kind.PLAIN: node.plain or alone, Kind.APART: alone, Kind.BESIDE: beside}[kind]
+    host_us: float = getattr(node.host_us, kind.value)
+    known = tuple((num_rows, ms / 1e3) for num_rows, ms in curve)
+    (first, first_s), (last, last_s) = known[0], known[-1]
+    row_s = (last_s - first_s) / (last - first) if last > first else 0.0
+    return NodeCosts(Forwards(known, row_s), host_us / 1e6, hop_s, rows)
+
+
+def is_complete(found: Measured) -> bool:
+    """True if a file of this version has costs and texts, so that `plan` can use it."""
+    has_costs = all(node.alone or node.beside for node in (found.target, found.drafter))
+    has_texts = any(text.ranks for one in found.chances for text in one.texts)
+    return (found.format, found.version) == (FORMAT, VERSION) and has_costs and has_texts

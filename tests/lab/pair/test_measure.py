@@ -1,0 +1,115 @@
+"""`measure` on the command line: a pair from end to end, and refusals before anything is loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli.app import EXIT_USAGE, command_line, run
+from lab.pair import advising, measuring
+from lab.pair.command import measure
+from lab.plan.report import case_of
+from lab.plan.settings import Costs, Texts
+from rehearsal.planning import make_plan
+from tests.tiny_models import make_model, make_noised
+from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
+
+
+def run_measure(patch: pytest.MonkeyPatch, *options: str) -> int:
+    patch.setattr("sys.argv", ["slipstream", "measure", *options])
+    return run(command_line([measure]))
+
+
+def models(folder: Path) -> tuple[str, ...]:
+    target = make_model("llama", folder / "target", vocab=VOCAB_SIZE)
+    drafter = make_noised(target, folder / "drafter", 0.1)
+    for model in (target, drafter):
+        save_bytewise_tokenizer(model)
+    return "--target", str(target), "--drafter", str(drafter)
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_a_pair_is_measured_and_plan_reads_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(advising, "make_plan", lambda case, *_, **__: make_plan(case, (1,), ()))
+    monkeypatch.setattr(advising, "SLOWER_LINKS_MS", ())
+    monkeypatch.setattr(measuring, "TEMPERATURES", (0.0, 1.0))
+    monkeypatch.setattr(measuring, "COMPARED", ("ar", "tree"))
+    monkeypatch.setattr(measuring, "ROWS_ALONE", (1, 15))
+    out = tmp_path / "pair.json"
+    few = "--num-prompts", "2", "--max-tokens", "64", "--out", str(out)
+    assert run_measure(monkeypatch, *models(tmp_path), *few) == 0
+    said = capsys.readouterr()
+    assert "this will take about" in said.err
+    *report, paths = said.out.splitlines()
+    assert max(map(len, report)) <= 100
+    assert "pair.md is the same to read" in paths
+    found = json.loads(out.read_text())
+    assert [one["temperature"] for one in found["chances"]] == [0.0, 1.0]
+    for one in found["chances"]:
+        assert 0 < one["alpha"]["low"] <= one["alpha"]["value"] <= one["alpha"]["high"] <= 1
+        assert one["num_tokens"] == sum(len(text["ranks"]) for text in one["texts"])
+    assert found["chances"][0]["alpha"] == found["chances"][0]["ranks"][0]
+    for node in ("target", "drafter"):
+        assert all(ms > 0 for _, ms in found[node]["alone"] + found[node]["beside"])
+        assert found[node]["host_us"] > 0
+    assert max(rows for rows, _ in found["target"]["alone"]) == 16
+    assert [speed["policy"] for speed in found["speeds"]] == ["ar", "tree"]
+    assert found["advice"][0]["what"] == "as measured, temperature 0"
+    page = (tmp_path / "pair.md").read_text()
+    assert "## What to use" in page
+    case = case_of(Costs(pair=str(out)), Texts(num_tokens=64))
+    assert case.target.forward.of(1) > 0
+    assert case.drafter.hop_s == pytest.approx(found["way_ms"] / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--prompts", "empty.txt"), "error: empty.txt has no prompts: every line is empty"),
+        (("--prompts", "binary.txt"), "error: binary.txt is not UTF-8 (byte 0)"),
+        (("--prompts", "nowhere.txt"), "error: cannot read nowhere.txt: No such file"),
+        (("--out", "no/pair.json"), "error: --out: no/pair.json cannot be written: "),
+        (("--out", "pair.md"), "error: --out: pair.md would be the page; give the file another"),
+        (("--drafter", "ngram"), "error: --drafter: `measure` needs a draft model"),
+        (("--drafter", "models/eagle3"), "error: --drafter: `measure` needs a draft model"),
+        (("--num-prompts", "1"), "error: --num-prompts: expected at least 2, got '1'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    options: tuple[str, ...],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    embedded = Path("models").absolute()
+    monkeypatch.chdir(tmp_path)
+    Path("models").symlink_to(embedded)
+    Path("empty.txt").write_text("\n\n")
+    Path("binary.txt").write_bytes(b"\x89PNG\xff\x00")
+    assert run_measure(monkeypatch, *options) == EXIT_USAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(line)
+    assert len(said) <= 100
+    assert not list(tmp_path.glob("pair*"))
+
+
+def test_a_drafter_with_another_tokenizer_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = models(tmp_path)
+    drafter = Path(pair[-1])
+    (drafter / "model.safetensors").unlink()
+    vocabulary = json.loads((drafter / "tokenizer.json").read_text())
+    words = vocabulary["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    (drafter / "tokenizer.json").write_text(json.dumps(vocabulary))
+    capsys.readouterr()  # what the making of models has said
+    assert run_measure(monkeypatch, *pair) == EXIT_USAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: --drafter: its tokenizer is not the target's; `measure` ")
+    assert len(said) <= 100

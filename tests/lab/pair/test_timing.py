@@ -1,0 +1,87 @@
+"""What a recording says of forwards, hosts and messages."""
+
+import pytest
+
+from coordinator.tracing.spans import Forward, Hop, Span, Track
+from coordinator.tracing.timeline import SAME, Process, Timeline
+from lab.pair.timing import (
+    Sample,
+    alone,
+    beside,
+    curve,
+    samples_of,
+    ways_of,
+)
+from proto.messages import Role
+from proto.stopwatch import Phase
+
+US = 1_000
+
+
+def process(role: Role, track: Track) -> Process:
+    return Process(role, role.encode(), role, "", "", "", SAME, track)
+
+
+def on_host(start_us: int, rows: int, model_us: int) -> tuple[list[Span], Forward]:
+    """A forward that the host computes: 2 us to prepare, the model, 1 us to choose."""
+    ends = [start_us, start_us + 2, start_us + 2 + model_us, start_us + 3 + model_us]
+    phases = (Phase.PREPARE, Phase.MODEL, Phase.CHOOSE)
+    spans = [
+        Span(ends[index] * US, ends[index + 1] * US, phase) for index, phase in enumerate(phases)
+    ]
+    return spans, Forward(ends[0] * US, ends[3] * US, rows, rows)
+
+
+def track_of(*forwards: tuple[list[Span], Forward]) -> Track:
+    return Track([span for spans, _ in forwards for span in spans], [each for _, each in forwards])
+
+
+def test_forwards_are_told_apart_by_whether_the_other_model_ran() -> None:
+    target = track_of(on_host(0, 3, 99), on_host(200, 3, 99))
+    drafter = track_of(on_host(98, 1, 9), on_host(202, 1, 80))
+    timeline = Timeline([process(Role.TARGET, target), process(Role.DRAFTER, drafter)], [], {}, 0)
+    first, second = samples_of(timeline, Role.TARGET).forwards
+    assert (first.num_rows, first.seconds) == (3, pytest.approx(100e-6))
+    assert alone([first, second]) == [first]
+    assert beside([first, second]) == [second]
+    assert second.beside == pytest.approx(0.81)
+    assert samples_of(timeline, Role.TARGET).host_s == pytest.approx(4e-6)
+
+
+def test_prompts_do_not_count_and_a_device_leaves_its_host_free() -> None:
+    track = Track(
+        spans=[Span(0, 4 * US, Phase.DECIDE), Span(8 * US, 30 * US, Phase.SEND)],
+        forwards=[
+            Forward(5 * US, 25 * US, 2, 2, on_device=True),
+            Forward(40 * US, 60 * US, 256, 0, on_device=True),
+            Forward(60 * US, 70 * US, 9, 1, on_device=True),
+        ],
+    )
+    found = samples_of(Timeline([process(Role.TARGET, track)], [], {}, 0), Role.TARGET)
+    assert found.forwards == (Sample(2, 20e-6, 0.0),)
+    assert found.num_forwards == 3
+    assert found.host_s == pytest.approx((4 + 5) * 1e-6)
+
+
+def test_the_way_of_a_draft_is_from_the_drafter_to_the_target() -> None:
+    hops = [
+        Hop(1, "Draft", b"drafter", False, 9, None, 10 * US, 30 * US),
+        Hop(1, "Draft", b"target", True, 9, None, 32 * US, 50 * US),
+        Hop(2, "Verdict", b"target", False, 9, None, 60 * US, 70 * US),
+        Hop(2, "Verdict", b"drafter", True, 9, None, 70 * US, 90 * US),
+        Hop(3, "Draft", b"drafter", False, 9, None, 95 * US, None),
+    ]
+    assert ways_of(hops) == [pytest.approx(40e-6)]
+
+
+def test_more_rows_never_take_less_time_and_rare_numbers_do_not_count() -> None:
+    def samples(num_rows: int, *milliseconds: float) -> list[Sample]:
+        return [Sample(num_rows, each / 1e3, 1.0) for each in milliseconds]
+
+    found = curve(
+        samples(1, 1, 1, 4) + samples(2, 5, 5, 5) + samples(4, 3, 3, 3) + samples(8, 1) * 2
+    )
+    assert found is not None
+    assert [(rows, round(s * 1e3, 6)) for rows, s in found.known] == [(1, 2.0), (2, 4.0), (4, 4.0)]
+    assert found.row_s == pytest.approx(2e-3 / 3)
+    assert curve(samples(1, 2, 2)) is None
