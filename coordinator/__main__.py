@@ -36,15 +36,16 @@ def connect_ray(wanted: "Wanted") -> "NodeLauncher":
 
 
 def measurements() -> "tuple[Command, ...]":
-    """Return the lab's commands: proofs, experiments, profiles, testbeds, plans, traces."""
+    """Return the lab's commands: proofs, experiments, profiles, testbeds, plans, heads, traces."""
     from lab.experiments.command import experiment
     from lab.lossless.command import verify_lossless
     from lab.measure.profile import profile
     from lab.plan.command import plan
     from lab.testbeds.command import testbed
     from lab.trace.command import trace_summary
+    from lab.training.command import train_head
 
-    return verify_lossless, experiment, profile, testbed, plan, trace_summary
+    return verify_lossless, experiment, profile, testbed, plan, train_head, trace_summary
 
 
 def main(program: str = "coordinator") -> int:
