@@ -184,7 +184,9 @@ def _check_target(name: str, revision: str | None, kind: HeadKind) -> folders.Ch
 
 def _check_drafter(name: str, target: str, target_revision: str | None) -> None:
     """Raise ModelError or ConfigurationError if a drafter cannot be compared with a head."""
-    folders.find(name, None).check_weights()
+    found = folders.find(name, None)
+    found.fetch_weights(None)
+    found.check_weights()
     own, other = Tokenization.of_model(name, None), Tokenization.of_model(target, target_revision)
     if own is None or other is None or own.digest != other.digest:
         raise ConfigurationError(
@@ -302,14 +304,22 @@ def _trained(
     """Train a head, and write it to its folder; return it and its target."""
     import torch
 
+    from engine.errors import lacks_memory
     from lab.training.heads import write_head
     from lab.training.teacher import load_teacher
     from lab.training.train_heads import train
 
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     teacher = load_teacher(target, revision, plan.kind, dtype=dtype, device=device)
-    with Screen(Console(stderr=True)) as screen:
-        head = train(teacher, texts, plan, folder.work, screen.say)
+    try:
+        with Screen(Console(stderr=True)) as screen:
+            head = train(teacher, texts, plan, folder.work, screen.say)
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise ModelError(
+            f"{target}: not enough memory on {device} to train this head; use a larger device"
+        ) from error
     write_head(head, plan.kind, teacher.shared, folder.out)
     return teacher, head
 

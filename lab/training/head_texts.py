@@ -22,7 +22,7 @@ Tokens = npt.NDArray[np.int64]
 SEED = 20
 PROMPT_LEN = 64  # tokens of a long text that the target continues
 HELD_OUT_EVERY = 20  # of so many texts one is held out
-FEWEST_TOKENS = 64  # of all texts together
+FEWEST_TOKENS, FEWEST_AS_IS = 64, 1024  # of all texts together
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,10 @@ def read_texts(
         training, held_out = [found[0][:cut]], [found[0][cut:]]
     made = _texts(tokenization, training, held_out, end)
     num_tokens = sum(map(len, made.training))
-    if num_tokens < FEWEST_TOKENS or not made.held_out:
+    fewest = FEWEST_AS_IS if as_is else FEWEST_TOKENS
+    if num_tokens < fewest or not made.held_out:
         raise ConfigurationError(
-            f"--texts: {path} has {num_tokens} tokens, and at least {FEWEST_TOKENS} are needed; "
+            f"--texts: {path} has {num_tokens} tokens, and at least {fewest} are needed; "
             "give more text"
         )
     return made

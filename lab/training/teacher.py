@@ -4,6 +4,7 @@ The engine loads it, so that it may be any model that the engine runs; here its 
 without the engine's cache. Knows no head's weights.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from engine.checkpoint.model import LoadedModel, load_model
+from engine.device import claim
 from engine.errors import EngineError
 from engine.heads.target import Target
 from lab.training.features import layers_of, no_features
@@ -82,9 +84,11 @@ class Teacher:
             text[row, : len(prompt)] = torch.from_numpy(prompt).to(self.device)
         ends = torch.tensor(self.loaded.eos_token_ids, dtype=torch.int64, device=self.device)
         start, cache = int(given.min()), None
+        parameters = inspect.signature(self.loaded.model.forward).parameters
+        options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         new, is_over = text[:, :start], torch.zeros_like(given, dtype=torch.bool)
         for place in range(start, length):
-            out = self.loaded.model(input_ids=new, past_key_values=cache, use_cache=True)
+            out = self.loaded.model(input_ids=new, past_key_values=cache, use_cache=True, **options)
             cache = out.past_key_values
             chosen = (out.logits[:, -1].float() + noise(place)).argmax(dim=-1)
             own = place >= given
@@ -120,10 +124,11 @@ def load_teacher(
         ModelError: with one line that says what is wrong and what to do.
     """
     try:
+        claim(device)
         target = Target(name, revision)
         layers = layers_of(name, kind, target.num_layers)
-        embedding, output = target.embedding(), target.output()
         loaded = load_model(name, revision=revision, dtype=dtype, device=device)
+        embedding, output = target.embedding(), _output(target, loaded, kind)
         norm = _last_norm(loaded)
     except EngineError as error:
         raise ModelError(str(error)) from error
@@ -180,6 +185,21 @@ def head_config(loaded: LoadedModel, target: Target) -> LlamaConfig:
         num_hidden_layers=1,
         tie_word_embeddings=False,
     )
+
+
+def _output(target: Target, loaded: LoadedModel, kind: HeadKind) -> Any:
+    """Return the target's output matrix.
+
+    An EAGLE head uses it in the engine too, which reads it from the files. Other heads only begin
+    with it, so it may have another name there. Raises ModelError.
+    """
+    try:
+        return target.output()
+    except EngineError:
+        module = loaded.model.get_output_embeddings()
+        if kind is HeadKind.EAGLE or not isinstance(module, torch.nn.Linear):
+            raise
+        return module
 
 
 def _whole(config: Any, field: str, default: int) -> int:

@@ -27,6 +27,7 @@ from lab.training.head_texts import SEED, Texts
 from lab.training.heads import NUM_MEDUSA_HEADS, Eagle, Head, at_step, new_head
 from lab.training.teacher import ENDED, Teacher
 from lab.training.train import batch_rows, computing_s, learning_rate, optimizer_for
+from proto.errors import ModelError
 from proto.head_kinds import HeadKind
 
 LAST = -1  # the layer after the last norm, whose features the output matrix multiplies
@@ -40,6 +41,7 @@ STEP_WEIGHT = 0.8  # weight of a step's loss, relative to that of the step befor
 ONE_STEP_UNTIL = 0.4  # share of the budget with chains of one step; then the learning rate falls
 FEATURE_WEIGHT = 1.0  # weight of EAGLE's error in features, relative to the loss of tokens
 START_WINDOWS = 64  # about how many windows EAGLE's least-squares start uses
+MOST_LOGITS = 1 << 30  # numbers of a batch's logits; of large vocabularies fewer texts are read
 FEATURE_BYTES = 2 << 30  # of features kept in memory
 CHECKPOINT_S = 30.0  # seconds of computing between two checkpoints
 LR_MAX = {HeadKind.MEDUSA: 1e-3, HeadKind.EAGLE: 1.5e-3, HeadKind.EAGLE3: 1.5e-3}
@@ -99,7 +101,9 @@ def own_windows(
 ) -> tuple[Tensor, float]:
     """Return the texts int64 [n, window] to train on, and the seconds that the target wrote them.
 
-    Each batch is a file, with the seconds of computing that it took. Raises OutputError.
+    Each batch is a file, with the seconds of computing that it took.
+
+    Raises OutputError.
     """
     if plan.as_is:
         return torch.from_numpy(texts.windows(WINDOW)), 0.0
@@ -286,8 +290,15 @@ def autocast(device: torch.device) -> torch.autocast:
 def train(teacher: Teacher, texts: Texts, plan: Plan, work: Path, say: Say) -> Head:
     """Train a head, or go on with the run in the folder `work`; return the head.
 
-    Raises OutputError.
+    Raises:
+        ModelError: the target takes too few tokens, or training leads to no numbers.
+        OutputError: a file cannot be written.
     """
+    if teacher.loaded.max_model_len < WINDOW:
+        raise ModelError(
+            f"{teacher.loaded.name}: it takes {teacher.loaded.max_model_len} tokens, and training "
+            f"needs {WINDOW}; use another target"
+        )
     device, shared = teacher.device, teacher.shared
     with autocast(device):
         windows, spent_s = own_windows(teacher, texts, plan, work, say)
@@ -327,15 +338,18 @@ class Run:
         self._saved_step, self._saved_s = -1, spent_s
 
     def advance(self, lessons: Lessons, progress: float) -> float:
-        """Make a step; return its loss. Raises OutputError."""
+        """Make a step; return its loss. Raises ModelError, OutputError."""
         begun_s = computing_s()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._lr, self.step, progress)
         num_windows, num_steps = self._plan.shape(progress)
-        count = min(num_windows, len(lessons.windows))
+        room = MOST_LOGITS // (WINDOW * lessons.teacher.vocab_size * num_steps)
+        count = max(1, min(num_windows, len(lessons.windows), room))
         rows = np.sort(batch_rows(self.step, len(lessons.windows), count)[1])
         text, features, p, counts = lessons.batch(rows)
         loss = chain_loss(self._head, features, text, p, counts, num_steps)
+        if not bool(loss.isfinite()):
+            raise ModelError(f"step {self.step}: the loss is not finite; try --dtype float32")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
         self._optimizer.step()

@@ -3,6 +3,7 @@
 import json
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from engine.heads.head_loading import load_head as load_for_engine
 from engine.heads.medusa_executor import MedusaExecutor
 from engine.layout.slots import Feed
 from lab.training import command, files, head_texts, train_heads
-from lab.training.heads import load_head
+from lab.training.heads import load_head, new_head, write_head
 from lab.training.teacher import load_teacher
+from lab.training.train_heads import LAST, Lessons
 from proto.head_kinds import HeadKind
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
@@ -77,7 +79,7 @@ def test_some_seconds_make_the_first_choice_better_than_chance(
 ) -> None:
     out = tmp_path / "head"
     usual = arguments_of(target, texts, kind, out)
-    length = ("--num-texts", 48, "--num-steps", 40)
+    length = ("--num-texts", 32, "--num-steps", 30)
     monkeypatch.setattr(train_heads, "CHECKPOINT_S", 1e9)
     monkeypatch.setattr(train_heads, "LR_MAX", {kind: 1e-2})
     monkeypatch.setattr(command, "NUM_HELD_OUT", 8)
@@ -108,7 +110,7 @@ def killing(monkeypatch: Patch, number: int) -> None:
     usual: Callable[..., None] = files.os.replace
     count = 0
 
-    def replace(source: Path, destination: Path) -> None:
+    def replaced(source: Path, destination: Path) -> None:
         nonlocal count
         count += 1
         if count == number and number % 2:
@@ -117,7 +119,7 @@ def killing(monkeypatch: Patch, number: int) -> None:
         if count == number:
             raise Killed
 
-    monkeypatch.setattr(files.os, "replace", replace)
+    monkeypatch.setattr(files.os, "replace", replaced)
 
 
 def test_a_run_that_is_killed_at_any_file_ends_with_the_weights_of_an_unbroken_one(
@@ -293,3 +295,69 @@ def test_a_prompt_is_a_short_text_or_a_piece_of_a_long_one_and_each_comes_once()
     assert {one[1] // 1000 for one in found} == {0, 1}
     assert len({tuple(one) for one in found}) == num_units
     assert texts.prompt(3, 100, held_out=True).tolist() == [7, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox", "qwen3_moe", "gemma2", "cohere"])
+def test_a_head_for_a_target_of_another_family_has_a_layer_of_a_llama(
+    architecture: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    make_model(architecture, target, vocab=VOCAB_SIZE, scale=2.0)
+    teacher = load_teacher(str(target), None, HeadKind.EAGLE3, dtype="float32", device="cpu")
+    ids = torch.arange(teacher.shared.num_draft_tokens)
+    head = new_head(HeadKind.EAGLE3, teacher.shared, ids)
+    write_head(head, HeadKind.EAGLE3, teacher.shared, tmp_path)
+    assert load_for_engine(str(tmp_path), target=str(target)).kind is HeadKind.EAGLE3
+    with torch.inference_mode():
+        text = teacher.write([np.array([5, 6, 7]), np.array([8, 9])], 8, teacher.noise([0, 1], 1))
+        assert text.shape == (2, 8)
+        various = torch.randint(VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(1))
+        lessons = Lessons(teacher, various)
+    assert lessons.batch(np.array([0, 1]))[1].shape == (2, 12, 3 * 64)
+
+
+def test_what_is_kept_in_memory_says_what_the_target_would_say_again(target: Path) -> None:
+    teacher = load_teacher(str(target), None, HeadKind.EAGLE3, dtype="float32", device="cpu")
+    text = torch.randint(VOCAB_SIZE, (3, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = teacher.read(text, (LAST,))[1].softmax(dim=-1)
+    # One whose logits do not follow from its features, as where a model scales them.
+    scaled = replace(teacher, shared=replace(teacher.shared, output=3 * teacher.shared.output))
+    for one, is_linear in ((teacher, True), (scaled, False)):
+        lessons = Lessons(one, text)
+        assert lessons.is_linear == is_linear
+        for rows in ([0, 1], [0, 1], [1, 2]):
+            _, features, p, _ = lessons.batch(np.array(rows))
+            torch.testing.assert_close(p, want[rows], rtol=0.1, atol=1e-3)
+        assert sorted(lessons.kept) == ([0, 1, 2] if is_linear else [])
+        assert torch.equal(features, lessons.batch(np.array([1, 2]))[1])
+
+
+def test_no_step_is_made_of_numbers_that_are_not_finite(
+    target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(train_heads, "chain_loss", lambda *_: torch.tensor(float("nan")))
+    usual = arguments_of(target, texts, HeadKind.EAGLE3, tmp_path / "head")
+    line = line_of(monkeypatch, capsys, *usual, "--num-texts", 8, "--num-steps", 2)
+    assert line == "step 0: the loss is not finite; try --dtype float32"
+
+
+def test_a_target_that_takes_too_few_tokens_is_refused(
+    target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(train_heads, "WINDOW", 2048)
+    usual = arguments_of(target, texts, HeadKind.EAGLE3, tmp_path / "head")
+    line = line_of(monkeypatch, capsys, *usual)
+    assert line == f"{target}: it takes 1024 tokens, and training needs 2048; use another target"
+
+
+def test_a_lack_of_memory_is_said_in_a_line(
+    target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    def too_much(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(train_heads, "chain_loss", too_much)
+    usual = arguments_of(target, texts, HeadKind.EAGLE3, tmp_path / "head")
+    line = line_of(monkeypatch, capsys, *usual, "--num-texts", 8, "--num-steps", 2)
+    assert line.startswith(f"{target}: not enough memory on cpu to train this head; ")
