@@ -236,8 +236,9 @@ class Folder:
         """Raise ConfigurationError if the folder holds other files than those of a run."""
         if not self.out.exists():
             return
-        is_ours = (self.out / DONE).exists() or self.work.is_dir()
-        if not self.out.is_dir() or (any(self.out.iterdir()) and not is_ours):
+        is_empty = self.out.is_dir() and {path.name for path in self.out.iterdir()} <= {WORK}
+        is_ours = "run" in (_read(self.out / DONE) or {}) or _read(self.work / RUN) is not None
+        if not (is_empty or is_ours):
             raise ConfigurationError(
                 f"--out: {self.out} holds something else; name a new or empty folder"
             )

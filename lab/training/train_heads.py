@@ -250,13 +250,14 @@ def chain_loss(
     for step, state in enumerate(head.states(features, text, num_steps)):
         num_rows = state.shape[1]
         chosen = at_step(counts, step, num_rows).flatten().nonzero()[:, 0]
-        if not len(chosen):
-            continue
         rows, wanted = state.flatten(0, 1)[chosen], at_step(p, step, num_rows).flatten(0, 1)[chosen]
-        loss = Distance.apply(head.logits(rows, step), wanted).mean()
+        count = max(1, len(chosen))  # of short texts there may be none
+        loss = Distance.apply(head.logits(rows, step), wanted).sum() / count
         if isinstance(head, Eagle):
             near = at_step(features, step, num_rows).flatten(0, 1)[chosen]
-            loss = loss + FEATURE_WEIGHT * F.smooth_l1_loss(rows, near)
+            loss = loss + FEATURE_WEIGHT * F.smooth_l1_loss(rows, near, reduction="sum") / (
+                count * near.shape[-1]
+            )
         losses.append(STEP_WEIGHT**step * loss)
     return torch.stack(losses).sum() / sum(STEP_WEIGHT**step for step in range(num_steps))
 

@@ -207,6 +207,7 @@ def test_what_stands_behind_the_end_of_a_text_is_not_learned(
     assert train_heads.chain_loss(head, features, text, p, counts, 3) > 10
     counts[:, 5:] = 0
     assert train_heads.chain_loss(head, features, text, p, counts, 3) < 1e-3
+    assert train_heads.chain_loss(head, features, text, p, 0 * counts, 3) == 0
 
 
 def test_the_written_gradient_is_that_of_autograd() -> None:

@@ -212,12 +212,11 @@ def test_bad_input_is_refused_in_a_line_before_anything_is_loaded(
     other = tmp_path / "other"
     other.mkdir()
     (other / "letter.txt").write_text("dear")
-    assert (
-        said("--out", other) == f"--out: {other} holds something else; name a new or empty folder"
-    )
-    assert (
-        said("--out", short) == f"--out: {short} holds something else; name a new or empty folder"
-    )
+    elsewhere = "holds something else; name a new or empty folder"
+    assert said("--out", other) == f"--out: {other} {elsewhere}"
+    (other / command.DONE).write_text('{"epochs": 3}')  # another program's file of this name
+    assert said("--out", other) == f"--out: {other} {elsewhere}"
+    assert said("--out", short) == f"--out: {short} {elsewhere}"
     usage = command.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(command.shutil, "disk_usage", lambda _: usage._replace(free=10**6))
     assert " are needed and 0.0 GB are free on the disk of" in said()
