@@ -150,6 +150,7 @@ def commonest(windows: Tensor, count: int, vocab_size: int) -> Tensor:
 class Lessons:
     """The texts with what the target says about them: features and distributions.
 
+    windows    int64 [n, WINDOW]; ENDED after the end of a text
     kept       features in bfloat16 on the host by window; at most FEATURE_BYTES
     is_linear  True if the target's logits follow from its last features by its output matrix, so
                that kept features save the target's pass; some models scale their logits
@@ -182,32 +183,34 @@ class Lessons:
         p         float32 [B, T, V]: the target's distributions
         counts    float32 [B, T]: 0 where p is of no token of the text
         """
-        device, own = (
-            self.teacher.device,
-            self.windows[torch.from_numpy(rows)].to(self.teacher.device),
-        )
-        text = own.clamp(min=0)
-        layers = (*self.teacher.shared.layers, LAST)
-        if all(row in self.kept for row in rows.tolist()):
-            states = torch.stack([self.kept[row] for row in rows.tolist()]).to(device)
-            logits = self.logits_of(states[..., -self.teacher.loaded.hidden_size :].float())
+        width, own = self.teacher.loaded.hidden_size, self.windows[torch.from_numpy(rows)]
+        read = [self._read(row) for row in rows.tolist()]
+        states = torch.stack([states for states, _ in read]).to(self.teacher.device)
+        if self.is_linear:
+            logits = self.logits_of(states[..., -width:].float())
         else:
-            states, logits = self.teacher.read(text, layers)
-            states = states.to(torch.bfloat16)
-            if self.is_linear:
-                logits = self.logits_of(states[..., -self.teacher.loaded.hidden_size :].float())
-                self._keep(rows, states)
-        features = states[..., : -self.teacher.loaded.hidden_size].float()
-        counts = torch.zeros(text.shape, device=device)
+            logits = torch.stack([logits for _, logits in read]).float()
+        counts = torch.zeros(own.shape)
         counts[:, :-1] = (own[:, 1:] != ENDED).float()
-        return text, features, logits.float().softmax(dim=-1), counts
+        text, counts = (one.to(self.teacher.device) for one in (own.clamp(min=0), counts))
+        return text, states[..., :-width].float(), logits.softmax(dim=-1), counts
 
-    def _keep(self, rows: np.ndarray, states: Tensor) -> None:
-        """Keep the features of windows as long as there is room."""
-        room = FEATURE_BYTES // (states[0].numel() * states.itemsize)
-        for row, one in zip(rows.tolist(), states.cpu(), strict=True):
-            if row not in self.kept and len(self.kept) < room:
-                self.kept[row] = one.clone()
+    def _read(self, row: int) -> tuple[Tensor, Tensor | None]:
+        """Return a window's features [T, F] of all layers; its logits [T, V] or None.
+
+        Each window is read alone, so that it has the same features whatever it meets in a batch.
+        """
+        if (states := self.kept.get(row)) is not None:
+            return states, None
+        text = self.windows[row : row + 1].clamp(min=0).to(self.teacher.device)
+        found, logits = self.teacher.read(text, (*self.teacher.shared.layers, LAST))
+        states = found[0].to(torch.bfloat16)
+        if not self.is_linear:
+            return states, logits[0]
+        states = states.cpu()
+        if len(self.kept) < FEATURE_BYTES // (states.numel() * states.itemsize):
+            self.kept[row] = states
+        return states, None
 
 
 # -- loss ------------------------------------------------------------------------------------------
