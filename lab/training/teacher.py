@@ -178,7 +178,7 @@ def head_config(loaded: LoadedModel, target: Target) -> LlamaConfig:
         head_dim=dim,
         rms_norm_eps=float(getattr(config, "rms_norm_eps", None) or DEFAULT_EPSILON),
         max_position_embeddings=loaded.max_model_len,
-        rope_theta=float(theta or DEFAULT_THETA),
+        rope_parameters={"rope_type": "default", "rope_theta": float(theta or DEFAULT_THETA)},
         bos_token_id=getattr(config, "bos_token_id", None),
         eos_token_id=eos[0] if len(eos) == 1 else list(eos) or None,
         pad_token_id=getattr(config, "pad_token_id", None),

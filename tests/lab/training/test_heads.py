@@ -45,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_key_value_heads=2,
         max_position_embeddings=64,
         initializer_range=0.3,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
@@ -119,6 +120,7 @@ def test_every_chain_is_as_a_drafter_would_write_it(
     row_of = eagle_row if isinstance(head, Eagle) else eagle3_row
     features = teacher.read(text, teacher.shared.layers)[0]
     states = head.states(features, text, num_steps)
+    assert teacher.shared.config.rope_parameters["rope_theta"] == 500.0
     for b, last in ((0, 1), (0, 4), (1, LENGTH - num_steps)):  # the last committed token
         words = F.embedding(text[b], head.embedding)
         rows = [(words[at], features[b, at - 1]) for at in range(1, last + 1)]
