@@ -36,7 +36,7 @@ def connect_ray(wanted: "Wanted") -> "NodeLauncher":
 
 
 def measurements() -> "tuple[Command, ...]":
-    """Return the lab's commands: proofs, experiments, profiles, pairs, testbeds, plans, traces."""
+    """Return the lab's commands: proofs, experiments, profiles, pairs, testbeds, plans, heads ..."""
     from lab.experiments.command import experiment
     from lab.lossless.command import verify_lossless
     from lab.measure.profile import profile
@@ -44,8 +44,10 @@ def measurements() -> "tuple[Command, ...]":
     from lab.plan.command import plan
     from lab.testbeds.command import testbed
     from lab.trace.command import trace_summary
+    from lab.training.command import train_head
 
-    return verify_lossless, experiment, profile, measure, testbed, plan, trace_summary
+    found = verify_lossless, experiment, profile, measure, testbed, plan, train_head, trace_summary
+    return found
 
 
 def main(program: str = "coordinator") -> int:

@@ -155,6 +155,10 @@ EXAMPLES = {
         "--like llama-3.1-70b --plot plan.png",
     ),
     "testbed": ("--like 0.5b --out testbeds/half-a-billion",),
+    "train-head": (
+        "--target LARGE --texts prompts.txt --minutes 60 --out my-head",
+        "--target LARGE --kind medusa --drafter SMALL --out my-medusa",
+    ),
     "trace-summary": ("trace.json --rounds 5-9 --plot rounds.png",),
 }
 

@@ -1,7 +1,7 @@
-"""The draft heads of the embedded target, as modules that can be trained: Medusa, EAGLE, EAGLE-3.
+"""The draft heads of a target, as modules that can be trained: Medusa, EAGLE, EAGLE-3.
 
 This file defines what a head computes, which feature belongs to which token, and the files of a
-head. It knows neither corpus nor training.
+head. It knows neither texts nor training.
 
 Positions count tokens. The target's row of token q gives its features f_q and, of the token that
 follows, its distribution p_q. Row i of a head is one chain of drafts after the tokens 0 .. i + 1:
@@ -13,43 +13,65 @@ one and the states are the head's own: the training-time test of EAGLE-3 (2503.0
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
+
+from lab.training.files import write_tensors, write_text
+from proto.head_kinds import HeadKind
 
 NUM_MEDUSA_HEADS = 4
-DRAFT_VOCAB_SIZE = 2048
-# The features are the inputs of these layers, and (-1) the input of the output matrix: of L layers
-# EAGLE-3 takes 2, L // 2 and L - 3.
-LAYERS = (2, 4, 5, -1)
+MOST_DRAFT_TOKENS = 32_000  # as many tokens as published EAGLE-3 heads can draft
 FILES = {
-    "medusa": "medusa_lm_head.safetensors",
-    "eagle": "model.safetensors",
-    "eagle3": "model.safetensors",
+    HeadKind.MEDUSA: "medusa_lm_head.safetensors",
+    HeadKind.EAGLE: "model.safetensors",
+    HeadKind.EAGLE3: "model.safetensors",
 }
-# Fields of the target's configuration that a head of one llama layer has too.
-SHARED_FIELDS = (
+# The fields that a head's config.json shares with that of a llama.
+LLAMA_FIELDS = (
     *("hidden_act", "hidden_size", "initializer_range", "intermediate_size"),
     *("max_position_embeddings", "model_type", "num_attention_heads", "num_key_value_heads"),
-    *("rms_norm_eps", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("head_dim", "rms_norm_eps", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"),
 )
 Past = list[tuple[Tensor, Tensor]]  # each step's keys and values, [B, key heads, N, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a head takes from its target: sizes, and tensors that it uses or begins with.
+
+    name        the target's name, for config.json
+    config      the sizes of a llama layer as wide as the target; vocab_size is V
+    layers      the layers whose features the head reads (`proto.head_kinds.feature_layers`)
+    embedding   [V, H] float32: the target's token embeddings
+    output      [V, H] float32: its output matrix
+    bias        [V] float32: what the target adds to its logits; None: nothing
+    last_norm   [H] float32: the weight of its last norm
+    """
+
+    name: str
+    config: LlamaConfig
+    layers: tuple[int, ...]
+    embedding: Tensor
+    output: Tensor
+    bias: Tensor | None
+    last_norm: Tensor
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Return how many tokens an EAGLE-3 head of this target can draft."""
+        return min(MOST_DRAFT_TOKENS, (len(self.output) + 1) // 2)
 
 
 def at_step(values: Tensor, step: int, num_rows: int) -> Tensor:
     """Return [B, num_rows, ...] of values [B, T, ...]: one for each token that the rows hold."""
     return values[:, 1 + step : 1 + step + num_rows]
-
-
-def target_features(target: LlamaForCausalLM, text: Tensor) -> Tensor:
-    """Return the features [B, T, len(LAYERS) * H] of every token of a text, int64 [B, T]."""
-    states = target.model(input_ids=text, use_cache=False, output_hidden_states=True).hidden_states
-    return torch.cat([states[layer] for layer in LAYERS], dim=-1)
 
 
 def rope_theta(config: LlamaConfig) -> float:
@@ -190,14 +212,13 @@ class Medusa(nn.ModuleList):
     after the feature's own token.
     """
 
-    sources = (-1,)
-
-    def __init__(self, config: LlamaConfig, embedding: Tensor) -> None:
+    def __init__(self, shared: Shared) -> None:
         super().__init__()
+        vocab_size, hidden_size = shared.output.shape
         for _ in range(NUM_MEDUSA_HEADS):
-            output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-            output.weight.data.copy_(embedding)
-            self.append(nn.Sequential(ResBlock(config.hidden_size), output))
+            output = nn.Linear(hidden_size, vocab_size, bias=False)
+            output.weight.data.copy_(shared.output)
+            self.append(nn.Sequential(ResBlock(hidden_size), output))
 
     def states(self, features: Tensor, text: Tensor, num_steps: int) -> list[Tensor]:
         """Return [B, T - num_steps, H] for each head: the input of its output matrix.
@@ -226,16 +247,18 @@ class Medusa(nn.ModuleList):
 class Eagle(nn.Module):
     """EAGLE (2401.15077): predicts the target's next feature from the last one and the next token.
 
-    The target uses one matrix as embedding and output matrix. EAGLE uses it too, so it is not among
-    the head's weights.
+    Embedding and output matrix are the target's, so they are not among the head's weights.
     """
 
-    sources = (-1,)
     embedding: Tensor
+    output: Tensor
 
-    def __init__(self, config: LlamaConfig, embedding: Tensor) -> None:
+    def __init__(self, shared: Shared) -> None:
         super().__init__()
-        self.register_buffer("embedding", embedding, persistent=False)
+        config = shared.config
+        self.register_buffer("embedding", shared.embedding, persistent=False)
+        self.register_buffer("output", shared.output, persistent=False)
+        self.register_buffer("bias", shared.bias, persistent=False)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.layers = nn.ModuleList([Layer(config)])
 
@@ -255,7 +278,7 @@ class Eagle(nn.Module):
 
     def logits(self, state: Tensor, _step: int) -> Tensor:
         """Return the logits [..., D] over the head's vocabulary for the states [..., H]."""
-        return F.linear(state, self.embedding)
+        return F.linear(state, self.output, self.bias)
 
     def of_vocabulary(self, values: Tensor) -> Tensor:
         """Return the columns [..., D] of the head's tokens from values [..., V] of the target."""
@@ -273,27 +296,26 @@ class Eagle3(nn.Module):
     head's id; `t2d` says which of the target's tokens the head has.
     """
 
-    sources = LAYERS[:3]
     embedding: Tensor
     d2t: Tensor
     t2d: Tensor
 
-    def __init__(self, target: LlamaForCausalLM, embedding: Tensor, ids: Tensor) -> None:
+    def __init__(self, shared: Shared, ids: Tensor) -> None:
         super().__init__()
-        config = target.config
-        self.register_buffer("embedding", embedding, persistent=False)
+        config = shared.config
+        self.register_buffer("embedding", shared.embedding, persistent=False)
         self.register_buffer("d2t", ids - torch.arange(len(ids), device=ids.device))
-        t2d = torch.zeros(config.vocab_size, dtype=torch.bool, device=ids.device)
+        t2d = torch.zeros(len(shared.output), dtype=torch.bool, device=ids.device)
         self.register_buffer("t2d", t2d.index_fill(0, ids, value=True))
         size = config.hidden_size
-        self.fc = nn.Linear(len(self.sources) * size, size, bias=False)
+        self.fc = nn.Linear(len(shared.layers) * size, size, bias=False)
         # Begins by passing on the last of the three features, which is a better start than noise.
         self.fc.weight.data.zero_()[:, -size:].fill_diagonal_(1.0)
         self.midlayer = Midlayer(config)
         self.norm = norm(config)
-        self.norm.weight.data.copy_(target.model.norm.weight)
+        self.norm.weight.data.copy_(shared.last_norm)
         self.lm_head = nn.Linear(size, len(ids), bias=False)
-        self.lm_head.weight.data.copy_(embedding[ids])
+        self.lm_head.weight.data.copy_(shared.output[ids])
 
     def states(self, features: Tensor, text: Tensor, num_steps: int) -> list[Tensor]:
         """Return for each step the states [B, T - num_steps, H] of the rows.
@@ -331,59 +353,52 @@ class Eagle3(nn.Module):
 Head = Medusa | Eagle | Eagle3
 
 
-def new_head(name: str, target: LlamaForCausalLM, ids: Tensor) -> Head:
-    """Return an untrained head; `ids` are the tokens of EAGLE-3's vocabulary. Raises ValueError."""
-    embedding = target.model.embed_tokens.weight.detach()
-    match name:
-        case "medusa":
-            head: Head = Medusa(target.config, embedding)
-        case "eagle":
-            head = Eagle(target.config, embedding)
-        case "eagle3":
-            head = Eagle3(target, embedding, ids)
-        case _:
-            raise ValueError(f"no head is called {name}")
-    return head.to(embedding.device)
+def new_head(kind: HeadKind, shared: Shared, ids: Tensor) -> Head:
+    """Return an untrained head; `ids` are the tokens of EAGLE-3's vocabulary, ascending."""
+    match kind:
+        case HeadKind.MEDUSA:
+            head: Head = Medusa(shared)
+        case HeadKind.EAGLE:
+            head = Eagle(shared)
+        case HeadKind.EAGLE3:
+            head = Eagle3(shared, ids.to(shared.output.device))
+    return head.to(shared.output.device)
 
 
-def sources_of(head: Head, features: Tensor) -> Tensor:
-    """Return the part [B, T, F] (float32) of `target_features` that a head reads."""
-    width = features.shape[-1] // len(LAYERS)
-    parts = [features[..., width * at : width * (at + 1)] for at in map(LAYERS.index, head.sources)]
-    return torch.cat(parts, dim=-1).float()
-
-
-def fields_of(name: str, target: LlamaForCausalLM) -> dict[str, object]:
+def fields_of(kind: HeadKind, shared: Shared) -> dict[str, object]:
     """Return the content of a head's config.json, with the names that published heads use."""
-    config = target.config.to_dict()
-    if name == "medusa":
+    config = shared.config.to_dict()
+    if kind is HeadKind.MEDUSA:
         fields = {key: config[key] for key in ("hidden_size", "vocab_size")}
         fields |= {"medusa_num_heads": NUM_MEDUSA_HEADS, "medusa_num_layers": 1}
-        return fields | {"base_model_name_or_path": "models/target", "torch_dtype": "bfloat16"}
-    fields = {key: config[key] for key in SHARED_FIELDS}
-    fields |= {"num_hidden_layers": 1, "rope_theta": rope_theta(target.config), "use_cache": True}
+        return fields | {"base_model_name_or_path": shared.name, "torch_dtype": "bfloat16"}
+    fields = {key: config[key] for key in LLAMA_FIELDS}
+    fields |= {"num_hidden_layers": 1, "rope_theta": rope_theta(shared.config), "use_cache": True}
     fields |= {"tie_word_embeddings": False, "torch_dtype": "bfloat16"}
-    if name == "eagle":
+    if kind is HeadKind.EAGLE:
         return fields | {"architectures": ["LlamaForCausalLM"], "bias": True}
     fields["architectures"] = ["LlamaForCausalLMEagle3"]
-    return fields | {"draft_vocab_size": DRAFT_VOCAB_SIZE}
+    return fields | {"draft_vocab_size": shared.num_draft_tokens}
 
 
-def write_head(head: Head, name: str, target: LlamaForCausalLM, folder: Path) -> None:
-    """Write a head's config.json and its weights (bfloat16) into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(fields_of(name, target), indent=2, sort_keys=True)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+def write_head(head: Head, kind: HeadKind, shared: Shared, folder: Path) -> None:
+    """Write a head's weights (bfloat16), and then its config.json, into `folder`.
+
+    Raises OutputError.
+    """
     tensors = {
         key: tensor.to("cpu", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
         for key, tensor in head.state_dict().items()
     }
-    save_file(tensors, folder / FILES[name], metadata={"format": "pt"})
-    (folder / FILES[name]).chmod(0o644)
+    write_tensors(folder / FILES[kind], tensors)
+    text = json.dumps(fields_of(kind, shared), indent=2, sort_keys=True)
+    write_text(folder / "config.json", text + "\n")
 
 
-def load_head(name: str, target: LlamaForCausalLM, folder: Path) -> Head:
+def load_head(kind: HeadKind, shared: Shared, folder: Path) -> Head:
     """Load and return a head that `write_head` wrote, in float32."""
-    head = new_head(name, target, torch.arange(DRAFT_VOCAB_SIZE))
-    head.load_state_dict(load_file(folder / FILES[name]))
+    tensors = load_file(folder / FILES[kind])
+    ids = tensors.get("d2t", torch.empty(0, dtype=torch.int64))
+    head = new_head(kind, shared, ids + torch.arange(len(ids)))
+    head.load_state_dict(tensors)
     return head.eval()

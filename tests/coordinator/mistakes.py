@@ -312,6 +312,12 @@ OTHERS: list[tuple[list[str], str]] = [
     (["verify-lossless", "--target", "~/none"], "~/none: no such folder; give a model's folder or"),
     (["experiment", "benhc"], "there is no experiment benhc; those that ship are asynchronous, "),
     (["experiment", "~/garbled.toml"], "~/garbled.toml is not TOML: "),
+    (["train-head"], "--out is missing; `train-head --help` says what it is"),
+    (["train-head", "--out", "~/sound"], "--out: ~/sound holds something else; name a new or"),
+    (
+        ["train-head", "--out", "~/head", "--kind", "eagle2"],
+        "--kind: expected one of eagle3, eagle, medusa, got 'eagle2'; did you mean eagle?",
+    ),
     (["experiment"], "FILE is missing; `experiment --help` says what it is"),
     (["experiment", "bench", "--limit", "0"], "--limit: expected at least 1, got '0'"),
     (["keys", "new"], "DIR is missing; `keys new --help` says what it is"),

@@ -1,7 +1,8 @@
 """Which feature meets which token: an error there would show only as drafts that are rejected."""
 
-from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,20 +11,21 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from lab.training import train_heads
-from lab.training.evaluate_heads import by_depth, head_hits, own_text, tokens_per_pass
+from lab.training.first_choices import NUM_DRAFTS, head_hits, rates
 from lab.training.heads import (
     FILES,
-    LAYERS,
     NUM_MEDUSA_HEADS,
     Attention,
     Eagle,
     Eagle3,
     Head,
     Medusa,
+    Shared,
     new_head,
-    sources_of,
-    target_features,
 )
+from lab.training.teacher import Teacher, load_teacher
+from lab.training.train_heads import LAST, Plan
+from proto.head_kinds import HeadKind, feature_layers
 
 VOCAB, HIDDEN, LENGTH = 61, 32, 12
 IDS = torch.arange(0, VOCAB, 2)
@@ -31,7 +33,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target of random weights that are wide enough to have something to say."""
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -43,11 +45,19 @@ def target() -> LlamaForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=64,
         initializer_range=0.3,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=0,
+        eos_token_id=None,
     )
-    return LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
+    path = tmp_path_factory.mktemp("target")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def teacher_of(folder: Path, kind: HeadKind) -> Teacher:
+    """The target, as it teaches a head of a kind."""
+    return load_teacher(str(folder), None, kind, dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +66,9 @@ def text() -> Tensor:
     return torch.randint(VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(2))
 
 
-@pytest.fixture(autouse=True)
-def _plain_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiling would take longer than the tests."""
-    monkeypatch.setattr(train_heads, "distance_of", train_heads.distance)
-
-
-def widened(name: str, target: LlamaForCausalLM) -> Head:
+def widened(kind: HeadKind, shared: Shared) -> Head:
     """A head that does something in every part."""
-    head = new_head(name, target, IDS)
+    head = new_head(kind, shared, IDS)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for weight in head.parameters():
@@ -106,29 +110,32 @@ def eagle3_row(head: Eagle3, rows: list[tuple[Tensor, Tensor]], config: LlamaCon
     return y + layer.mlp(layer.post_attention_layernorm(y))
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", [HeadKind.EAGLE, HeadKind.EAGLE3])
 def test_every_chain_is_as_a_drafter_would_write_it(
-    name: str, target: LlamaForCausalLM, text: Tensor
+    kind: HeadKind, folder: Path, text: Tensor
 ) -> None:
-    head, num_steps = widened(name, target), 4
+    teacher, num_steps = teacher_of(folder, kind), 4
+    head = widened(kind, teacher.shared)
     assert isinstance(head, Eagle | Eagle3)
     row_of = eagle_row if isinstance(head, Eagle) else eagle3_row
-    features = sources_of(head, target_features(target, text))
+    features = teacher.read(text, teacher.shared.layers)[0]
     states = head.states(features, text, num_steps)
+    assert teacher.shared.config.rope_parameters["rope_theta"] == 500.0
     for b, last in ((0, 1), (0, 4), (1, LENGTH - num_steps)):  # the last committed token
         words = F.embedding(text[b], head.embedding)
         rows = [(words[at], features[b, at - 1]) for at in range(1, last + 1)]
         for step in range(num_steps):
-            state = row_of(head, rows, target.config)
+            state = row_of(head, rows, teacher.shared.config)
             torch.testing.assert_close(states[step][b, last - 1], state, rtol=1e-4, atol=TOLERANCE)
             if step + 1 < num_steps:
                 rows.append((words[last + step + 1], state))
 
 
-def test_every_medusa_head_reads_the_feature_alone(target: LlamaForCausalLM, text: Tensor) -> None:
-    head = widened("medusa", target)
+def test_every_medusa_head_reads_the_feature_alone(folder: Path, text: Tensor) -> None:
+    teacher = teacher_of(folder, HeadKind.MEDUSA)
+    head = widened(HeadKind.MEDUSA, teacher.shared)
     assert isinstance(head, Medusa)
-    features = sources_of(head, target_features(target, text))
+    features = teacher.read(text, teacher.shared.layers)[0]
     states = head.states(features, text, NUM_MEDUSA_HEADS)
     for step, (block, output) in enumerate(head):
         f = features[0, 3]
@@ -137,21 +144,26 @@ def test_every_medusa_head_reads_the_feature_alone(target: LlamaForCausalLM, tex
 
 
 def test_features_are_what_enters_a_layer_and_what_the_output_matrix_multiplies(
-    target: LlamaForCausalLM, text: Tensor
+    folder: Path, text: Tensor
 ) -> None:
+    teacher = teacher_of(folder, HeadKind.EAGLE3)
+    assert teacher.shared.layers == feature_layers(HeadKind.EAGLE3, {}, 8) == (2, 4, 5)
+    model = teacher.loaded.model
     entered: dict[int, Tensor] = {}
     hooks = [
         layer.register_forward_pre_hook(lambda _, args, at=at: entered.update({at: args[0]}))
-        for at, layer in enumerate(target.model.layers)
+        for at, layer in enumerate(model.model.layers)
     ]
-    logits = target(input_ids=text, use_cache=False).logits
+    want = model(input_ids=text, use_cache=False).logits
     for hook in hooks:
         hook.remove()
-    features = target_features(target, text).split(HIDDEN, dim=-1)
-    assert len(features) == len(LAYERS)
-    for at, feature in zip(LAYERS[:-1], features[:-1], strict=True):
+    found, logits = teacher.read(text, (*teacher.shared.layers, LAST))
+    *features, last = found.split(HIDDEN, dim=-1)
+    for at, feature in zip(teacher.shared.layers, features, strict=True):
         assert torch.equal(feature, entered[at])
-    torch.testing.assert_close(target.lm_head(features[-1]), logits)
+    torch.testing.assert_close(F.linear(last, teacher.shared.output), logits)
+    torch.testing.assert_close(logits, want)
+    torch.testing.assert_close(teacher.shared.last_norm, model.model.norm.weight)
 
 
 class AllKnowing(Eagle):
@@ -174,55 +186,91 @@ class AllKnowing(Eagle):
 
 
 def test_the_loss_is_none_for_who_knows_the_next_token_and_for_nobody_else(
-    target: LlamaForCausalLM, text: Tensor, monkeypatch: pytest.MonkeyPatch
+    folder: Path, text: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_heads, "FEATURE_WEIGHT", 0.0)
-    head = AllKnowing(target.config, target.model.embed_tokens.weight)
+    head = AllKnowing(teacher_of(folder, HeadKind.EAGLE).shared)
     p = F.one_hot(text.roll(-1, dims=1), VOCAB).float()  # p_q is sure of token q + 1
-    features = torch.zeros(2, LENGTH, VOCAB)
-    assert train_heads.chain_loss(head, features, text, p, 3) < 1e-3
+    features, counts = torch.zeros(2, LENGTH, VOCAB), torch.ones(2, LENGTH)
+    assert train_heads.chain_loss(head, features, text, p, counts, 3) < 1e-3
     for shift in (-1, 1):
         head.shift = shift
-        assert train_heads.chain_loss(head, features, text, p, 3) > 10
+        assert train_heads.chain_loss(head, features, text, p, counts, 3) > 10
 
 
-def test_who_knows_the_text_has_every_draft_accepted(
-    target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+def test_what_stands_behind_the_end_of_a_text_is_not_learned(
+    folder: Path, text: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.training.evaluate_heads.PROMPT_LEN", 4)
-    monkeypatch.setattr("lab.training.evaluate_heads.TEXT_LEN", LENGTH - 4)
-    head = AllKnowing(target.config, target.model.embed_tokens.weight)
-    noise = 3.0 * torch.randn(2, LENGTH - 4, VOCAB, generator=torch.Generator().manual_seed(5))
-    text = own_text(target, torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), noise)
-    scores = target(input_ids=text).logits[:, 3:-1] + noise
-    assert torch.equal(text[:, 4:], scores.argmax(dim=-1))
-    assert head_hits(head, target, text, noise).all()
+    monkeypatch.setattr(train_heads, "FEATURE_WEIGHT", 0.0)
+    head = AllKnowing(teacher_of(folder, HeadKind.EAGLE).shared)
+    p = F.one_hot(text.roll(-1, dims=1), VOCAB).float()
+    p[:, 5:] = p[:, 5:].roll(1, dims=2)  # from there on the head is wrong
+    features, counts = torch.zeros(2, LENGTH, VOCAB), torch.ones(2, LENGTH)
+    assert train_heads.chain_loss(head, features, text, p, counts, 3) > 10
+    counts[:, 5:] = 0
+    assert train_heads.chain_loss(head, features, text, p, counts, 3) < 1e-3
+    assert train_heads.chain_loss(head, features, text, p, 0 * counts, 3) == 0
+
+
+def test_the_written_gradient_is_that_of_autograd() -> None:
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(5, 9, generator=generator, dtype=torch.float64, requires_grad=True)
+    p = torch.rand(5, 9, generator=generator, dtype=torch.float64)
+    p = p / (1.2 * p.sum(dim=-1, keepdim=True))  # the head lacks some tokens of the target
+    logq = logits.log_softmax(dim=-1)
+    plain = 1.0 - torch.minimum(p, logq.exp()).sum(dim=-1) - (p * logq).sum(dim=-1)
+    weights = torch.rand(5, generator=generator, dtype=torch.float64)
+    (want,) = torch.autograd.grad((weights * plain).sum(), logits)
+    found = train_heads.Distance.apply(logits, p)
+    torch.testing.assert_close(found, plain, check_dtype=False)
+    (gradient,) = torch.autograd.grad((weights * found).sum(), logits)
+    torch.testing.assert_close(gradient, want, rtol=1e-5, atol=1e-6)
+
+
+def test_who_knows_the_text_has_every_draft_accepted(folder: Path) -> None:
+    teacher = teacher_of(folder, HeadKind.EAGLE)
+    head = AllKnowing(teacher.shared)
+    prompts = [np.array([1, 2, 3, 4]), np.array([5, 6])]
+    hits = [head_hits(head, teacher)]
+    assert rates(teacher, hits, prompts, LENGTH, 0.5) == [[1.0] * NUM_DRAFTS]
     head.shift = 1
-    assert head_hits(head, target, text, noise).float().mean() < 0.5
+    assert rates(teacher, hits, prompts, LENGTH, 0.5)[0][0] < 0.5
 
 
-def test_tokens_are_counted_pass_by_pass() -> None:
-    chains = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1], [1, 0, 0, 0]])
-    # Two accepted and one more; none and one more; one and one more.
-    assert tokens_per_pass(chains[None]) == pytest.approx((3 + 1 + 2) / 3)
-    assert by_depth(chains[None]) == "0.80 0.75 0.67 1.00"
+def test_the_target_chooses_each_token_with_its_noise_after_prompts_of_any_length(
+    folder: Path,
+) -> None:
+    teacher = teacher_of(folder, HeadKind.EAGLE)
+    prompts = [np.array([1, 2, 3, 4]), np.array([5, 6])]
+    noise = teacher.noise([0.0, 3.0], 5)
+    text = teacher.write(prompts, LENGTH, noise)
+    assert (text[0, :4].tolist(), text[1, :2].tolist()) == ([1, 2, 3, 4], [5, 6])
+    logits = teacher.read(text, (LAST,))[1]
+    greedy = logits.argmax(dim=-1)
+    for place in range(4, LENGTH):
+        scores = logits[:, place - 1] + noise(place)
+        assert torch.equal(text[:, place], scores.argmax(dim=-1))
+    assert torch.equal(text[0, 4:], greedy[0, 3:-1])
+    assert not torch.equal(text[1, 2:], greedy[1, 1:-1])
 
 
 def test_a_head_of_fewer_tokens_is_held_to_theirs_and_never_chooses_another(
-    target: LlamaForCausalLM,
+    folder: Path,
 ) -> None:
-    head = widened("eagle3", target)
+    head = widened(HeadKind.EAGLE3, teacher_of(folder, HeadKind.EAGLE3).shared)
     p = torch.rand(3, VOCAB)
     assert torch.equal(head.of_vocabulary(p), p[:, IDS])
     logits = head.of_target(torch.ones(3, len(IDS)))
     assert torch.equal(torch.isfinite(logits[0]).nonzero().flatten(), IDS)
 
 
-def test_eagle_begins_as_the_best_linear_guess(target: LlamaForCausalLM) -> None:
+def test_eagle_begins_as_the_best_linear_guess(folder: Path) -> None:
     text = torch.randint(VOCAB, (64, LENGTH), generator=torch.Generator().manual_seed(4))
-    head = new_head("eagle", target, IDS)
+    teacher = teacher_of(folder, HeadKind.EAGLE)
+    head = new_head(HeadKind.EAGLE, teacher.shared, IDS)
     assert isinstance(head, Eagle)
-    features = sources_of(head, target_features(target, text))
+    with torch.no_grad():
+        features = teacher.read(text, teacher.shared.layers)[0]
     words = F.embedding(text[:, 1:], head.embedding)
     inputs = torch.cat((words, features[:, :-1]), dim=-1)
 
@@ -241,17 +289,19 @@ def test_eagle_begins_as_the_best_linear_guess(target: LlamaForCausalLM) -> None
             weight += change
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", FILES)
 def test_a_few_steps_bring_every_head_nearer_to_the_target(
-    name: str, target: LlamaForCausalLM, text: Tensor
+    kind: HeadKind, folder: Path, text: Tensor
 ) -> None:
-    head = new_head(name, target, IDS)
-    features = target_features(target, text)
-    p = target.lm_head(features[..., -HIDDEN:]).softmax(dim=-1)
+    teacher = teacher_of(folder, kind)
+    head = new_head(kind, teacher.shared, IDS)
+    with torch.no_grad():
+        features, logits = teacher.read(text, teacher.shared.layers)
+    p, counts = logits.softmax(dim=-1), torch.ones(text.shape)
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
-        loss = train_heads.chain_loss(head, sources_of(head, features), text, p, 4)
+        loss = train_heads.chain_loss(head, features, text, p, counts, 4)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -261,7 +311,7 @@ def test_a_few_steps_bring_every_head_nearer_to_the_target(
 
 
 def test_the_plan_gives_chains_to_a_head_only_once_its_states_are_worth_reading() -> None:
-    plan: Callable[[float], tuple[int, int]] = train_heads.RECIPES["eagle"].plan
-    assert plan(0.0) == (8, 1)
-    assert plan(0.5) == (4, train_heads.NUM_STEPS)
-    assert train_heads.RECIPES["medusa"].plan(0.0) == (8, NUM_MEDUSA_HEADS)
+    plan = Plan(HeadKind.EAGLE)
+    assert plan.shape(0.0) == (16, 1)
+    assert plan.shape(0.5) == (8, train_heads.NUM_STEPS)
+    assert Plan(HeadKind.MEDUSA).shape(0.0) == (16, NUM_MEDUSA_HEADS)

@@ -1,0 +1,53 @@
+"""Writes files of a training run whole or not at all: under another name, which is then changed.
+
+A process that is killed at any moment leaves the old file or the new one. Knows no head.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from proto.errors import OutputError
+from proto.system import cannot_write
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors on the CPU as a safetensors file. Raises OutputError."""
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    partial = _partial(path)
+    try:
+        save_file(whole, partial, metadata={"format": "pt", **(metadata or {})})
+        partial.chmod(0o644)
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise _failed(path, error) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8. Raises OutputError."""
+    partial = _partial(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise _failed(path, error) from error
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".partial-{path.name}")
+
+
+def _failed(path: Path, error: Exception) -> OutputError:
+    """Return the exception for a file that could not be written, with what to do about it."""
+    why = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno:
+        why = cannot_write(error)
+    return OutputError(f"cannot write {path}: {why}; then the same command goes on")
