@@ -36,7 +36,7 @@ def connect_ray(wanted: "Wanted") -> "NodeLauncher":
 
 
 def measurements() -> "tuple[Command, ...]":
-    """Return the lab's commands: proofs, experiments, profiles, pairs, testbeds, plans, heads ..."""
+    """Return the lab's commands."""
     from lab.experiments.command import experiment
     from lab.lossless.command import verify_lossless
     from lab.measure.profile import profile
@@ -46,8 +46,8 @@ def measurements() -> "tuple[Command, ...]":
     from lab.trace.command import trace_summary
     from lab.training.command import train_head
 
-    found = verify_lossless, experiment, profile, measure, testbed, plan, train_head, trace_summary
-    return found
+    measuring = verify_lossless, experiment, profile, measure
+    return *measuring, testbed, plan, train_head, trace_summary
 
 
 def main(program: str = "coordinator") -> int:

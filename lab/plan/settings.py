@@ -24,7 +24,7 @@ class Costs(Frozen):
     pair: Annotated[
         str,
         Field(
-            description="Take costs and acceptance from this file, which `measure` has written. "
+            description="Take costs and acceptance from what `measure` has written. "
             "Other flags replace single values of it: for example --hop-ms 5 says what a slower "
             "link would change.",
             json_schema_extra={"metavar": "FILE"},
