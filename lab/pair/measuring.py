@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
@@ -56,7 +57,7 @@ class Run:
     """What was measured while texts were written.
 
     samples  of both nodes by the kind of policy, one for each text
-    ways_s   seconds of drafts from drafter to target, of texts in which the target waits for them
+    ways_s   seconds of drafts from drafter to target by the kind of policy
     """
 
     said: list[Said] = field(default_factory=list)
@@ -64,7 +65,21 @@ class Run:
     samples: dict[tuple[Role, Kind], list[Samples]] = field(
         default_factory=lambda: {(role, kind): [] for role in Role for kind in Kind}
     )
-    ways_s: list[float] = field(default_factory=list)
+    ways_s: dict[Kind, list[float]] = field(default_factory=lambda: {kind: [] for kind in Kind})
+
+    @property
+    def way_s(self) -> float:
+        """Return the median seconds of a draft, where the target waits for drafts, if there is one.
+
+        Where it does not wait, it reads drafts late. On a machine that is busy with other things it
+        may have stopped waiting before any came. Raises NodeError if no draft came at all.
+        """
+        for kind in (Kind.APART, Kind.BESIDE):
+            if self.ways_s[kind]:
+                return median(self.ways_s[kind])
+        raise NodeError(
+            "no draft reached the target: end what else uses the machine, measure again"
+        )
 
 
 def jobs_of(prompts: Sequence[tuple[int, ...]], plain_s: float) -> list[Job]:
@@ -162,8 +177,7 @@ def _note(pair: Pair, done: Run, job: Job, metrics: Metrics) -> None:
         done.samples[role, kind_of(job.speculation.policy)].append(samples_of(timeline, role))
     if job.name:
         done.metrics.append((job, metrics))
-    if kind_of(job.speculation.policy) is Kind.APART:
-        done.ways_s += ways_of(timeline.hops)
+    done.ways_s[kind_of(job.speculation.policy)] += ways_of(timeline.hops)
 
 
 def kind_of(policy: PolicyName) -> Kind:

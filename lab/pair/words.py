@@ -11,6 +11,7 @@ from lab.pair.record import Measured, Node, Share
 
 NUM_RANKS = 4  # choices of the drafter that have a column
 ORDINALS = ("1st", "2nd", "3rd", "4th")
+FAR_OFF = 0.25  # an expectation with which something is wrong
 SHOWN_ROWS = (1, 2, 3, 5, 9, 16)
 
 
@@ -119,6 +120,18 @@ def _speeds(measured: Measured) -> Section:
         "Greedy texts, one at a time, with the numbers that each policy has by default.",
         (*header, "% of drafts accepted"),
         tuple(rows),
+        _warning(measured),
+    )
+
+
+def _warning(measured: Measured) -> str:
+    """Return a line if an expectation is far off; else nothing."""
+    speeds = measured.speeds
+    if all(abs(one.predicted / one.tokens_per_second - 1) < FAR_OFF for one in speeds):
+        return ""
+    return (
+        "Some of it is far off: something else may have used the machine, and then all times are "
+        "too long. Measure again when it is idle."
     )
 
 

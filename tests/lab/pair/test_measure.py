@@ -54,8 +54,9 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
     assert found["chances"][0]["alpha"] == found["chances"][0]["ranks"][0]
     for node in ("target", "drafter"):
         assert all(ms > 0 for _, ms in found[node]["alone"] + found[node]["beside"])
-        assert found[node]["host_us"] > 0
-    assert max(rows for rows, _ in found["target"]["alone"]) == 16
+        assert found[node]["host_us"]["beside"] > 0
+    # Which numbers of rows there were, a busy machine decides as well.
+    assert len({rows for rows, _ in found["target"]["alone"] + found["target"]["beside"]}) > 2
     assert [speed["policy"] for speed in found["speeds"]] == ["ar", "tree"]
     assert found["advice"][0]["what"] == "as measured, temperature 0"
     page = (tmp_path / "pair.md").read_text()

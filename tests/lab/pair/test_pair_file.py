@@ -1,6 +1,7 @@
 """The file of a measured pair: what `plan` reads of it, what it refuses, what people read."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -142,5 +143,8 @@ def test_the_page_has_all_figures_and_tells_alpha_from_drafts_accepted() -> None
     assert "| 0.7 | 0.50 [0.50, 0.50] | 0.50 [0.50, 0.50] | 0.00 |" in page
     assert "| target pass, drafter runs | 36 |  |  |  | 44 |  |" in page
     assert "| tree | 60 | 2.00 | 57 | -5% | 3.00 | 31% |" in page
+    assert "Some of it is far off" not in page
+    slow = replace(measured(), speeds=(Speed("auto", 20.0, 57.0, 3.0, 0.31),))
+    assert "Some of it is far off" in words.as_page(slow)
     assert "alpha is the chance that the classical rules (--verify token) accept a draft" in page
     assert 'Neither is the "% of drafts accepted"' in page
