@@ -363,7 +363,7 @@ class Screen:
             return
         self._said_at = now
         done = report.share - self._begun[1]
-        left = (1 - report.share) * (now - self._begun[0]) / done if done > 0 else None
+        left = max(0.0, 1 - report.share) * (now - self._begun[0]) / done if done > 0 else None
         when = "" if left is None else f", about {left / 60:.1f} minutes left of this part"
         typer.echo(f"{more}{when}", err=True)
 

@@ -360,3 +360,19 @@ def test_a_lack_of_memory_is_said_in_a_line(
     usual = arguments_of(target, texts, HeadKind.EAGLE3, tmp_path / "head")
     line = line_of(monkeypatch, capsys, *usual, "--num-texts", 8, "--num-steps", 2)
     assert line.startswith(f"{target}: not enough memory on cpu to train this head; ")
+
+
+def test_without_a_terminal_a_line_now_and_then_says_what_is_left(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    clock = iter((0.0, 60.0, 120.0, 180.0))
+    monkeypatch.setattr(command, "monotonic", lambda: next(clock))
+    screen = command.Screen(command.Console(stderr=True, force_terminal=False))
+    screen.say(train_heads.Report("steps", 10, 0.25, 5.0))
+    screen.say(train_heads.Report("steps", 20, 0.5, 4.0))
+    screen.say(train_heads.Report("steps", 41, 1.01, 3.0))
+    assert capsys.readouterr().err.splitlines() == [
+        "10 steps, loss 5.00",
+        "20 steps, loss 4.00, about 2.0 minutes left of this part",
+        "41 steps, loss 3.00, about 0.0 minutes left of this part",
+    ]
