@@ -178,7 +178,8 @@ def test_drafters_come_late_do_not_fit_are_lost_and_come_back(
     assert [line.split(":")[0].split(" on ")[0] for line in said[1:3]] == [
         "refused the drafter"
     ] * 2
-    assert len(said) == 6, said
+    # A drafter whose greeting is late greets again, and may be announced again.
+    assert len(dict.fromkeys(said)) == 6, said
 
 
 @pytest.mark.slow
