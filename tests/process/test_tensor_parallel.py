@@ -32,7 +32,7 @@ from tests.process.reference import (
 from tests.process.test_faults import alive, wait_for
 from tests.tiny_models import make_model
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = pytest.mark.long
