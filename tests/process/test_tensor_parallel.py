@@ -35,7 +35,6 @@ from tests.tiny_models import make_model
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = pytest.mark.long
 TWO = "cpu:0,cpu:1"
 GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=48, ignore_eos=True)
@@ -156,7 +155,7 @@ def busy(pair: Pair, kill: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize(
     ("rank", "when"),
-    [(1, busy), pytest.param(0, busy, marks=LONG), pytest.param(1, idle, marks=pytest.mark.slow)],
+    [(1, busy), (0, busy), pytest.param(1, idle, marks=pytest.mark.slow)],
 )
 def test_a_rank_that_is_killed_ends_the_target_with_one_line(
     rank: int, when: Callable[[Pair, Callable[[], None]], None], tmp_path: Path
