@@ -175,7 +175,6 @@ def test_a_rank_that_is_killed_ends_the_target_with_one_line(
     assert rank == 0 or "rank 1 of 2 (cpu:1)" in line
 
 
-@LONG
 @pytest.mark.parametrize("when", [busy, pytest.param(idle, marks=pytest.mark.slow)])
 def test_a_rank_that_is_stopped_is_named_within_the_limit_of_silence(
     when: Callable[[Pair, Callable[[], None]], None], tmp_path: Path
@@ -195,7 +194,6 @@ def test_a_rank_that_is_stopped_is_named_within_the_limit_of_silence(
     assert "\n" not in line
 
 
-@LONG
 @pytest.mark.parametrize("stopped", [(0, 1), (1,)])
 def test_no_rank_is_left_behind_when_a_pair_is_closed(
     stopped: tuple[int, ...], tmp_path: Path
@@ -242,7 +240,6 @@ def test_a_follower_that_is_stopped_ends_when_rank_0_is_killed() -> None:
     assert wait_for(lambda: not alive(int(said)), 10.0)
 
 
-@LONG
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_signal_while_a_node_by_hand_loads_ends_all_its_ranks_and_leaves_no_folder(
     *, stopped: bool, tmp_path: Path
@@ -284,7 +281,6 @@ def test_hidden_states_of_two_ranks_are_those_of_the_whole(tmp_path: Path) -> No
     assert difference(torch.load(made), want) < TOLERANCE
 
 
-@LONG
 def test_an_architecture_that_cannot_be_divided_is_refused_in_a_line(tmp_path: Path) -> None:
     folder = str(make_model("gpt2", tmp_path))
     config = PairConfig(target=folder, drafter="ngram", target_device=TWO)
