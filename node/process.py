@@ -153,7 +153,7 @@ def read_config() -> NodeConfig:
         raise ConfigurationError(NO_CONFIG)
     config = NodeConfig.from_json(sys.stdin.readline(MAX_CONFIG_CHARS))
     watch = threading.Thread(
-        target=_end_with_parent, args=(config.parent_pid,), name="lifeline", daemon=True
+        target=end_with_parent, args=(config.parent_pid,), name="lifeline", daemon=True
     )
     watch.start()
     return config
@@ -169,7 +169,8 @@ def connect(config: NodeConfig) -> Connection:
     )
 
 
-def _end_with_parent(pid: int) -> None:
+def end_with_parent(pid: int) -> None:
+    """End this process when process `pid`, which has started it, ends or closes our input."""
     while os.getppid() == pid:
         # The descriptor, not sys.stdin: its buffer's lock would be held at interpreter exit.
         if select.select([0], [], [], PARENT_CHECK_S)[0] and not os.read(0, 4096):

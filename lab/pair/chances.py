@@ -13,7 +13,9 @@ line of JSON (`Request`), the answer one line for each text (`Judged`).
 """
 
 import json
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -25,6 +27,7 @@ from engine.loading import Engine, load_engine
 from lab.measure.ranks import logits_after, ranked
 from lab.pair.requests import Judged, Request, Said
 from lab.records import from_json
+from node.process import end_with_parent
 
 # Logits of one chunk of a text, at most: 64 MiB for each model in float32.
 CHUNK_LOGITS = 1 << 24
@@ -89,8 +92,10 @@ def answers(request: Request) -> Iterator[Judged]:
 
 def main() -> int:
     """Answer the request on standard input; return the exit status."""
+    request = from_json(Request, sys.stdin.readline())
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
-        for found in answers(from_json(Request, sys.stdin.readline())):
+        for found in answers(request):
             sys.stdout.write(json.dumps(asdict(found)) + "\n")
             sys.stdout.flush()
     except EngineError as error:

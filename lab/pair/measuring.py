@@ -1,10 +1,12 @@
 """Runs a pair as `generate` would, and measures it while it writes texts."""
 
+import contextlib
 import json
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,8 +39,9 @@ ROWS_BESIDE, ROWS_ALONE = (1, 2, 4, 8, 15), (1, 8, 15)
 # For a first guess of how long everything takes: tokens of a pass with drafts, seconds of a text
 # besides its passes, seconds of what is computed after the texts.
 USUAL_GAIN, JOB_S, AFTERWARDS_S = 2.0, 0.3, 40.0
+NO_ANSWER = "no answer came in time; give fewer or shorter texts"
 NUM_WARM = 16  # tokens that do not count, before everything else
-END_LIMIT_S = 60.0  # for the process that computes chances to end, after its last answer
+ANSWER_LIMIT_S = 1800.0  # for the process that computes chances to load, or to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,29 +249,44 @@ def request_of(pair: Pair, said: Sequence[Said]) -> Request:
 
 def judged(request: Request) -> Iterator[Text]:
     """Yield what a process of its own computes of each text. Raises NodeError."""
-    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as log:
-        asked.write(json.dumps(asdict(request)) + "\n")
-        asked.seek(0)
+    with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "lab.pair.chances"],
             cwd=ROOT,
-            stdin=asked,
+            stdin=subprocess.PIPE,  # it stays open: the process ends when it is closed
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
         )
+        assert process.stdin is not None
         assert process.stdout is not None
         try:
-            for text, line in zip(request.texts, process.stdout, strict=False):
+            with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
+                process.stdin.write(json.dumps(asdict(request)) + "\n")
+                process.stdin.flush()
+            for text in request.texts:
+                if not (line := _line_of(process)):
+                    log.seek(0)
+                    why = log.read().strip().splitlines() or [NO_ANSWER]
+                    raise NodeError(f"the chances were not computed: {why[-1]}")
                 found = from_json(Judged, line)
                 ours = text.prompt, text.said, text.seed
                 yield Text(*ours, found.overlaps, found.ranks, found.scores)
-            failed = process.wait(END_LIMIT_S) != 0
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
-        if failed:
-            log.seek(0)
-            lines = log.read().strip().splitlines() or ["no reason was given"]
-            raise NodeError(f"the chances were not computed: {lines[-1]}")
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def _line_of(process: "subprocess.Popen[str]") -> str:
+    """Return the next line that a process writes; "" if it ends, or takes too long and is ended."""
+    assert process.stdout is not None
+    limit = threading.Timer(ANSWER_LIMIT_S, process.kill)
+    limit.daemon = True
+    limit.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        limit.cancel()

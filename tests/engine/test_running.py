@@ -74,7 +74,7 @@ ended = threading.Event()
 running.wait_at_end(lambda: ended.wait(10))
 reading, writing = os.pipe()
 os.dup2(reading, 0)
-threading.Thread(target=process._end_with_parent, args=(os.getppid(),), daemon=True).start()
+threading.Thread(target=process.end_with_parent, args=(os.getppid(),), daemon=True).start()
 os.close(writing)
 while not running._is_ending.is_set():
     time.sleep(0.001)
