@@ -10,8 +10,7 @@ from tokenizers import Tokenizer
 
 from lab.measure import ranks
 from rehearsal.acceptance import NUM_RANKS, Trace, read
-from tests.tiny_models import make_model, make_noised
-from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
+from tests.lab.bytewise_pair import make_bytewise_pair
 
 PROMPT = "def f(x):"
 NUM_TOKENS = 20
@@ -19,12 +18,7 @@ NUM_TOKENS = 20
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    target = make_model("llama", folder / "target", vocab=VOCAB_SIZE)
-    drafter = make_noised(target, folder / "drafter", 0.3)
-    for model in (target, drafter):
-        save_bytewise_tokenizer(model)
-    return target, drafter
+    return make_bytewise_pair(tmp_path_factory.mktemp("models"), 0.3)
 
 
 def recorded(

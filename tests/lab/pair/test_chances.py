@@ -10,9 +10,9 @@ import transformers as hf
 from lab.pair import chances
 from lab.pair.requests import Judged, Request, Said
 from rehearsal.acceptance import NUM_RANKS
+from tests.lab.bytewise_pair import make_bytewise_pair
 from tests.noise import gumbel
-from tests.tiny_models import make_model, make_noised
-from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 PROMPT, SEED = (5, 17, 40, 8), 3
 SAID = tuple((11 * index * index + 7) % VOCAB_SIZE for index in range(24))
@@ -20,12 +20,7 @@ SAID = tuple((11 * index * index + 7) % VOCAB_SIZE for index in range(24))
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    target = make_model("llama", folder / "target", vocab=VOCAB_SIZE)
-    drafter = make_noised(target, folder / "drafter", 0.3)
-    for model in (target, drafter):
-        save_bytewise_tokenizer(model)
-    return target, drafter
+    return make_bytewise_pair(tmp_path_factory.mktemp("models"), 0.3)
 
 
 def judged(target: Path, drafter: Path, temperature: float) -> Judged:

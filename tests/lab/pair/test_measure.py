@@ -11,8 +11,7 @@ from lab.pair.command import measure
 from lab.plan.report import case_of
 from lab.plan.settings import Costs, Texts
 from rehearsal.planning import make_plan
-from tests.tiny_models import make_model, make_noised
-from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
+from tests.lab.bytewise_pair import make_bytewise_pair
 
 
 def run_measure(patch: pytest.MonkeyPatch, *options: str) -> int:
@@ -21,10 +20,7 @@ def run_measure(patch: pytest.MonkeyPatch, *options: str) -> int:
 
 
 def models(folder: Path) -> tuple[str, ...]:
-    target = make_model("llama", folder / "target", vocab=VOCAB_SIZE)
-    drafter = make_noised(target, folder / "drafter", 0.1)
-    for model in (target, drafter):
-        save_bytewise_tokenizer(model)
+    target, drafter = make_bytewise_pair(folder, 0.1)
     return "--target", str(target), "--drafter", str(drafter)
 
 
