@@ -4,7 +4,7 @@ A process that is killed at any moment leaves the old file or the new one. Knows
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -20,29 +20,34 @@ def write_tensors(
 ) -> None:
     """Write tensors on the CPU as a safetensors file. Raises OutputError."""
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    partial = _partial(path)
-    try:
+
+    def write(partial: Path) -> None:
         save_file(whole, partial, metadata={"format": "pt", **(metadata or {})})
         partial.chmod(0o644)
-        os.replace(partial, path)
+
+    try:
+        replace(path, write)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         raise _failed(path, error) from error
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8. Raises OutputError."""
-    partial = _partial(path)
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise _failed(path, error) from error
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f".partial-{path.name}")
+def replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file beside `path` and rename it; on an error, remove it."""
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _failed(path: Path, error: Exception) -> OutputError:

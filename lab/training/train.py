@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lab.training.corpus import library_texts, package_texts
+from lab.training.files import replace
 from proto.installation import MODELS
 
 WORK = MODELS / "work"
@@ -194,13 +195,6 @@ def generate(model: LlamaForCausalLM, prompts: Tensor, length: int, temperature:
         scores = logits - temperature[:, None] * torch.empty_like(logits).exponential_().log()
         text = torch.cat([text, scores.argmax(dim=1, keepdim=True)], dim=1)
     return text
-
-
-def replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file beside `path` and rename it, so that a reader never sees half a file."""
-    partial = path.with_name(f".partial-{path.name}")
-    write(partial)
-    os.replace(partial, path)
 
 
 def current_model(recipe: Recipe) -> LlamaForCausalLM:
