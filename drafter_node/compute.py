@@ -10,6 +10,19 @@ from proto.messages import Open, Proposal
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where the target is when it chooses the token that a drafter's token belongs to.
+
+    position  the position of the token that the bytes in `begun` would be, or begin
+    begun     the last of the target's tokens on the drafter's path, in bytes; b"": there is none,
+              the next token begins at `position`
+    """
+
+    position: int
+    begun: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One text's part of a forward: run `feed`, and choose children at its last `num_asked` rows.
 
@@ -20,11 +33,12 @@ class Part:
                 made from this incarnation and `number`; None: choose with the noise shared with the
                 target
     drafted     for each row that is asked, the tokens between the committed text and the choice, if
-                logits processors need them
+                logits processors or a translation need them
     ahead       of a chain: the feeds of further steps that may follow at once, each for the token
                 that is chosen by the step before, unless a message arrives
     least       the further steps end when the sum of the chosen scores is less than this
     feature_dtype  of a head: type of the features (target's hidden states) that the feed carries
+    places      of a drafter with another vocabulary: for each asked row, where the target is
     """
 
     opened: Open
@@ -37,6 +51,7 @@ class Part:
     ahead: tuple[Feed, ...] = ()
     least: float = 0.0
     feature_dtype: str = ""
+    places: tuple[Place, ...] = ()
 
     def after(self, chosen: "Sequence[Children]") -> Self | None:
         """Return the next of the further steps (`ahead`); None if there is none to make.

@@ -50,7 +50,7 @@ sampled. A verdict that begins a new attempt (see `target_node/verifying.py`) re
 also those on its path: they may have been judged already.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -200,6 +200,33 @@ class Drafting:
         self._numbers.suspect()
         return (*moves, *self.send(now))
 
+    def go_on(
+        self, tail: Sequence[int], said: bytes, follows: Callable[[bytes, int], bytes | None]
+    ) -> Sequence[SharedAction]:
+        """Note how the text goes on behind the committed tokens; returns the actions.
+
+        A drafter with another vocabulary than the target knows the text's end only in bytes: the
+        tokens may still change (`translation/text.py`). Drafts that contradict it die.
+
+        tail     the tokens of the end, as they are now
+        said     the end in bytes
+        follows  as for `SpeculationTree.prune`
+        """
+        self.tree.prune(said, follows)
+        above, keys = self.tree.root, []
+        for token in tail:
+            self.tree.grow(above, (token,), (0.0,), self._known.source)
+            if (node := self.tree.child(above, token)) is None:
+                break  # the tree is full
+            above = node.key
+            keys.append(above)
+        self.frontier.moved()
+        self.frontier.knows(keys)
+        self.slots.advance((), self._fed)
+        self._unsent = [key for key in self._unsent if key in self.tree.nodes]
+        self._said_done = 0
+        return ()
+
     def _forget_steps(self) -> None:
         """Forget the steps that may follow the running forward: the cache was cut below them."""
         self._running = replace(self._running, num_ahead=0)
@@ -224,7 +251,10 @@ class Drafting:
             return found[:1] if self.chunk else ()
         num_nodes, policy = len(self.tree.nodes), self.opened.policy
         num_new = (self.tree.max_nodes - num_nodes) // policy.branches
-        return found[: min(num_new, self.slots.num_free, self._pace.num_nodes(policy.width))]
+        num_free = self.slots.num_free
+        if self._known.is_translated:
+            num_free -= len(self._unfed_above([tip.key for tip in found]))
+        return found[: max(0, min(num_new, num_free, self._pace.num_nodes(policy.width)))]
 
     @property
     def may_copy(self) -> bool:
@@ -239,7 +269,7 @@ class Drafting:
     def read(self) -> Part:
         """Return the Part that prefills the next chunk; the last chunk also expands the root."""
         feed = self._reading.feed_chunk(self.chunk)
-        is_last = self.slots.prefix_len == len(self.tree.text)
+        is_last = self.slots.prefix_len == len(self.tree.text) and not self.frontier.has_tail
         return self._begin(feed, (self.tree.root,) if is_last else ())
 
     def expand(self, tips: Sequence[Tip], *, is_alone: bool = False) -> Part:
@@ -250,10 +280,24 @@ class Drafting:
         """
         keys = tuple(tip.key for tip in tips)
         nodes = [self.tree.nodes[key] for key in keys if key != self.tree.root]
+        if self._known.is_translated:
+            nodes = [*self._unfed_above(keys), *nodes]
         feed = self._reading.feed(self.tree.rows_of(nodes))
         if not is_alone or len(keys) > 1 or self.opened.policy.branches > 1:
             return self._begin(feed, keys)
         return self._begin(feed, keys, self._feed_ahead(keys[0]))
+
+    def _unfed_above(self, keys: Sequence[int]) -> list[Node]:
+        """Return the nodes above these that the cache lacks, parents first: parts of the tail."""
+        found: dict[int, Node] = {}
+        for key in keys:
+            above: list[Node] = []
+            while key != self.tree.root and (key := self.tree.nodes[key].parent) != self.tree.root:
+                if key in self.slots or key in found:
+                    break
+                above.append(self.tree.nodes[key])
+            found |= {node.key: node for node in reversed(above)}
+        return list(found.values())
 
     def _feed_ahead(self, key: int) -> tuple[Feed, ...]:
         """Return feeds for the steps below this node that may follow at once, in a chain.
@@ -287,7 +331,7 @@ class Drafting:
         self._forwards += 1
         opened = self.opened
         drafted: tuple[tuple[int, ...], ...] = ()
-        if opened.sampling.has_processors:
+        if opened.sampling.has_processors or self._known.is_translated:
             drafted = tuple(map(self._path_to, parents))
         return Part(
             opened,
@@ -404,7 +448,7 @@ class Drafting:
             return ()
         # A target that decides by costs may wait for more drafts than a pass needs to start.
         is_launch_met = len(self._first_chain()) == self._num_wanted()
-        is_waited_for = self.opened.policy.prices_waits or not is_launch_met
+        is_waited_for = self._counts_nothing or not is_launch_met
         if not is_waited_for and not self._unsent:
             return ()
         return self._send_all(now, done=True)
@@ -449,9 +493,16 @@ class Drafting:
         back, depends on what was drafted, and so would the choice of the drafts that are judged
         (docs/adr/0003).
         """
-        opened = self.opened
-        is_judged = opened.rule is not Rule.COUPLED
-        return not self._has_drafted or is_judged or opened.policy.prices_waits
+        is_judged = self.opened.rule is not Rule.COUPLED
+        return not self._has_drafted or is_judged or self._counts_nothing
+
+    @property
+    def _counts_nothing(self) -> bool:
+        """True if this side does not know with how many drafts a pass starts.
+
+        The target decides by costs, or its tokens are others than those that are drafted here.
+        """
+        return self.opened.policy.prices_waits or self._known.is_translated
 
     def _holds_back(self) -> bool:
         """True if unsent drafts are kept: the target cannot use them yet, or decodes alone."""

@@ -85,6 +85,9 @@ class Frontier:
         # path are not first children (detours). Both include nodes that are committed by now.
         self._paths: dict[int, tuple[float, int]] = {tree.root: (0.0, 0)}
         self._expanded: set[int] = set()
+        # The last node that is certain (of another vocabulary's tail), or the root; and how many
+        # nodes are certain.
+        self._start, self._num_known = tree.root, 0
         # For live nodes that were not expanded and do not end the text: position, chance, detours.
         self._open: dict[int, tuple[int, float, int]] = {}
 
@@ -101,7 +104,7 @@ class Frontier:
             is_generated = len(text) > self._opened.num_prompt
             is_end = is_generated and text.tokens[-1] in self._opened.limits.stop_ids
             return [] if is_end else [Tip(tree.root, 1.0)]
-        origin, detours_so_far = self._paths[tree.root]
+        origin, detours_so_far = self._paths[self._start]
         most = detours_so_far + policy.detours
         open_ = [
             (score, key)
@@ -110,7 +113,7 @@ class Frontier:
         ]
         if len(open_) > 1:
             open_.sort(reverse=True)
-        tips = [Tip(key, exp(score - origin)) for score, key in open_[: policy.width]]
+        tips = [Tip(key, min(1.0, exp(score - origin))) for score, key in open_[: policy.width]]
         # Only the first few count: nodes that merely add breadth are no reason for a step.
         chance = sum(tip.chance for tip in tips[:WIDTH_MIN])
         return tips if chance >= exp(policy.min_score) else []
@@ -119,8 +122,13 @@ class Frontier:
     def end(self) -> int:
         """Return the length that a path must be below for drafts to follow it, in tokens."""
         num_text = len(self._tree.text)
-        most = min(self._window, self._opened.limits.max_drafts(num_text))
+        most = min(self._window + self._num_known, self._opened.limits.max_drafts(num_text))
         return min(num_text + most, self._max_len)
+
+    @property
+    def has_tail(self) -> bool:
+        """True if nodes behind the root are certain, so that the root itself is not expanded."""
+        return self._num_known > 0
 
     def least_below(self, key: int) -> float:
         """Return the least sum of scores below this node at which a node is still expanded.
@@ -131,6 +139,19 @@ class Frontier:
         return origin + self._opened.policy.min_score - self._paths[key][0]
 
     # -- facts ------------------------------------------------------------------------------------
+
+    def knows(self, tail: Sequence[int]) -> None:
+        """Note the nodes that are certain (path hashes, from the root on): drafts follow the last.
+
+        They were added to the tree, and those above the last are not expanded.
+        """
+        above = self._tree.root
+        for key in tail:
+            self.expanded(above)
+            if key not in self._paths:
+                self.grew(above, (key,))
+            above = key
+        self._start, self._num_known = above, len(tail)
 
     def expanded(self, key: int) -> None:
         """Note that the children of the root or of a live node have been chosen."""
@@ -153,6 +174,7 @@ class Frontier:
     def moved(self) -> None:
         """Drop the nodes that died when the root moved."""
         root, nodes, paths = self._tree.root, self._tree.nodes, self._paths
+        self._start, self._num_known = root, 0
         self._paths = {key: paths[key] for key in nodes}
         self._paths[root] = paths.get(root, (0.0, 0))
         self._expanded.intersection_update(self._paths)
@@ -167,6 +189,7 @@ class Frontier:
         self._expanded.clear()
         self._open.clear()
         self._paths = {self._tree.root: (0.0, 0)}
+        self._start, self._num_known = self._tree.root, 0
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""

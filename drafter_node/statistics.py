@@ -18,6 +18,7 @@ class Known:
     chunk    most tokens that one forward prefills
     depth    most tokens in a row that it can draft
     is_head  True: it is a head, which reads the target's features (`feeding.py`)
+    is_translated  True: it has another vocabulary than the target (`translation/`)
     """
 
     max_len: int
@@ -27,3 +28,4 @@ class Known:
     chunk: int = PREFILL_CHUNK
     depth: int = MAX_WINDOW
     is_head: bool = False
+    is_translated: bool = False

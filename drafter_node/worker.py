@@ -12,13 +12,17 @@ from drafter_node.compute import NOTHING, Action, Children, Compute, Part, Propo
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
+from drafter_node.translation.follower import TranslatingFollower
+from drafter_node.translation.text import Languages
 from engine.choice.coupling import chain_choice, rank_scored
 from engine.choice.judging import life_of, sample_draft
 from engine.choice.sampling import sampling_of
-from engine.errors import GrammarError, NotFinite
+from engine.choice.translated import TranslatedChoice
+from engine.errors import GrammarError, ModelError, NotFinite
 from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed
-from engine.loading import Engine
+from engine.loading import Engine, tokenizer_of
+from engine.words import UNTRANSLATABLE, TokenizerWords, UnknownKind, unpacked
 from node.economics import CHAINS, PREFILL_CHUNKS, Passes
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
@@ -41,20 +45,38 @@ def serve(
     """Draft for the coordinator that has sent this Welcome; never returns (see `Loop.run`)."""
     executor, device = engine.executor, SimulatedDevice.of(config)
     steps = Passes(device.at_least(engine.pass_s))
+    languages = languages_of(config, engine, welcome)
     known = Known(
         max_len=engine.max_len,
         source=welcome.source,
         steps=steps,
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
+        is_translated=languages is not None,
         **about_head(engine),
     )
     count, capacity = executor.lanes.count, executor.capacity
     lanes = Lanes(count, capacity, is_head=known.is_head, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
-    follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
+    inner: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
+    follower = inner if languages is None else TranslatingFollower(inner, languages, known.max_len)
     forwards = Forwards(executor, heart, device, vocabulary_of(config))
-    worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames)
+    worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames, languages)
     Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
+
+
+def languages_of(config: NodeConfig, engine: Engine, welcome: Welcome) -> Languages | None:
+    """Return the vocabularies of drafter and target; None: they have the same.
+
+    Raises ModelError if one of them cannot be translated.
+    """
+    if not welcome.tokenizer:
+        return None
+    try:
+        own = TokenizerWords(tokenizer_of(config.model, config.revision))
+        target = TokenizerWords(unpacked(welcome.tokenizer))
+    except UnknownKind as error:
+        raise ModelError(UNTRANSLATABLE) from error
+    return Languages(own, target, engine.loaded.eos_token_ids)
 
 
 def about_head(engine: Engine) -> dict[str, Any]:
@@ -75,6 +97,7 @@ class Worker:
 
     vocab_size  token ids from this number on are never drafted
     is_called   returns True if a message has arrived
+    languages   the vocabularies of drafter and target; None: they have the same
     """
 
     def __init__(
@@ -84,7 +107,11 @@ class Worker:
         forwards: Forwards,
         vocab_size: int,
         is_called: Callable[[], bool],
+        languages: Languages | None = None,
     ) -> None:
+        self.translated: TranslatedChoice | None = None
+        if languages is not None:
+            self.translated = TranslatedChoice(languages.own, languages.target, languages.eos_ids)
         self.is_called = is_called
         self.max_candidates = config.max_candidates
         self.num_rows = engine.loaded.vocab_size  # rows of the embedding
@@ -234,16 +261,21 @@ class Worker:
 
     def _coupled(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
         """Return drafts of each row, chosen with the target's noise, and scores; logits [n, V]."""
-        spec = part.opened.sampling
-        ids, scores = rank_scored(
-            logits,
-            sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p),
-            spec.seed,
-            spec.sample_index,
-            part.positions,
-            part.opened.policy.branches,
-            num_valid=self.vocab_size,
-        )
+        spec, num_ranked = part.opened.sampling, part.opened.policy.branches
+        sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
+        drawn = sampling, spec.seed, spec.sample_index
+        if self.translated is not None:
+            ids, scores = self.translated.rank_scored(
+                logits,
+                *drawn,
+                [(place.position, place.begun) for place in part.places],
+                num_ranked,
+                num_valid=self.vocab_size,
+            )
+        else:
+            ids, scores = rank_scored(
+                logits, *drawn, part.positions, num_ranked, num_valid=self.vocab_size
+            )
         return tuple(
             Children(tuple(tokens), tuple(logs)) for tokens, logs in zip(ids, scores, strict=True)
         )

@@ -71,14 +71,23 @@ def fingerprint(name: str, revision: str | None = None) -> TokenizerPrint:
     refuse_odd_file(path)
     if not path.exists():
         return TokenizerPrint(path, 0, 0, "")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
+    tokenizer = _read_tokenizer(path)
     vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
     digest = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
     num_trained = tokenizer.get_vocab_size(with_added_tokens=False)
     return TokenizerPrint(path, num_trained, tokenizer.get_vocab_size(), digest)
+
+
+def tokenizer_of(name: str, revision: str | None = None) -> Tokenizer:
+    """Return a model's tokenizer. Raises ModelError if it cannot be read."""
+    return _read_tokenizer(find_checkpoint(name, revision) / "tokenizer.json")
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
 
 
 # -- loading ---------------------------------------------------------------------------------------

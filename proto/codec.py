@@ -442,7 +442,9 @@ _SCHEMAS: dict[type[Any], Field] = {
         *[integer(0, I31)] * 2,
         text(64),
     ),
-    m.Welcome: record(m.Welcome, integer(1, I31), _SOURCE, FLAG),
+    m.Welcome: record(
+        m.Welcome, integer(1, I31), _SOURCE, FLAG, binary(1, 0, m.MAX_TOKENIZER_BYTES)
+    ),
     m.Heartbeat: record(
         m.Heartbeat,
         several(_MARK, m.MAX_SESSIONS),

@@ -18,7 +18,7 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # The handshake: the roles, and what each side tells about itself before any work.
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 
 
 class Role(StrEnum):
@@ -87,11 +87,14 @@ class Welcome:
     source      number of a drafter as a source of drafts, in its drafts and in acks; the second
                 drafter's is 2 (see MODEL_SOURCE)
     traced      True: record what the loop does, and send it (`TracePart`)
+    tokenizer   of a drafter whose tokenizer is another one than the target's: the target's
+                tokenizer.json, packed by zlib; else b""
     """
 
     vocab_size: int
     source: int
     traced: bool = False
+    tokenizer: bytes = b""
 
 
 # -- policy ----------------------------------------------------------------------------------------
@@ -154,6 +157,7 @@ class Policy:
 
 # Limits that the codec enforces before anything is allocated.
 MAX_FRAME_BYTES = 1 << 23
+MAX_TOKENIZER_BYTES = 7 << 20
 MAX_TEXT_LEN = 1 << 20
 MAX_NODES_PER_DRAFT = 256
 MAX_TOKENS_PER_VERDICT = 1 << 12

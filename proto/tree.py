@@ -26,7 +26,7 @@ die (they are removed).
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -402,6 +402,30 @@ class SpeculationTree:
         self.nodes = survivors
         self._adopt_orphans()
         return path, num_dead
+
+    def prune(self, said: bytes, follows: Callable[[bytes, int], bytes | None]) -> None:
+        """Remove the nodes below the root that contradict what is known of the text's end.
+
+        said     what follows the root, in bytes
+        follows  returns what of such bytes is left behind a token; None: the token contradicts them
+        """
+        self._root_children = self._kept(self._root_children, said, follows)
+        survivors = self.below(self.root)
+        self.nodes = {node.key: node for node in survivors}
+
+    def _kept(
+        self, children: list[int], said: bytes, follows: Callable[[bytes, int], bytes | None]
+    ) -> list[int]:
+        kept: list[int] = []
+        for key in children:
+            node = self.nodes[key]
+            rest = follows(said, node.token)
+            if rest is None:
+                continue
+            kept.append(key)
+            if rest:  # else nothing is known of what is below it
+                node.children = self._kept(node.children, rest, follows)
+        return kept
 
     def clear(self) -> int:
         """Remove every node and every orphan; returns how many nodes there were."""

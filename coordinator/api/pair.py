@@ -18,6 +18,7 @@ from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import Tokenization
+from coordinator.cluster.fitting import TargetWords
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.cluster.service import Service
 from coordinator.launching.launcher import Launcher, NodeLauncher
@@ -95,8 +96,7 @@ class Pair:
                 awaits_target=awaits_target,
                 traced=traced,
             )
-            if self._launcher.is_by_hand and self.tokenization is not None:
-                self.service.registry.tokenizer = self.tokenization.digest
+            self._tell_tokenizer()
             self.service.start()
             for node in node_configs(
                 config,
@@ -110,6 +110,16 @@ class Pair:
         except BaseException as error:
             self.close(_why(error))
             raise
+
+    def _tell_tokenizer(self) -> None:
+        """Tell the registry about the target's tokenizer."""
+        tokenization, registry = self.tokenization, self.service.registry
+        if tokenization is None:
+            return
+        if self._launcher.is_by_hand:
+            registry.tokenizer = tokenization.digest
+        if not self.config.require_same_tokenizer:
+            registry.words = TargetWords(tokenization.digest, tokenization.packed)
 
     def _wait_until_ready(self, say: Say | None) -> None:
         deadline = time.monotonic() + self.config.start_timeout_s
@@ -292,6 +302,7 @@ class Pair:
         seed = secrets.randbits(63) if request.seed is None else request.seed
         if not request.speculate:
             speculation = ALONE
+        self._check_vocabularies(speculation)
         lookup = None
         if speculation.uses_ngrams(self.config):
             lookup = speculation.lookup(self._reference(speculation.reference))
@@ -307,6 +318,21 @@ class Pair:
             is_watched=is_watched,
         )
         return stream, seed
+
+    def _check_vocabularies(self, speculation: SpeculationConfig) -> None:
+        """Raise ConfigurationError: a drafter's vocabulary is another one, and the rule classical.
+
+        Such rules compare the probabilities that both models give to one token.
+        """
+        if speculation.verify == "coupled" or not speculation.drafts:
+            return
+        digest = self.hello(Role.TARGET).fingerprint.digest
+        drafters = self.service.registry.hellos(Role.DRAFTER)
+        if any(not one.layers and one.fingerprint.digest != digest for one in drafters):
+            raise ConfigurationError(
+                f"--verify {speculation.verify} needs a drafter with the target's tokenizer, and "
+                "this one has another; use coupled"
+            )
 
     def _limits(self) -> tuple[int, int]:
         """Return (most tokens of a text, size of logits); bounds until the target runs."""

@@ -9,6 +9,7 @@ object. Empty lines are ignored.
 import hashlib
 import json
 import sys
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -90,6 +91,10 @@ class Tokenization:
         """Return the SHA-256 of the vocabulary, as `engine.loading.fingerprint` computes it."""
         vocabulary = sorted((index, token) for token, index in self._tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+
+    def packed(self) -> bytes:
+        """Return the tokenizer as bytes, for drafters that have another one."""
+        return zlib.compress(self._tokenizer.to_str().encode())
 
     @property
     def raw(self) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Knows which nodes there are, and checks whether they fit together (pure).
+"""Knows which nodes there are (pure); whether they fit together says `fitting.py`.
 
 Theory of operation
 -------------------
@@ -24,6 +24,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from coordinator.cluster.fitting import (
+    TargetWords,
+    first_difference,
+    release_difference,
+    replacement_difference,
+)
 from coordinator.cluster.round_trips import RoundTrips
 from coordinator.text.session import NodeId
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
@@ -31,7 +37,6 @@ from proto.messages import (
     MAX_SOURCES,
     NGRAM_SOURCE,
     OWN_SOURCES,
-    PROTOCOL_VERSION,
     Fault,
     FaultCode,
     Heartbeat,
@@ -40,114 +45,6 @@ from proto.messages import (
     SessionMark,
     Welcome,
 )
-
-# -- fitting ---------------------------------------------------------------------------------------
-
-# Checks whether the models of two nodes fit together, by their Hello messages.
-#
-# Each function returns None if they do, else a line that says how they differ and what to do.
-
-
-def difference(hello: Hello, other: Hello) -> str | None:
-    """Return why two nodes cannot work on one text, or None (see `layers_difference` too)."""
-    return _tokenizer_difference(hello, other) or _feature_difference(hello, other)
-
-
-def layers_difference(name: str, hello: Hello, other_name: str, other: Hello) -> str | None:
-    """Return why two heads cannot draft for one target (they read different layers), or None."""
-    if not hello.layers or not other.layers or hello.layers == other.layers:
-        return None
-    return (
-        f"{name} reads features of layers {_listed(hello.layers)}, {other_name} of layers "
-        f"{_listed(other.layers)}; a target hands out those of one kind of heads"
-    )
-
-
-def release_difference(version: int, role: Role) -> str | None:
-    """Return why a node with this protocol version is refused, or None."""
-    if version == PROTOCOL_VERSION:
-        return None
-    return (
-        f"the {role} speaks protocol version {version}, this coordinator {PROTOCOL_VERSION}; "
-        "run the same release on every host"
-    )
-
-
-def replacement_difference(hello: Hello, before: Hello) -> str | None:
-    """Return why a new target cannot continue the texts of the one before it, or None.
-
-    Otherwise parts of one text would come from two models. The path of the model may differ,
-    because each host has its own.
-    """
-    names = {
-        "fingerprint": "tokenizer",
-        "logits_size": "number of logits",
-        "num_parameters": "number of parameters",
-        "hidden_size": "hidden size",
-        "num_layers": "number of layers",
-        "dtype": "number type",
-        "heads": "heads",
-    }
-    for name, words in names.items():
-        if getattr(hello, name) != getattr(before, name):
-            return (
-                f"the texts were begun by a target with another {words}; start the same model "
-                "with the same settings"
-            )
-    if hello.max_model_len < before.max_model_len:
-        return (
-            f"the target takes {hello.max_model_len} tokens, the one that began the texts "
-            f"{before.max_model_len}; start it with --max-model-len {before.max_model_len}"
-        )
-    return None
-
-
-def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:
-    """Return how two models' tokenizers differ, or None. The padding of the logits may differ."""
-    mine, theirs = hello.fingerprint, other.fingerprint
-    fix = "choose a drafter with the target's tokenizer"
-    if bool(mine.digest) != bool(theirs.digest):
-        without = hello if not mine.digest else other
-        return f"the {without.role} has no tokenizer.json, the other node has; {fix}"
-    who, whom = f"the {hello.role}", f"the {other.role}"
-    if hello.role is other.role:
-        who, whom = f"this {hello.role}", f"the other {other.role}"
-    if mine.vocab_size != theirs.vocab_size:
-        return (
-            f"{who}'s vocabulary has {mine.vocab_size} tokens, {whom}'s {theirs.vocab_size}; {fix}"
-        )
-    if mine.digest != theirs.digest:
-        return (
-            f"{who} and {whom} have {mine.vocab_size} tokens each, but the same ids mean "
-            f"different tokens; {fix}"
-        )
-    return None
-
-
-def _feature_difference(hello: Hello, other: Hello) -> str | None:
-    """Return why a drafter that is a head cannot read this target's hidden states, or None."""
-    if hello.role is other.role:
-        return None
-    head, target = (other, hello) if hello.role is Role.TARGET else (hello, other)
-    fix = "choose the head that was made for this target"
-    if not head.layers or target.role is not Role.TARGET:
-        return None
-    if head.hidden_size != target.hidden_size:
-        return (
-            f"the drafter is a head for targets whose hidden size is {head.hidden_size}, and this "
-            f"one's is {target.hidden_size}; {fix}"
-        )
-    if max(head.layers) >= target.num_layers:
-        return (
-            f"the drafter is a head that reads features of layers {_listed(head.layers)}, and the "
-            f"target has {target.num_layers} layers; {fix}"
-        )
-    return None
-
-
-def _listed(layers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, layers))
-
 
 # -- registry --------------------------------------------------------------------------------------
 
@@ -236,11 +133,13 @@ class Registry:
     host       the coordinator's host name; links to nodes of this host are not watched for slowness
     traced     the nodes are told to record what they do
     tokenizer  digest of the target's tokenizer that the coordinator has read; empty: it has none
+    words      that tokenizer, for drafters that have another one; None: those are refused
     """
 
     host = ""
     traced = False
     tokenizer = ""
+    words: TargetWords | None = None
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
@@ -415,11 +314,14 @@ class Registry:
         node.source = source
         node.health = Health.READY
         # Token ids that not both models and the tokenizer have are padding, and never drafted.
-        fitting = (one for _, one in self._others(node) if difference(hello, one) is None)
-        sizes = [hello.logits_size, *(one.logits_size for one in fitting)]
-        if hello.fingerprint.digest:
+        digest = hello.fingerprint.digest
+        alike = (one for _, one in self._others(node) if one.fingerprint.digest == digest)
+        sizes = [hello.logits_size, *(one.logits_size for one in alike)]
+        if digest:
             sizes.append(hello.fingerprint.vocab_size)
-        return Welcome(min(sizes), source, self.traced)
+        is_other = self.words is not None and digest not in ("", self.words.digest)
+        tokenizer = self.words.packed if self.words is not None and is_other else b""
+        return Welcome(min(sizes), source, self.traced, tokenizer)
 
     def joined(self, node: Node, now: float) -> None:
         """Note that a node was accepted; its silence counts from now on."""
@@ -434,7 +336,9 @@ class Registry:
         drafters = (node for node in self._introduced() if node.role is Role.DRAFTER)
         for node in sorted(drafters, key=lambda node: node.joined_at or 0.0):
             assert node.hello is not None
-            reason = _first_difference(node.id, node.hello, [(target.id, target.hello), *kept])
+            reason = first_difference(
+                node.id, node.hello, [(target.id, target.hello), *kept], self.words
+            )
             if reason is not None and node.is_by_hand:
                 found.append((node, reason))
             else:
@@ -523,7 +427,7 @@ class Registry:
                 return self._why_not_target(node, hello)
             if all(other.role is not Role.TARGET for _, other in others):
                 return None  # no target yet: a drafter that does not fit must not exclude others
-        return _first_difference(node.id, hello, others)
+        return first_difference(node.id, hello, others, self.words)
 
     def _why_not_target(self, node: Node, hello: Hello) -> str | None:
         """Return why a target started by hand is refused, or None; drafters do not matter."""
@@ -539,23 +443,6 @@ class Registry:
 def names_by_hand(role: Role) -> tuple[NodeId, ...]:
     """Return the names that nodes of this role may have if they are started by hand."""
     return tuple(f"{role}-{number}".encode() for number in range(1, MAX_BY_HAND[role] + 1))
-
-
-def _first_difference(
-    node_id: NodeId, hello: Hello, others: Iterable[tuple[NodeId, Hello]]
-) -> str | None:
-    """Return why a node does not fit one of the others; None if it fits them all.
-
-    Drafters that fit one target fit each other, except that heads must read the same layers.
-    """
-    name = node_id.decode(errors="replace")
-    for other_id, other in others:
-        reason = difference(hello, other)
-        if reason is None and hello.role is other.role:
-            reason = layers_difference(name, hello, other_id.decode(errors="replace"), other)
-        if reason is not None:
-            return reason
-    return None
 
 
 def _begin_anew(node: Node) -> None:

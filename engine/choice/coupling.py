@@ -146,18 +146,18 @@ def rank_scored(
         return rank_there(logits, sampling, keys, num_ranked, beta=sharpness, num_valid=num_valid)
     rows = to_host(logits, num_valid)
     if sampling.is_greedy:
-        return _rank(rows.copy() if num_ranked > 1 else rows, num_ranked, beta or BETA_GREEDY)
+        return rank(rows.copy() if num_ranked > 1 else rows, num_ranked, beta or BETA_GREEDY)
     sharpness = beta or BETA_SAMPLED
     keys = row_keys(seed, sample_index, positions)
     scores = scaled(rows, sampling)
     if not sampling.cuts:
-        return _rank(_add_noise(scores, keys), num_ranked, sharpness)
+        return rank(_add_noise(scores, keys), num_ranked, sharpness)
     ranked: list[list[int]] = []
     scored: list[list[float]] = []
     for key, (ids, kept) in zip(keys, candidates(scores, sampling), strict=True):
         by_id = np.argsort(ids)
         ids, kept = ids[by_id], kept[by_id]
-        (first,), (values,) = _rank((kept + _gumbel(_bits(key, ids)))[None], num_ranked, sharpness)
+        (first,), (values,) = rank((kept + _gumbel(_bits(key, ids)))[None], num_ranked, sharpness)
         ranked.append(ids[first].tolist())
         scored.append(values)
     return ranked, scored
@@ -300,6 +300,11 @@ class _Noise:
 _noise = _Noise()
 
 
+def noise_of(key: int, num_ids: int) -> Floats:
+    """Return the noise [num_ids] float32 of the row with this key, not to be changed."""
+    return _noise.of(key, num_ids)
+
+
 def _add_noise(scores: Floats, keys: Sequence[int]) -> Floats:
     """Return scores + noise, [n, V] float32."""
     total = np.empty_like(scores)
@@ -308,7 +313,7 @@ def _add_noise(scores: Floats, keys: Sequence[int]) -> Floats:
     return total
 
 
-def _rank(total: Floats, count: int, beta: float) -> tuple[list[list[int]], list[list[float]]]:
+def rank(total: Floats, count: int, beta: float) -> tuple[list[list[int]], list[list[float]]]:
     """Return the `count` largest per row and log softmax(beta total); may overwrite `total`.
 
     The largest are given as indices, without entries of -inf. If `count` is above 1, entries of

@@ -18,6 +18,7 @@ from coordinator.api.models.lengths import LENGTHS
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.prompts import read_tokenizer
 from coordinator.launching.devices import check_device
+from engine.words import TokenizerWords, UnknownKind, shared
 from proto.errors import IncompatibleError, ModelError, shown
 from proto.installation import MODELS
 from proto.messages import Role
@@ -49,8 +50,10 @@ def check_size(model: Checkpoint, like: Checkpoint | None = None) -> None:
         )
 
 
-def check_fit(target: Checkpoint, drafter: Checkpoint) -> None:
-    """Raise IncompatibleError if target and drafter do not have the same token ids.
+def check_fit(target: Checkpoint, drafter: Checkpoint, *, may_differ: bool) -> None:
+    """Raise IncompatibleError if the tokenizers of target and drafter do not fit together.
+
+    may_differ  True: another tokenizer fits too, if its tokens can be translated
 
     The error says the difference. Raises ModelError if `check_size` of the drafter does.
     """
@@ -71,7 +74,21 @@ def check_fit(target: Checkpoint, drafter: Checkpoint) -> None:
             f"the drafter that comes with Slipstream is for its own target, not for {target.name} "
             f"({difference}); {FIX}"
         )
-    raise IncompatibleError(f"{difference}; {FIX}")
+    if not may_differ or theirs is None or own is None:
+        raise IncompatibleError(f"{difference}; {FIX}")
+    if (reason := _why_untranslatable(own, theirs)) is not None:
+        raise IncompatibleError(f"{reason}; {FIX}")
+
+
+def _why_untranslatable(own: Tokenizer, target: Tokenizer) -> str | None:
+    """Return why what a drafter says cannot be said in the target's tokens; None: it can."""
+    try:
+        found = shared(TokenizerWords(own), TokenizerWords(target))
+    except UnknownKind:
+        return "drafter and target have different tokenizers, of which one is of a rare kind"
+    if not found.sample:
+        return "the drafter's tokenizer shares no token with the target's in a sample text"
+    return None
 
 
 def _tokenizer(model: Checkpoint) -> Tokenizer | None:
@@ -124,7 +141,9 @@ class Preflight:
     The constructor checks them. It raises ConfigurationError, ModelError or IncompatibleError.
     """
 
-    def __init__(self, nodes: Sequence[NodeConfig]) -> None:
+    def __init__(self, nodes: Sequence[NodeConfig], *, may_differ: bool = False) -> None:
+        """Look at what these nodes would load; `may_differ` as for `check_fit`."""
+        self._may_differ = may_differ
         for node in nodes:
             check_device(node.role, node.device, node.tensor_parallel_size)
         (target,) = (node for node in nodes if node.role is Role.TARGET)
@@ -146,7 +165,7 @@ class Preflight:
             return
         drafter = folders.find(node.model, node.revision)
         self._checkpoints.append((Role.DRAFTER, drafter))
-        check_fit(self._target, drafter)
+        check_fit(self._target, drafter, may_differ=self._may_differ)
 
     def _add_head(self, role: Role, name: str, revision: str | None) -> None:
         head = folders.find(name, revision, is_head=True)
@@ -171,7 +190,8 @@ def look_at(config: PairConfig, *, drafts: bool) -> Preflight:
 
     drafts  as for `node_configs`
     """
-    return Preflight(node_configs(config, endpoint="", outside="", secret="", drafts=drafts))
+    nodes = node_configs(config, endpoint="", outside="", secret="", drafts=drafts)
+    return Preflight(nodes, may_differ=not config.require_same_tokenizer)
 
 
 def _say_of(say: Say, role: Role, words: str) -> None:

@@ -51,6 +51,13 @@ class ModelsConfig(Frozen):
     drafter_revision: Annotated[
         Name | None, Field(description="Branch, tag or commit of --drafter on the hub.")
     ] = None
+    require_same_tokenizer: Annotated[
+        bool,
+        Field(
+            description="Refuse a drafter whose tokenizer is not the target's. Without it, what "
+            "such a drafter says is translated into the target's tokens."
+        ),
+    ] = False
     drafter_home: Annotated[
         Home,
         Field(

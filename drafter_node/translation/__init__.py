@@ -1,0 +1,1 @@
+"""Lets a drafter work for a target that has another tokenizer."""
