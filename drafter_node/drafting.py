@@ -213,6 +213,7 @@ class Drafting:
         follows  as for `SpeculationTree.prune`
         """
         self.tree.prune(said, follows)
+        self.frontier.moved()
         above, keys = self.tree.root, []
         for token in tail:
             self.tree.grow(above, (token,), (0.0,), self._known.source)
@@ -220,7 +221,6 @@ class Drafting:
                 break  # the tree is full
             above = node.key
             keys.append(above)
-        self.frontier.moved()
         self.frontier.knows(keys)
         self.slots.advance((), self._fed)
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]

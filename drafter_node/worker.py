@@ -22,7 +22,14 @@ from engine.errors import GrammarError, ModelError, NotFinite
 from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed
 from engine.loading import Engine, tokenizer_of
-from engine.words import UNTRANSLATABLE, TokenizerWords, UnknownKind, unpacked
+from engine.words import (
+    UNTRANSLATABLE,
+    Shared,
+    TokenizerWords,
+    UnknownKind,
+    shared,
+    unpacked,
+)
 from node.economics import CHAINS, PREFILL_CHUNKS, Passes
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
@@ -31,6 +38,8 @@ from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import MAX_WINDOW, Proposal, Welcome
 from proto.node_config import NodeConfig
+
+LITTLE = 0.5  # of what vocabularies share; if it is less, people are warned
 
 
 def serve(
@@ -46,6 +55,8 @@ def serve(
     executor, device = engine.executor, SimulatedDevice.of(config)
     steps = Passes(device.at_least(engine.pass_s))
     languages = languages_of(config, engine, welcome)
+    if languages is not None:
+        heart.trouble(words_on(shared(languages.own, languages.target)))
     known = Known(
         max_len=engine.max_len,
         source=welcome.source,
@@ -77,6 +88,17 @@ def languages_of(config: NodeConfig, engine: Engine, welcome: Welcome) -> Langua
     except UnknownKind as error:
         raise ModelError(UNTRANSLATABLE) from error
     return Languages(own, target, engine.loaded.eos_token_ids)
+
+
+def words_on(found: Shared) -> str:
+    """Return a line for people on how much the vocabularies of drafter and target share."""
+    line = (
+        f"its tokenizer is not the target's: it has {found.vocabulary:.0%} of the target's tokens, "
+        f"and {found.sample:.0%} of those of a sample text"
+    )
+    if min(found.vocabulary, found.sample) < LITTLE:
+        line += "; few of its drafts may be right"
+    return line.replace("%", " %")
 
 
 def about_head(engine: Engine) -> dict[str, Any]:
