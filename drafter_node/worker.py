@@ -39,7 +39,7 @@ from proto.links.transport import Connection
 from proto.messages import MAX_WINDOW, Proposal, Welcome
 from proto.node_config import NodeConfig
 
-LITTLE = 0.5  # of what vocabularies share; if it is less, people are warned
+LITTLE = 0.5  # of the tokens of a sample text; if fewer are shared, people are warned
 
 
 def serve(
@@ -92,13 +92,9 @@ def languages_of(config: NodeConfig, engine: Engine, welcome: Welcome) -> Langua
 
 def words_on(found: Shared) -> str:
     """Return a line for people on how much the vocabularies of drafter and target share."""
-    line = (
-        f"its tokenizer is not the target's: it has {found.vocabulary:.0%} of the target's tokens, "
-        f"and {found.sample:.0%} of those of a sample text"
-    )
-    if min(found.vocabulary, found.sample) < LITTLE:
-        line += "; few of its drafts may be right"
-    return line.replace("%", " %")
+    vocabulary, sample = round(100 * found.vocabulary), round(100 * found.sample)
+    line = f"its tokenizer has {vocabulary} % of the target's tokens ({sample} % in a sample text)"
+    return f"{line}: few drafts may be right" if found.sample < LITTLE else line
 
 
 def about_head(engine: Engine) -> dict[str, Any]:
