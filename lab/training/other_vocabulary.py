@@ -33,7 +33,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from coordinator.api.prompts import Tokenization
-from lab.training.corpus import library_texts
+from lab.training.corpus import library_texts, package_texts
 from lab.training.files import write_tensors
 from lab.training.head_texts import read_texts
 from lab.training.teacher import ENDED, load_teacher
@@ -110,17 +110,19 @@ class Document:
 
 
 def new_vocabulary(kind: str, size: int) -> Vocabulary:
-    """Train a tokenizer on the library's training files and return it; `same` is the target's.
+    """Train a tokenizer on a part of the corpus and return it; `same` is the target's.
 
     kind  one of KINDS
     size  number of tokens; the 256 tokens of the bytes in `unigram` are not counted
     """
     if kind == "same":
         return Vocabulary(Tokenizer.from_file(f"{TARGET}/tokenizer.json"), END_OF_TEXT)
-    library = library_texts(held_out=False)
     if kind == "bpe":
-        return Vocabulary(byte_level_bpe(size, library), END_OF_TEXT)
-    return Vocabulary(unigram(size, library[::UNIGRAM_EVERY]), UNIGRAM_END)
+        # The target's tokenizer learned from the library: a smaller BPE of the same text would be
+        # its first tokens, and no token of that would be unknown to the target.
+        return Vocabulary(byte_level_bpe(size, package_texts()), END_OF_TEXT)
+    library = library_texts(held_out=False)[::UNIGRAM_EVERY]
+    return Vocabulary(unigram(size, library), UNIGRAM_END)
 
 
 def unigram(size: int, texts: Sequence[str]) -> Tokenizer:

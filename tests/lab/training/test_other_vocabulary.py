@@ -34,6 +34,7 @@ def _small(monkeypatch: Patch) -> None:
     """Runs of seconds: little text to learn from, short texts of the target, few at once."""
     for module in (head_texts, other_vocabulary):
         monkeypatch.setattr(module, "library_texts", lambda held_out: LIBRARY[:6])
+    monkeypatch.setattr(other_vocabulary, "package_texts", lambda: LIBRARY[6:12])
     monkeypatch.setattr(other_vocabulary, "UNIGRAM_EVERY", 1)
     monkeypatch.setattr(other_vocabulary, "NUM_HELD_OUT", 4)
     monkeypatch.setattr(other_vocabulary, "WRITTEN_AT_ONCE", 4)
@@ -46,6 +47,12 @@ def test_each_tokenizer_gives_source_back_to_the_last_space(kind: str) -> None:
     vocabulary = new_vocabulary(kind, SIZE)
     for text in (*LIBRARY, HARD, f" {HARD}", f"\n{HARD}"):
         assert vocabulary.tokenizer.decode(vocabulary.tokens(text)) == text
+
+
+def test_a_smaller_bpe_is_no_part_of_the_targets() -> None:
+    own = new_vocabulary("bpe", SIZE).tokenizer.get_vocab().keys()
+    target = new_vocabulary("same", 0).tokenizer.get_vocab().keys()
+    assert 0.5 * SIZE < len(own & target) < SIZE
 
 
 def test_a_unigram_says_in_bytes_what_it_has_no_piece_for() -> None:
