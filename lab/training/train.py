@@ -64,11 +64,16 @@ class Recipe:
     lr_max: float
     lr_restart: float
 
-    def new_model(self) -> LlamaForCausalLM:
-        """Return an untrained model of this shape, with random weights of a fixed seed."""
-        torch.manual_seed(SEED)
+    def new_model(
+        self, vocab_size: int = VOCAB_SIZE, end: int = 0, seed: int = SEED
+    ) -> LlamaForCausalLM:
+        """Return an untrained model of this shape, with random weights of a seed.
+
+        end  the token that ends a text
+        """
+        torch.manual_seed(seed)
         config = LlamaConfig(
-            vocab_size=VOCAB_SIZE,
+            vocab_size=vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
             num_hidden_layers=self.num_layers,
@@ -77,7 +82,7 @@ class Recipe:
             max_position_embeddings=2048,
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=0,
+            eos_token_id=end,
         )
         return LlamaForCausalLM(config).to(DEVICE)
 
@@ -98,21 +103,27 @@ LossAfter = Callable[[int, float], Tensor]  # the loss at a step, after this sha
 def prepare() -> None:
     """Train the tokenizer on the library's training files and store the corpus as tokens."""
     WORK.mkdir(exist_ok=True)
+    library = library_texts(held_out=False)
+    tokenizer = byte_level_bpe(VOCAB_SIZE, library)
+    tokenizer.save(str(WORK / "tokenizer.json"))
+    store_corpus(tokenizer, library)
+
+
+def byte_level_bpe(vocab_size: int, texts: list[str]) -> Tokenizer:
+    """Train a byte-level BPE on texts and return it; END_OF_TEXT is its token 0."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    library = library_texts(held_out=False)
-    tokenizer.train_from_iterator(library, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     assert tokenizer.token_to_id(END_OF_TEXT) == 0
-    assert tokenizer.get_vocab_size() == VOCAB_SIZE
-    tokenizer.save(str(WORK / "tokenizer.json"))
-    store_corpus(tokenizer, library)
+    assert tokenizer.get_vocab_size() == vocab_size
+    return tokenizer
 
 
 def store_corpus(tokenizer: Tokenizer, library: list[str]) -> None:
@@ -254,11 +265,19 @@ def train(recipe: Recipe, minutes: float, init: Path | None, loss_at: LossAt) ->
 
 
 def descend(
-    model: nn.Module, checkpoint: Path, lr_max: float, minutes: float, loss_at: LossAfter
-) -> None:
-    """Train until the model has had `minutes` of computing, those before `checkpoint` included.
+    model: nn.Module,
+    checkpoint: Path,
+    lr_max: float,
+    minutes: float,
+    loss_at: LossAfter,
+    num_steps: int | None = None,
+) -> int:
+    """Train until the model has had `minutes` of computing; return the number of steps.
 
-    It resumes from `checkpoint` if that exists, and writes it every 50 steps and at the end.
+    It resumes from `checkpoint` if that exists, and writes it every 50 steps and at the end. What
+    was computed before a checkpoint counts.
+
+    num_steps  make so many steps, however long they take; None: the minutes count
     """
     optimizer = optimizer_for(model, lr_max)
     step, spent_s, budget_s = 0, 0.0, minutes * 60
@@ -273,12 +292,15 @@ def descend(
         state |= {"step": step, "spent_s": spent_s}
         replace(checkpoint, lambda path: torch.save(state, path))
 
-    while spent_s < budget_s:
+    def progress() -> float:
+        return spent_s / budget_s if num_steps is None else step / num_steps
+
+    while (share := progress()) < 1.0:
         started = computing_s()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(lr_max, step, spent_s / budget_s)
+            group["lr"] = learning_rate(lr_max, step, share)
         with BFLOAT16:
-            loss = loss_at(step, spent_s / budget_s)
+            loss = loss_at(step, share)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -290,6 +312,7 @@ def descend(
         if step % 50 == 0:
             save()
     save()
+    return step
 
 
 def train_target(minutes: float, init: Path | None) -> None:
@@ -373,23 +396,32 @@ def train_drafter(minutes: float, init: Path | None, name: str) -> None:
 
 def export(folder: Path) -> None:
     """Write the trained models as they are now, in bfloat16, each with the tokenizer."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(WORK / "tokenizer.json"),
-        eos_token=END_OF_TEXT,
+    tokenizer = Tokenizer.from_file(str(WORK / "tokenizer.json"))
+    for recipe in filter(lambda r: r.checkpoint.exists(), (TARGET, *DRAFTERS.values())):
+        write_model(current_model(recipe), tokenizer, END_OF_TEXT, folder / recipe.name)
+
+
+def write_model(model: LlamaForCausalLM, tokenizer: Tokenizer, end: str, folder: Path) -> None:
+    """Write a model in bfloat16 with its tokenizer. Each file appears whole.
+
+    end  the token that ends a text
+    """
+    written = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=end,
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )
-    for recipe in filter(lambda r: r.checkpoint.exists(), (TARGET, *DRAFTERS.values())):
-        model = current_model(recipe).to(torch.bfloat16)
-        model.generation_config = GenerationConfig(eos_token_id=0)
-        partial = WORK / f"export-{recipe.name}"
-        model.save_pretrained(partial)
-        (partial / "model.safetensors").chmod(0o644)
-        tokenizer.save_pretrained(partial)
-        (folder / recipe.name).mkdir(parents=True, exist_ok=True)
-        for file in sorted(partial.iterdir()):
-            os.replace(file, folder / recipe.name / file.name)
-        partial.rmdir()
+    model = model.to(torch.bfloat16)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.token_to_id(end))
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / ".partial"
+    model.save_pretrained(partial)
+    (partial / "model.safetensors").chmod(0o644)
+    written.save_pretrained(partial)
+    for file in sorted(partial.iterdir()):
+        os.replace(file, folder / file.name)
+    partial.rmdir()
 
 
 def main() -> None:

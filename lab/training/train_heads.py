@@ -120,7 +120,7 @@ def own_windows(
             say(Report("texts", number, share))
             count = min(WRITTEN_AT_ONCE, most - number) if most else WRITTEN_AT_ONCE
             begun_s = computing_s()
-            made = _written(teacher, texts, number, count)
+            made = written(teacher, texts, number, count)
             took_s = computing_s() - begun_s
             write_tensors(path, {"texts": made.cpu()}, {"spent_s": str(took_s)})
         with safe_open(path, framework="pt") as file:
@@ -129,10 +129,15 @@ def own_windows(
         number += len(batches[-1])
 
 
-def _written(teacher: Teacher, texts: Texts, first: int, count: int) -> Tensor:
-    """Return int64 [count, window]: what the target makes of the prompts from `first` on."""
+def written(
+    teacher: Teacher, texts: Texts, first: int, count: int, *, held_out: bool = False
+) -> Tensor:
+    """Return int64 [count, window]: what the target makes of the prompts from `first` on.
+
+    Every second text is greedy, the others are sampled at temperature 1.
+    """
     longest = max(1, WINDOW // 2 - len(texts.start))
-    prompts = [texts.prompt(first + at, longest) for at in range(count)]
+    prompts = [texts.prompt(first + at, longest, held_out=held_out) for at in range(count)]
     noise = teacher.noise([float(at % 2) for at in range(count)], SEED + 1 + first)
     return teacher.write(prompts, WINDOW, noise)
 

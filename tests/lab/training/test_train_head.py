@@ -277,7 +277,7 @@ def test_texts_may_be_learned_as_they_are(
     target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     written: list[object] = []
-    monkeypatch.setattr(train_heads, "_written", lambda *_: written.append(1))
+    monkeypatch.setattr(train_heads, "written", lambda *_: written.append(1))
     usual = arguments_of(target, texts, HeadKind.EAGLE3, tmp_path / "head")
     assert call(monkeypatch, *usual, "--as-is", "--num-steps", 2) == 0
     assert not written
