@@ -421,6 +421,10 @@ class SpeculationConfig(Frozen):
                 f"{several[0]} beside {several[1]} needs coupled verification, not {self.verify}: "
                 "to choose between two drafters would bias the text"
             )
+        if self.verify != "coupled" and pair.drafts_in_other_words:
+            raise ConfigurationError(
+                f"--verify {self.verify} needs a drafter with the target's tokenizer; use coupled"
+            )
         if self.remember and self.verify != "coupled":
             raise ConfigurationError(
                 f"remember needs coupled verification, not {self.verify}: copies of earlier texts "

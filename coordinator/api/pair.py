@@ -330,8 +330,8 @@ class Pair:
         drafters = self.service.registry.hellos(Role.DRAFTER)
         if any(not one.layers and one.fingerprint.digest != digest for one in drafters):
             raise ConfigurationError(
-                f"--verify {speculation.verify} needs a drafter with the target's tokenizer, and "
-                "this one has another; use coupled"
+                f"--verify {speculation.verify} needs drafters with the target's tokenizer; "
+                "use coupled"
             )
 
     def _limits(self) -> tuple[int, int]:

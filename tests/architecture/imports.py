@@ -30,7 +30,7 @@ MAY_ALSO_IMPORT = {
     # What a folder must be, as far as it is looked at without torch.
     "coordinator/api/models/folders.py": {"engine"},
     # What tokens say, in bytes: two tokenizers are compared before anything is loaded.
-    "coordinator/api/models/preflight.py": {"engine"},
+    "coordinator/api/models/tokenizers.py": {"engine"},
     # Grammars are compiled by the same code as on the nodes, which needs no torch either.
     "coordinator/api/compiling.py": {"engine"},
     # Heads in the target's process are a drafter beside the target.

@@ -215,7 +215,11 @@ GENERATE: list[tuple[list[str], str]] = [
         f"drafter's vocabulary has 4096 tokens, the target's 257); {NAME}",
     ),
     (
-        ["a", "--target", "~/sound", "--drafter", "~/bytewise"],
+        ["a", "--target", "~/sound", "--drafter", "~/bytewise", "--verify", "block"],
+        "--verify block needs a drafter with the target's tokenizer; use coupled",
+    ),
+    (
+        ["a", "--target", "~/sound", "--drafter", "~/bytewise", "--require-same-tokenizer"],
         f"the drafter's vocabulary has 257 tokens, the target's 4096; {NAME}",
     ),
     (

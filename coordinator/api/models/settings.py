@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from coordinator.api.config_base import Frozen, named
 from coordinator.api.models.heads import find_config, kind_of, layers_of
+from coordinator.api.models.tokenizers import differ
 from proto.errors import ConfigurationError
 from proto.head_kinds import HeadKind
 from proto.installation import MODELS
@@ -118,6 +119,13 @@ class ModelsConfig(Frozen):
     def has_draft_model(self) -> bool:
         """True if drafts come from a drafter process, with a draft model or a head."""
         return self.drafter != NGRAM and not self._drafts_at_home
+
+    @property
+    def drafts_in_other_words(self) -> bool:
+        """True if the drafter is known to have another tokenizer than the target."""
+        if not self.has_draft_model or self.drafter_is_head:
+            return False
+        return differ(self.target, self.drafter)
 
     @property
     def home_heads(self) -> tuple[str, str | None] | None:
