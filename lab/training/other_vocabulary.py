@@ -187,7 +187,8 @@ def own_texts(work: Path, num_texts: int) -> tuple[list[Document], list[Document
     own = new_vocabulary("same", 0)
     texts = read_texts(None, Tokenization(own.tokenizer), own.end_id, as_is=False)
     kind = HeadKind.MEDUSA  # of all heads it asks least of a target
-    teacher = load_teacher(TARGET, None, kind, dtype="float32", device=str(DEVICE))
+    device = "cuda:0" if DEVICE.type == "cuda" else "cpu"
+    teacher = load_teacher(TARGET, None, kind, dtype="float32", device=device)
     training, _ = own_windows(teacher, texts, Plan(kind, num_texts=num_texts), work, say)
     path = work / "held-out.safetensors"
     if not path.exists():
@@ -305,7 +306,7 @@ def make(
     vocabulary = new_vocabulary(kind, size)
     lessons = [lesson(vocabulary, text) for text in training]
     model = DRAFTER.new_model(vocabulary.tokenizer.get_vocab_size(), vocabulary.end_id, seed)
-    checkpoint = out / "checkpoint.pt"
+    checkpoint = out / f"{kind}.pt"
     steps = descend(
         model,
         checkpoint,
@@ -354,7 +355,7 @@ def main() -> None:
         parser.error(f"--size: give a number from {SMALLEST} to {LARGEST}")
     if arguments.num_texts < 1:
         parser.error("--texts: give at least 1")
-    if (arguments.num_steps is None and arguments.minutes <= 0) or arguments.num_steps == 0:
+    if arguments.minutes <= 0 and (arguments.num_steps or 0) <= 0:
         parser.error("nothing would be trained; give more than 0 --minutes or --num-steps")
     if (arguments.out / "config.json").exists():
         parser.error(f"--out: {arguments.out} holds a model; name another folder")
