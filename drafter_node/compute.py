@@ -16,10 +16,12 @@ class Place:
     position  the position of the token that the bytes in `begun` would be, or begin
     begun     the last of the target's tokens on the drafter's path, in bytes; b"": there is none,
               the next token begins at `position`
+    rest      bytes that are known to follow the path: only tokens that begin with them fit
     """
 
     position: int
     begun: bytes
+    rest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

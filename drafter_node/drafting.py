@@ -50,7 +50,7 @@ sampled. A verdict that begins a new attempt (see `target_node/verifying.py`) re
 also those on its path: they may have been judged already.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -59,6 +59,7 @@ from drafter_node.feeding import Change, HeadReading, Reading
 from drafter_node.frontier import Frontier, Pace, Tip
 from drafter_node.sending import Numbers, Reminder, Said, all_of, some_of
 from drafter_node.statistics import Known
+from drafter_node.tail import Follows, TextEnd
 from engine.layout.slots import Feed
 from node.follower import (
     Arrived,
@@ -129,6 +130,7 @@ class Drafting:
         self.frontier = Frontier(opened, self.tree, known.max_len, known.depth)
         make = HeadReading if known.is_head else Reading
         self._reading: Reading = make(self.slots, self.tree.text)
+        self.end = TextEnd(self.tree, self.slots, known.source)
         self._pace = Pace(self.slots.num_tree_slots)
         self._state = State.SOUND
         self._running = _Running()
@@ -200,28 +202,16 @@ class Drafting:
         self._numbers.suspect()
         return (*moves, *self.send(now))
 
-    def go_on(
-        self, tail: Sequence[int], said: bytes, follows: Callable[[bytes, int], bytes | None]
-    ) -> Sequence[SharedAction]:
-        """Note how the text goes on behind the committed tokens; returns the actions.
-
-        A drafter with another vocabulary than the target knows the text's end only in bytes: the
-        tokens may still change (`translation/text.py`). Drafts that contradict it die.
+    def go_on(self, tail: Sequence[int], said: bytes, follows: Follows) -> Sequence[SharedAction]:
+        """Note how the text goes on behind the committed tokens (`tail.py`); returns the actions.
 
         tail     the tokens of the end, as they are now
         said     the end in bytes
         follows  as for `SpeculationTree.prune`
         """
-        self.tree.prune(said, follows)
+        self.end.prune(said, follows)
         self.frontier.moved()
-        above, keys = self.tree.root, []
-        for token in tail:
-            self.tree.grow(above, (token,), (0.0,), self._known.source)
-            if (node := self.tree.child(above, token)) is None:
-                break  # the tree is full
-            above = node.key
-            keys.append(above)
-        self.frontier.knows(keys)
+        self.frontier.knows(self.end.grow(tail, said))
         self.slots.advance((), self._fed)
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
         self._said_done = 0
@@ -253,7 +243,7 @@ class Drafting:
         num_new = (self.tree.max_nodes - num_nodes) // policy.branches
         num_free = self.slots.num_free
         if self._known.is_translated:
-            num_free -= len(self._unfed_above([tip.key for tip in found]))
+            num_free -= len(self.end.unfed_above([tip.key for tip in found])) + 1
         return found[: max(0, min(num_new, num_free, self._pace.num_nodes(policy.width)))]
 
     @property
@@ -281,23 +271,12 @@ class Drafting:
         keys = tuple(tip.key for tip in tips)
         nodes = [self.tree.nodes[key] for key in keys if key != self.tree.root]
         if self._known.is_translated:
-            nodes = [*self._unfed_above(keys), *nodes]
+            keys = self.end.asked_with(keys)
+            nodes = [*self.end.unfed_above(keys), *nodes]
         feed = self._reading.feed(self.tree.rows_of(nodes))
         if not is_alone or len(keys) > 1 or self.opened.policy.branches > 1:
             return self._begin(feed, keys)
         return self._begin(feed, keys, self._feed_ahead(keys[0]))
-
-    def _unfed_above(self, keys: Sequence[int]) -> list[Node]:
-        """Return the nodes above these that the cache lacks, parents first: parts of the tail."""
-        found: dict[int, Node] = {}
-        for key in keys:
-            above: list[Node] = []
-            while key != self.tree.root and (key := self.tree.nodes[key].parent) != self.tree.root:
-                if key in self.slots or key in found:
-                    break
-                above.append(self.tree.nodes[key])
-            found |= {node.key: node for node in reversed(above)}
-        return list(found.values())
 
     def _feed_ahead(self, key: int) -> tuple[Feed, ...]:
         """Return feeds for the steps below this node that may follow at once, in a chain.
@@ -429,6 +408,7 @@ class Drafting:
         """Attach children to a node; returns the first new one, None if there is none."""
         if parent != self.tree.root and parent not in self.tree.nodes:
             return None
+        chosen = self.end.fitting(parent, chosen)
         new = self.tree.grow(
             parent, chosen.tokens, chosen.scores, self._known.source, chosen.proposals
         )

@@ -286,7 +286,7 @@ class Worker:
             ids, scores = self.translated.rank_scored(
                 logits,
                 *drawn,
-                [(place.position, place.begun) for place in part.places],
+                [(place.position, place.begun, place.rest) for place in part.places],
                 num_ranked,
                 num_valid=self.vocab_size,
             )

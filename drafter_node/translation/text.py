@@ -339,7 +339,8 @@ class Translation:
         said = spoken[0] if spoken is not None else b""
         length = len(self.speech.text)
         if not said:
-            return Place(length, b"")
+            path = b"".join(self._languages.said_by(token) or b"" for token in tokens)
+            return Place(length, b"", self.tail.said[len(path) :])
         found = self._languages.target.following(said)
         if not found:
             return Place(length, b"")

@@ -13,6 +13,10 @@ In the second case the choice is made in two steps, as the target would make it:
 a whole token, with the noise of that token, or becomes a longer one, each with its own noise, at
 the same position; if it is whole, which token begins after it, with the noise of the next position.
 
+Where the text goes on with bytes that are known (`rest`), only tokens that begin with them fit.
+Those that are longer have the noise of the target's token that begins behind these bytes; their
+scores are those among all that fit.
+
 A token that stands for none of the target's has noise of its own. So nothing is chosen wrongly: the
 target has the last word, and noise that is not shared merely makes a draft as good as one that is
 sampled apart.
@@ -54,6 +58,7 @@ class TranslatedChoice:
             if first:
                 self._first[id_] = first[0]
         self._longer = lru_cache(maxsize=NUM_KEPT)(self._found_longer)
+        self._longer_than = lru_cache(maxsize=NUM_KEPT)(self._found_longer_than)
 
     def _found_longer(self, begun: bytes) -> tuple[Ids, Ids]:
         """Return tokens of `own` that make `begun` a longer token of `target`, and that token."""
@@ -71,7 +76,7 @@ class TranslatedChoice:
         sampling: Sampling,
         seed: int,
         sample_index: int,
-        places: Sequence[tuple[int, bytes]],
+        places: Sequence[tuple[int, bytes, bytes]],
         num_ranked: int,
         *,
         num_valid: int,
@@ -79,22 +84,69 @@ class TranslatedChoice:
         """Return, per row, the `num_ranked` best tokens and their log scores.
 
         places  for each row: the position in the target's text of the token that `begun` would be
-                or begin, and `begun`, its bytes; b"": the next token begins there
+                or begin; `begun`, its bytes (b"": the next token begins there); and `rest`
 
         Other arguments and the result: as for `rank_scored` in `coupling.py`. Raises NotFinite.
         """
         rows = to_host(logits, num_valid).copy()
         rows[:, ~self._is_sayable[:num_valid]] = -np.inf
+        beta = BETA_SAMPLED
+        scores = rows
         if sampling.is_greedy:
-            return rank(rows, num_ranked, BETA_GREEDY)
-        scores = _cut(scaled(rows, sampling), sampling)
-        for row, (position, begun) in zip(scores, places, strict=True):
-            now, after = row_keys(seed, sample_index, (position, position + 1))
-            if begun:
-                self._add_within(row, begun, self._noise(now), self._noise(after))
-            else:
-                row += self._noise(now)[self._first[: len(row)]]
-        return rank(scores, num_ranked, BETA_SAMPLED)
+            beta = BETA_GREEDY
+        else:
+            scores = scaled(rows, sampling)
+        ids: list[list[int]] = []
+        likely: list[list[float]] = []
+        for row, (position, begun, rest) in zip(scores, places, strict=True):
+            count = num_ranked + bool(rest)  # the token that says just `rest` is there already
+            if rest:
+                row = self._fitting(row, rest)
+            elif sampling.cuts and not sampling.is_greedy:
+                row = _cut(row, sampling)
+            if not sampling.is_greedy:
+                now, after = row_keys(seed, sample_index, (position, position + 1))
+                self._add_noise(row, (now, after), begun, rest)
+            (found,), (values,) = rank(row[None], count, beta)
+            ids.append(found)
+            likely.append(values)
+        return ids, likely
+
+    def _add_noise(self, row: Floats, keys: tuple[int, int], begun: bytes, rest: bytes) -> None:
+        """Add the noise to the scores [V] of what may follow, in place.
+
+        keys  of the noise at the position of `begun`, and at the next one
+        """
+        if rest:
+            own, behind = self._longer_than(rest)
+            now = self._noise(keys[0])
+            is_valid = own < len(row)
+            row[own[is_valid]] += now[behind[is_valid]]
+        elif begun:
+            self._add_within(row, begun, self._noise(keys[0]), self._noise(keys[1]))
+        else:
+            row += self._noise(keys[0])[self._first[: len(row)]]
+
+    def _fitting(self, row: Floats, rest: bytes) -> Floats:
+        """Return the scores with -inf for the tokens that do not begin with `rest`."""
+        kept = np.full_like(row, -np.inf)
+        just = self._own.id_of(rest)
+        ids = np.append(self._longer_than(rest)[0], [] if just is None else just).astype(np.int64)
+        ids = ids[ids < len(row)]
+        kept[ids] = row[ids]
+        return kept if np.isfinite(kept).any() else row
+
+    def _found_longer_than(self, rest: bytes) -> tuple[Ids, Ids]:
+        """Return the tokens of `own` that begin with `rest`, and what has their noise.
+
+        That is the target's token that begins behind `rest`.
+        """
+        own = [(said, id_) for said, id_ in self._own.beginning_with(rest)]
+        behind = [
+            (self._target.following(said[len(rest) :]) or (self._num_target + id_,))[0]
+            for said, id_ in own
+        ]
+        return np.array([id_ for _, id_ in own], dtype=np.int64), np.array(behind, dtype=np.int64)
 
     def _noise(self, key: int) -> Floats:
         return noise_of(key, self._num_target + len(self._own))
@@ -118,11 +170,9 @@ class TranslatedChoice:
         row[own] = joined
 
 
-def _cut(scores: Floats, sampling: Sampling) -> Floats:
-    """Return the scores with -inf for each token that top-k, top-p and min-p leave out."""
-    if not sampling.cuts:
-        return scores
-    kept = np.full_like(scores, -np.inf)
-    for row, (ids, values) in enumerate(candidates(scores, sampling)):
-        kept[row, ids] = values
+def _cut(row: Floats, sampling: Sampling) -> Floats:
+    """Return the scores [V] with -inf for each token that top-k, top-p and min-p leave out."""
+    kept = np.full_like(row, -np.inf)
+    ((ids, values),) = candidates(row[None], sampling)
+    kept[ids] = values
     return kept

@@ -125,7 +125,7 @@ class Translated:
                 sampling,
                 seed,
                 0,
-                [(place.position, place.begun)],
+                [(place.position, place.begun, place.rest)],
                 1,
                 num_valid=min(logits.shape[1], len(self.drafter.words)),
             )

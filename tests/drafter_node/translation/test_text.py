@@ -207,6 +207,7 @@ def test_where_the_target_is_when_the_drafter_chooses() -> None:
     translated = translation(*ids(TARGET, b"abc", b" "))
     tail = translated.tail.tokens
     assert translated.place(tail) == Place(2, b"")
+    assert translated.place(()) == Place(2, b"", b" ")
     assert translated.place([*tail, *ids(OWN, b"a")]) == Place(2, b"a")
     assert translated.place([*tail, *ids(OWN, b"a", b"b", b" ")]) == Place(3, b" ")
 

@@ -30,7 +30,7 @@ def test_with_the_same_tokens_in_another_order_the_choice_is_the_targets(
         logits = torch.randn(1, 8, generator=generator) * 2
         logits[:, 7] = -torch.inf
         own = logits[:, [*order, 7]]
-        ids, scores = choice.rank_scored(own, sampling, seed, 0, [(5, b"")], 2, num_valid=8)
+        ids, scores = choice.rank_scored(own, sampling, seed, 0, [(5, b"", b"")], 2, num_valid=8)
         wanted, likely = rank_scored(logits, sampling, seed, 0, [5], 2)
         assert [[order[id_] for id_ in ids[0]]] == wanted
         assert scores[0] == pytest.approx(likely[0], rel=1e-4, abs=1e-5)
@@ -78,7 +78,7 @@ def test_letters_make_the_targets_words_more_often_than_without_its_noise() -> N
             row = [chances[path].get(word or b"", 0.0) for word in letters.bytes_of]
             own = torch.from_numpy(np.log(np.array(row) + 1e-9)[None].astype(np.float32))
             (found,), _ = choice.rank_scored(
-                own, Sampling(1.0), seed, 0, [(9, path)], 1, num_valid=6
+                own, Sampling(1.0), seed, 0, [(9, path, b"")], 1, num_valid=6
             )
             path += letters.bytes_of[found[0]] or b""
 
@@ -98,13 +98,44 @@ def test_what_says_nothing_is_never_chosen_but_the_end_is() -> None:
     own = ToyWords([b"a", b""], ("<s>", "<end>"))
     choice = TranslatedChoice(own, TARGET, (3,))
     logits = torch.tensor([[0.0, 9.0, 9.0, 5.0]])
-    ids, _ = choice.rank_scored(logits, Sampling(), 1, 0, [(5, b"")], 4, num_valid=4)
+    ids, _ = choice.rank_scored(logits, Sampling(), 1, 0, [(5, b"", b"")], 4, num_valid=4)
     assert ids == [[3, 0]]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5), Sampling(0.8, top_k=1)], ids=str)
+def test_behind_known_bytes_only_tokens_that_begin_with_them_are_chosen(sampling: Sampling) -> None:
+    choice = TranslatedChoice(TARGET, TARGET, (7,))
+    logits = torch.tensor([[0.0, 9.0, 2.0, 1.0, 5.0, 9.0, 9.0, 9.0]])
+    for seed in range(20):
+        (ids,), (scores,) = choice.rank_scored(
+            logits, sampling, seed, 0, [(5, b"", b"ab")], 1, num_valid=8
+        )
+        assert set(ids) == {2, 3}, "what says just these bytes, and a longer one"
+        assert sum(np.exp(scores)) == pytest.approx(1.0, abs=1e-4)
+    (ids,), _ = choice.rank_scored(logits, sampling, 1, 0, [(5, b"", b"zz")], 1, num_valid=8)
+    assert ids, "where nothing fits, something is chosen: an empty row would mean broken logits"
+
+
+def test_a_longer_token_has_the_noise_of_what_follows_the_known_bytes() -> None:
+    own = ToyWords([b"ab", b"abe", b"abc"], ("<end>",))
+    choice = TranslatedChoice(own, TARGET, (3,))
+    flat = torch.zeros(1, 8)
+    right = 0
+    for seed in range(200):
+        (ids,), _ = choice.rank_scored(
+            flat[:, :4], Sampling(1.0), seed, 0, [(5, b"", b"ab")], 1, num_valid=4
+        )
+        only = torch.full((1, 8), -torch.inf)
+        only[:, [4, 6]] = 0.0  # "c" and "e", as likely as each other
+        (wanted,) = choose(only, Sampling(1.0), seed, 0, [5])
+        first = next(id_ for id_ in ids if id_ != 0)
+        right += {2: 4, 1: 6}[first] == wanted
+    assert right == 200
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:
     choice = TranslatedChoice(TARGET, TARGET, ())
     with pytest.raises(NotFinite):
         choice.rank_scored(
-            torch.full((1, 8), torch.nan), Sampling(), 1, 0, [(5, b"")], 1, num_valid=8
+            torch.full((1, 8), torch.nan), Sampling(), 1, 0, [(5, b"", b"")], 1, num_valid=8
         )
