@@ -17,7 +17,7 @@ from proto.installation import ROOT
 
 SHIPPED = ROOT / "lab" / "experiments" / "prompts.jsonl"
 WIDE = 100
-LEAST_TOKENS, USUAL_TOKENS, USUAL_PROMPTS = 48, 80, 6
+LEAST_TOKENS, USUAL_TOKENS, USUAL_PROMPTS = 48, 64, 6
 
 Prompts = Annotated[
     Path | None,

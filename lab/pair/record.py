@@ -12,7 +12,7 @@ from rehearsal.acceptance import Position, Trace
 from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS
 from rehearsal.setting import Forwards, NodeCosts
 
-FORMAT, VERSION = "slipstream pair", 1
+FORMAT, VERSION = "slipstream pair", 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,11 @@ class Text:
     overlaps: tuple[float, ...]
     ranks: tuple[int | None, ...]
     scores: tuple[tuple[float, ...], ...]
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        """Return the text as `plan` rehearses it."""
+        return tuple(Position(*each) for each in zip(self.ranks, self.scores, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,12 @@ Curve = tuple[tuple[int, float], ...]
 
 
 class Kind(Enum):
-    """How the two models take turns: no drafts, one after the other, or both at once."""
+    """How the two models take turns under a policy.
+
+    PLAIN   nothing is drafted
+    APART   the drafter waits during a pass, and the target waits for the drafts (`sync`)
+    BESIDE  the drafter goes on during a pass; how much of it, its own speed and the policy decide
+    """
 
     PLAIN = "plain"
     APART = "apart"
@@ -77,9 +87,11 @@ class Hosts:
 class Node:
     """What one of the two models is and costs, where `generate` would put it.
 
-    plain          forwards of the target where nothing is drafted
-    alone, beside  forwards by rows, where both models take turns and where both run at once
-    memory_mib     memory of its process, without that of a GPU; None: not known here
+    plain, apart, beside  its forwards under each `Kind` of policy; the drafter has no plain ones
+    overlap               share of its `beside` forwards' time in which the other model ran as well
+    stalled               share of all its forwards' time that was lost because the machine did
+                          other things
+    memory_mib            memory of its process, without that of a GPU; None: not known here
     """
 
     model: str
@@ -88,8 +100,10 @@ class Node:
     backend: str
     num_parameters: int
     plain: Curve
-    alone: Curve
+    apart: Curve
     beside: Curve
+    overlap: float
+    stalled: float
     host_us: Hosts
     memory_mib: float | None
 
@@ -98,9 +112,11 @@ class Node:
 class Speed:
     """How fast a policy was on the same texts, and how fast `plan` expects it to be.
 
+    temperature      at which the texts were written
     drafts_accepted  share of the drafts in its passes that were accepted; None: there were none
     """
 
+    temperature: float
     policy: str
     tokens_per_second: float
     predicted: float
@@ -150,16 +166,12 @@ class Measured:
     def trace(self, temperature: float) -> Trace:
         """Return how the drafter ranked the texts of the nearest temperature."""
         near = min(self.chances, key=lambda found: abs(found.temperature - temperature))
-        return tuple(
-            tuple(Position(*each) for each in zip(text.ranks, text.scores, strict=True))
-            for text in near.texts
-            if text.ranks
-        )
+        return tuple(text.positions for text in near.texts if text.ranks)
 
 
 def _costs(node: Node, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeCosts:
-    alone, beside = node.alone or node.beside, node.beside or node.alone
-    curve = {Kind.PLAIN: node.plain or alone, Kind.APART: alone, Kind.BESIDE: beside}[kind]
+    apart, beside = node.apart or node.beside, node.beside or node.apart
+    curve = {Kind.PLAIN: node.plain or apart, Kind.APART: apart, Kind.BESIDE: beside}[kind]
     host_us: float = getattr(node.host_us, kind.value)
     known = tuple((num_rows, ms / 1e3) for num_rows, ms in curve)
     (first, first_s), (last, last_s) = known[0], known[-1]
@@ -169,6 +181,6 @@ def _costs(node: Node, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeC
 
 def is_complete(found: Measured) -> bool:
     """True if a file of this version has costs and texts, so that `plan` can use it."""
-    has_costs = all(node.alone or node.beside for node in (found.target, found.drafter))
+    has_costs = all(node.apart or node.beside for node in (found.target, found.drafter))
     has_texts = any(text.ranks for one in found.chances for text in one.texts)
     return (found.format, found.version) == (FORMAT, VERSION) and has_costs and has_texts

@@ -11,18 +11,16 @@ from rich.console import Console
 from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair, Say
 from coordinator.api.prompts import Tokenization
-from coordinator.text.metrics import Metrics
 from lab.experiments.prompt_sets import read
 from lab.experiments.surroundings import machine
 from lab.lossless.command import how_long
 from lab.pair import advising, files, measuring, words
 from lab.pair.intervals import chances_of
-from lab.pair.measuring import NUM_COMPARED, Run
-from lab.pair.record import FORMAT, VERSION, Measured, Speed, Text
+from lab.pair.measuring import Run
+from lab.pair.record import FORMAT, VERSION, Measured, Text
 from lab.pair.requests import Request
 from proto.errors import ConfigurationError
 from proto.messages import Role
-from proto.policies import PolicyName
 from proto.system import check_writable
 
 PAGE = ".md"
@@ -127,14 +125,11 @@ def with_plan(
     measured: Measured, run: Run, config: PairConfig, say: Callable[[str], None]
 ) -> Measured:
     """Return what was measured with what `plan` makes of it, and how well it foretold speeds."""
-    texts: dict[PolicyName, list[Metrics]] = {}
-    for job, metrics in run.metrics:
-        texts.setdefault(job.speculation.policy, []).append(metrics)
-    speeds: list[Speed] = []
-    trace = advising.long_enough(measured.trace(0.0)[:NUM_COMPARED])
-    if trace:
-        case = advising.case_of(measured, 0.0)
-        speeds += [advising.speed_of(name, texts[name], config, case, trace) for name in texts]
+    speeds = [
+        speed
+        for one in measured.chances
+        for speed in advising.speeds_of(measured, one, run.metrics, config)
+    ]
     advice = advising.advice_of(measured, lambda what: say(f"rehearsing: {what}"))
     return replace(measured, speeds=tuple(speeds), advice=advice)
 

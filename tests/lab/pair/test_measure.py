@@ -31,9 +31,9 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
 ) -> None:
     monkeypatch.setattr(advising, "make_plan", lambda case, *_, **__: make_plan(case, (1,), ()))
     monkeypatch.setattr(advising, "SLOWER_LINKS_MS", ())
-    monkeypatch.setattr(measuring, "TEMPERATURES", (0.0, 1.0))
+    monkeypatch.setattr(measuring, "TEMPERATURES", (0.0, 0.8))
     monkeypatch.setattr(measuring, "COMPARED", ("ar", "tree"))
-    monkeypatch.setattr(measuring, "ROWS_ALONE", (1, 15))
+    monkeypatch.setattr(measuring, "ROWS_APART", (1, 15))
     out = tmp_path / "pair.json"
     few = "--num-prompts", "2", "--max-tokens", "64", "--out", str(out)
     assert run_measure(monkeypatch, *models(tmp_path), *few) == 0
@@ -43,17 +43,21 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
     assert max(map(len, report)) <= 100
     assert "pair.md is the same to read" in paths
     found = json.loads(out.read_text())
-    assert [one["temperature"] for one in found["chances"]] == [0.0, 1.0]
+    assert [one["temperature"] for one in found["chances"]] == [0.0, 0.8]
     for one in found["chances"]:
         assert 0 < one["alpha"]["low"] <= one["alpha"]["value"] <= one["alpha"]["high"] <= 1
         assert one["num_tokens"] == sum(len(text["ranks"]) for text in one["texts"])
     assert found["chances"][0]["alpha"] == found["chances"][0]["ranks"][0]
     for node in ("target", "drafter"):
-        assert all(ms > 0 for _, ms in found[node]["alone"] + found[node]["beside"])
+        assert all(ms > 0 for _, ms in found[node]["apart"] + found[node]["beside"])
+        assert 0 <= found[node]["overlap"] <= 1
         assert found[node]["host_us"]["beside"] > 0
     # Which numbers of rows there were, a busy machine decides as well.
-    assert len({rows for rows, _ in found["target"]["alone"] + found["target"]["beside"]}) > 2
-    assert [speed["policy"] for speed in found["speeds"]] == ["ar", "tree"]
+    assert len({rows for rows, _ in found["target"]["apart"] + found["target"]["beside"]}) > 2
+    assert [(speed["temperature"], speed["policy"]) for speed in found["speeds"]] == [
+        *((0.0, "ar"), (0.0, "tree")),
+        *((0.8, "ar"), (0.8, "tree")),
+    ]
     assert found["advice"][0]["what"] == "as measured, temperature 0"
     page = (tmp_path / "pair.md").read_text()
     assert "## What to use" in page

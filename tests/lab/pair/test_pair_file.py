@@ -21,7 +21,7 @@ from proto.errors import OutputError
 from proto.policies import POLICIES
 from rehearsal.planning import make_plan
 
-ALONE, BESIDE = ((1, 30.0), (5, 34.0)), ((1, 36.0), (9, 44.0))
+APART, BESIDE = ((1, 30.0), (5, 34.0)), ((1, 36.0), (9, 44.0))
 
 
 def text(first: float, length: int = 80) -> Text:
@@ -34,15 +34,17 @@ def measured() -> Measured:
     def node(name: str, share: float) -> Node:
         plain = ((1, 29.0),) if share == 1.0 else ()
         hosts = Hosts(100.0, 150.0, 200.0)
-        alone, beside = (
-            tuple((rows, ms * share) for rows, ms in curve) for curve in (ALONE, BESIDE)
+        apart, beside = (
+            tuple((rows, ms * share) for rows, ms in curve) for curve in (APART, BESIDE)
         )
-        return Node(
-            name, "bfloat16", "cpu:0", "fused", 8_000_000, plain, alone, beside, hosts, 512.0
-        )
+        about = name, "bfloat16", "cpu:0", "fused", 8_000_000
+        return Node(*about, plain, apart, beside, 0.6, 0.01, hosts, 512.0)
 
     found = [chances_of(0.0, [text(0.9), text(0.7)]), chances_of(0.7, [text(0.5), text(0.5)])]
-    speeds = Speed("ar", 30.0, 33.0, 1.0, None), Speed("tree", 60.0, 57.0, 3.0, 0.31)
+    speeds = (
+        *(Speed(0.0, "ar", 30.0, 33.0, 1.0, None), Speed(0.0, "tree", 60.0, 57.0, 3.0, 0.31)),
+        *(Speed(0.8, "ar", 25.0, 24.0, 1.0, None), Speed(0.8, "tree", 40.0, 42.0, 2.0, 0.21)),
+    )
     advice = (Advice("as measured", "--policy tree", 2.0, 60.0),)
     sizes = node("big", 1.0), node("small", 0.1)
     return Measured(FORMAT, VERSION, "a machine", *sizes, 0.4, tuple(found), speeds, advice)
@@ -141,10 +143,14 @@ def test_an_interval_holds_the_mean_and_is_wider_where_texts_differ() -> None:
 def test_the_page_has_all_figures_and_tells_alpha_from_drafts_accepted() -> None:
     page = words.as_page(measured())
     assert "| 0.7 | 0.50 [0.50, 0.50] | 0.50 [0.50, 0.50] | 0.00 |" in page
-    assert "| target pass, drafter runs | 36 |  |  |  | 44 |  |" in page
-    assert "| tree | 60 | 2.00 | 57 | -5% | 3.00 | 31% |" in page
+    assert "| target pass, drafter runs 60% of the time | 36 |  |  |  | 44 |  |" in page
+    assert "| 0 | tree | 60 | 2.00 | 57 | -5% | 3.00 | 31% |" in page
+    assert "| 0.8 | tree | 40 | 1.60 | 42 | +5% | 2.00 | 21% |" in page
     assert "Some of it is far off" not in page
-    slow = replace(measured(), speeds=(Speed("auto", 20.0, 57.0, 3.0, 0.31),))
+    slow = replace(measured(), speeds=(Speed(0.0, "auto", 20.0, 57.0, 3.0, 0.31),))
     assert "Some of it is far off" in words.as_page(slow)
+    base = measured()
+    stalled = words.as_page(replace(base, drafter=replace(base.drafter, stalled=0.3)))
+    assert "One of the models lost 30% of its time to stalls" in stalled
     assert "alpha is the chance that the classical rules (--verify token) accept a draft" in page
     assert 'Neither is the "% of drafts accepted"' in page
