@@ -76,7 +76,7 @@ def measure(
     stages.check(pair, out)
     turns = stages.turns_of(prompts or SHIPPED, num_prompts)
     with Progress(Console(stderr=True), models_of(pair)) as progress:
-        started = stages.start(pair, turns, progress.say)
+        started = stages.start(pair, turns, max_tokens, progress.say)
     with started as running:
         written = stages.write_texts(running, turns, max_tokens, console)
     with console.status("reading the texts with both models") as status:

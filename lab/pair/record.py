@@ -13,6 +13,7 @@ from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS
 from rehearsal.setting import Forwards, NodeCosts
 
 FORMAT, VERSION = "slipstream pair", 2
+LONGEST_MS = 1e6  # of a forward or a message; a file with more was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,27 @@ def _costs(node: Node, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeC
 
 
 def is_complete(found: Measured) -> bool:
-    """True if a file of this version has costs and texts, so that `plan` can use it."""
-    has_costs = all(node.apart or node.beside for node in (found.target, found.drafter))
-    has_texts = any(text.ranks for one in found.chances for text in one.texts)
-    return (found.format, found.version) == (FORMAT, VERSION) and has_costs and has_texts
+    """True if a file of this version has costs and texts with which `plan` can rehearse."""
+    nodes = found.target, found.drafter
+    curves = [curve for node in nodes for curve in (node.plain, node.apart, node.beside)]
+    texts = [text for one in found.chances for text in one.texts]
+    return (
+        (found.format, found.version) == (FORMAT, VERSION)
+        and all(node.apart or node.beside for node in nodes)
+        and all(map(_is_curve, curves))
+        and 0 <= found.way_ms < LONGEST_MS
+        and all(any(text.ranks for text in one.texts) for one in found.chances)
+        and all(len(text.ranks) == len(text.scores) and all(text.scores) for text in texts)
+        and bool(texts)
+    )
+
+
+def _is_curve(curve: Curve) -> bool:
+    """True if rows ascend from 1 on, and times are positive and do not fall."""
+    rows, times = [rows for rows, _ in curve], [ms for _, ms in curve]
+    return (
+        all(0 < ms < LONGEST_MS for ms in times)
+        and times == sorted(times)
+        and rows == sorted(set(rows))
+        and all(number > 0 for number in rows)
+    )

@@ -76,6 +76,7 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
         (("--out", "pair.md"), "error: --out: pair.md would be the page; give the file another"),
         (("--drafter", "ngram"), "error: --drafter: `measure` needs a draft model"),
         (("--drafter", "models/eagle3"), "error: --drafter: `measure` needs a draft model"),
+        (("--max-tokens", "4000"), "error: the target takes 2048 tokens, and a prompt has "),
         (("--num-prompts", "1"), "error: --num-prompts: expected at least 2, got '1'"),
     ],
 )
@@ -112,5 +113,5 @@ def test_a_drafter_with_another_tokenizer_is_refused_before_it_is_loaded(
     capsys.readouterr()  # what the making of models has said
     assert run_measure(monkeypatch, *pair) == EXIT_USAGE
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("error: --drafter: its tokenizer is not the target's; `measure` ")
+    assert said.startswith("error: --drafter: it has another vocabulary: alpha has no meaning; ")
     assert len(said) <= 100

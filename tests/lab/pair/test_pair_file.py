@@ -1,9 +1,12 @@
 """The file of a measured pair: what `plan` reads of it, what it refuses, what people read."""
 
+import errno
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +84,15 @@ def test_a_flag_replaces_a_single_value_of_the_file(file: Path) -> None:
     assert case_of(Costs(pair=str(file)), Texts(acceptance="1")).trace[0][0].rank == 0
 
 
+def test_plan_says_of_which_models_the_file_is() -> None:
+    long = replace(measured(), target=replace(measured().target, model="/models/" * 9 + "large"))
+    target, drafter = report.about(long).splitlines()
+    assert target.startswith("measured target: ...")
+    assert target.endswith("/large, bfloat16 on cpu:0")
+    assert drafter == "measured drafter: small, bfloat16 on cpu:0"
+    assert max(len(target), len(drafter)) <= 80
+
+
 def test_plan_prints_a_plan_of_the_file(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +104,13 @@ def test_plan_prints_a_plan_of_the_file(
     assert record["acceptance"][0] == pytest.approx(0.8)
 
 
+def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """Return a file in which one thing is not as `measure` writes it."""
+    found = json.loads(as_json(measured()))
+    change(found)
+    return json.dumps(found).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -99,6 +118,12 @@ def test_plan_prints_a_plan_of_the_file(
         (b"\xff\xfe", "is no text; `measure` makes such a file"),
         (b'{"format": "slipstream pair"}', "was not made by this release's `measure`"),
         (None, "cannot be read: "),
+        (_changed(lambda found: found.update(version=1)), "was not made by this release's"),
+        (_changed(lambda found: found["target"].update(apart=[[5, 3.0], [1, 4.0]])), "was not"),
+        (_changed(lambda found: found["drafter"].update(beside=[[1, -1.0]])), "was not made by"),
+        (_changed(lambda found: found["target"].update(beside=[[1, float("nan")]])), "was not"),
+        (_changed(lambda found: found["chances"][0]["texts"][0]["ranks"].pop()), "was not made"),
+        (_changed(lambda found: found.update(chances=[])), "was not made by this release's"),
     ],
 )
 def test_another_file_is_refused_in_one_line(
@@ -127,9 +152,23 @@ def test_a_temperature_needs_the_file(
     assert capsys.readouterr().err.startswith("error: --temperature chooses texts of --pair")
 
 
-def test_a_full_disk_is_said_in_one_line() -> None:
+def test_a_full_disk_is_said_in_one_line_and_leaves_the_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(OutputError, match=r"^/dev/full cannot be written: [^\n]{1,60}$"):
         write(Path("/dev/full"), "{}")
+    path = tmp_path / "pair.json"
+    write(path, "older")
+
+    def fill(self: Path, *_: object, **__: object) -> None:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(OutputError, match=r"pair\.json cannot be written: No space left"):
+        write(path, "newer")
+    assert path.read_text() == "older"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_interval_holds_the_mean_and_is_wider_where_texts_differ() -> None:

@@ -5,6 +5,8 @@ import pytest
 from lab.pair.command import USUAL_PROMPTS, USUAL_TOKENS
 from lab.pair.measuring import COMPARED, REPEATS_BELOW_S, Run, expected_s, jobs_of
 from lab.pair.record import Kind
+from lab.pair.requests import Said
+from lab.pair.stages import check_lengths
 from proto.errors import NodeError
 
 
@@ -47,3 +49,11 @@ def test_two_minutes_are_enough_where_a_pass_takes_60_ms() -> None:
     jobs = jobs_of([(number,) for number in range(USUAL_PROMPTS)], 0.06)
     assert expected_s(jobs, USUAL_TOKENS, 0.06) < 135
     assert expected_s(jobs, USUAL_TOKENS, 0.6) > 600
+
+
+def test_texts_that_are_too_short_to_rehearse_are_an_error_that_says_what_helps() -> None:
+    texts = [Said((1,), (2,) * 40, value, seed) for value in (0.0, 0.7, 0.8) for seed in (1, 2)]
+    run = Run([*texts, Said((1,), (2,) * 63, 1.0, 1)])
+    with pytest.raises(NodeError, match="after 63 tokens together, 64 are needed; give prompts"):
+        check_lengths(run)
+    check_lengths(Run([*texts, Said((1,), (2,) * 64, 1.0, 1)]))
