@@ -19,7 +19,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
 from coordinator.tracing.timeline import timeline_of
-from lab.pair.record import Curve, Hosts, Kind, Node, Text
+from lab.pair.record import Curve, Hosts, Kind, Node, Text, kind_of
 from lab.pair.requests import Judged, Request, Said
 from lab.pair.timing import Samples, curve, samples_of, share_beside, share_stalled, ways_of
 from lab.records import from_json
@@ -206,12 +206,6 @@ def _note(pair: Pair, done: Run, job: Job, metrics: Metrics) -> None:
     if job.name:
         done.metrics.append((job, metrics))
     done.ways_s[kind_of(job.speculation.policy)] += ways_of(timeline.hops)
-
-
-def kind_of(policy: PolicyName) -> Kind:
-    """Return how the two models take turns under a policy."""
-    row = POLICIES[policy]
-    return Kind.BESIDE if row.runs_ahead else Kind.APART if row.drafts else Kind.PLAIN
 
 
 def node_of(pair: Pair, role: Role, run: Run) -> Node:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import ClassVar
 
 from lab.records import NO_OTHERS
+from proto.policies import POLICIES, PolicyName
 from rehearsal.acceptance import Position, Trace
 from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS
 from rehearsal.setting import Forwards, NodeCosts
@@ -73,6 +74,12 @@ class Kind(Enum):
     PLAIN = "plain"
     APART = "apart"
     BESIDE = "beside"
+
+
+def kind_of(policy: PolicyName) -> Kind:
+    """Return how the two models take turns under a policy."""
+    row = POLICIES[policy]
+    return Kind.BESIDE if row.runs_ahead else Kind.APART if row.drafts else Kind.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,11 @@ class Measured:
     speeds: tuple[Speed, ...] = ()
     advice: tuple[Advice, ...] = ()
 
+    @property
+    def nodes(self) -> tuple[Node, Node]:
+        """Return target and drafter."""
+        return self.target, self.drafter
+
     def costs(self, kind: Kind) -> tuple[NodeCosts, NodeCosts]:
         """Return the costs of target and drafter under a kind of policy."""
         return (
@@ -182,12 +194,11 @@ def _costs(node: Node, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeC
 
 def is_complete(found: Measured) -> bool:
     """True if a file of this version has costs and texts with which `plan` can rehearse."""
-    nodes = found.target, found.drafter
-    curves = [curve for node in nodes for curve in (node.plain, node.apart, node.beside)]
+    curves = [curve for node in found.nodes for curve in (node.plain, node.apart, node.beside)]
     texts = [text for one in found.chances for text in one.texts]
     return (
         (found.format, found.version) == (FORMAT, VERSION)
-        and all(node.apart or node.beside for node in nodes)
+        and all(node.apart or node.beside for node in found.nodes)
         and all(map(_is_curve, curves))
         and 0 <= found.way_ms < LONGEST_MS
         and all(any(text.ranks for text in one.texts) for one in found.chances)
