@@ -11,7 +11,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -38,10 +38,11 @@ from lab.experiments.rows import Row, RowFile
 from lab.experiments.runner import Job, Runner, Step
 from lab.experiments.testbeds import with_models
 from lab.experiments.traces import write_traces
-from lab.pair.files import read as read_pair
-from lab.pair.record import Measured
 from proto.errors import ConfigurationError, did_you_mean, shown
 from proto.installation import missing
+
+if TYPE_CHECKING:
+    from lab.pair.record import Measured
 
 SHIPPED = Path(__file__).parent
 SUFFIX = ".toml"
@@ -119,7 +120,7 @@ def experiment(
     overrides = _overrides(settings or [])
     overrides |= {name: value for name, value in given.items() if value is not None}
     wanted = load(path, overrides)
-    measured = None if pair is None else read_pair(pair, "--pair")
+    measured = None if pair is None else _read_pair(pair)
     sets = {arm.name: read(Path(arm.work.prompts), arm.work.limit) for arm in wanted.arms}
     console = Console(stderr=True, highlight=False)
     with Folder(out or Path("results") / path.stem) as folder:
@@ -286,7 +287,14 @@ def _check_models(arms: Sequence[Arm]) -> None:
             looked_at.append(arm.pair)
 
 
-def _check_pair(measured: Measured, arms: Sequence[Arm]) -> None:
+def _read_pair(path: Path) -> "Measured":
+    """Return what `measure` has written into a file. Raises ConfigurationError."""
+    from lab.pair.files import read as read_file  # it knows the simulator, and so both nodes
+
+    return read_file(path, "--pair")
+
+
+def _check_pair(measured: "Measured", arms: Sequence[Arm]) -> None:
     """Raise ConfigurationError if the file is of a pair that no arm has."""
     from lab.experiments.results.predictions import is_of_pair
 
@@ -298,7 +306,7 @@ def _check_pair(measured: Measured, arms: Sequence[Arm]) -> None:
 
 
 def _predicted(
-    jobs: Sequence[Job], rows: Sequence[Row], folder: Path, measured: Measured | None
+    jobs: Sequence[Job], rows: Sequence[Row], folder: Path, measured: "Measured | None"
 ) -> dict[str, float]:
     """Return the tokens per second that the simulator predicts, by name of arm.
 
