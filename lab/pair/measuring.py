@@ -27,6 +27,7 @@ from proto.errors import NodeError
 from proto.installation import ROOT
 from proto.messages import Role
 from proto.policies import POLICIES, PolicyName
+from rehearsal.setting import Forwards
 
 TEMPERATURES = (0.0, 0.7, 0.8, 1.0)
 FIRST_SEED = 1000
@@ -213,7 +214,8 @@ def node_of(pair: Pair, role: Role, run: Run) -> Node:
     hello = pair.hello(role)
     by_kind = {kind: run.samples[role, kind] for kind in Kind}
     forwards = {kind: [sample for one in by_kind[kind] for sample in one.forwards] for kind in Kind}
-    plain, apart, beside = (_as_ms(curve(forwards[kind])) for kind in Kind)
+    stalled = share_stalled(forwards.values())
+    plain, apart, beside = (_as_ms(curve(forwards[kind], stalled)) for kind in Kind)
     if not (apart or beside):
         raise NodeError(f"too few passes of the {role} were timed: give more or longer texts")
     return Node(
@@ -226,7 +228,7 @@ def node_of(pair: Pair, role: Role, run: Run) -> Node:
         apart=apart,
         beside=beside,
         overlap=round(share_beside(forwards[Kind.BESIDE]), 3),
-        stalled=round(share_stalled(forwards.values()), 3),
+        stalled=round(stalled, 3),
         host_us=Hosts(*(_host_us(by_kind[kind]) for kind in Kind)),
         memory_mib=_memory_mib(pair.pids().get(role.value)),
     )
@@ -241,8 +243,9 @@ def _host_us(samples: Sequence[Samples]) -> float:
     return round(median(means) * 1e6, 1) if means else 0.0
 
 
-def _as_ms(found: object) -> Curve:
-    known = getattr(found, "known", ())
+def _as_ms(found: Forwards | None) -> Curve:
+    """Return a curve in milliseconds; empty: there is none."""
+    known = () if found is None else found.known
     return tuple((rows, round(seconds * 1e3, 4)) for rows, seconds in known)
 
 

@@ -120,13 +120,16 @@ def ways_of(hops: Sequence[Hop]) -> list[float]:
     return found
 
 
-def curve(samples: Iterable[Sample]) -> Forwards | None:
+def curve(samples: Iterable[Sample], stalled: float) -> Forwards | None:
     """Return the seconds of a forward by its rows, never falling; None: there are too few samples.
 
     Each number of rows that occurred often enough counts with its median. Medians do not add up to
     the time of a text, so all of them are multiplied by one number, with which they add up to what
-    the forwards took. Stalls are left out. Where more rows were faster than fewer, which is chance,
-    both get their weighted mean (pool adjacent violators).
+    the forwards took. A stall hits whatever runs at that moment. So stalls are left out, and then
+    every forward gets its part of the time that was lost. Where more rows were faster than fewer,
+    which is chance, both get their weighted mean (pool adjacent violators).
+
+    stalled  share of the model's time that stalls have taken (`share_stalled`)
     """
     usual = {
         rows: [seconds for seconds in each if not _is_stall(seconds, each)]
@@ -136,9 +139,8 @@ def curve(samples: Iterable[Sample]) -> Forwards | None:
     if not usual:
         return None
     medians = {rows: median(each) for rows, each in usual.items()}
-    stretch = sum(map(sum, usual.values())) / sum(
-        len(usual[rows]) * seconds for rows, seconds in medians.items()
-    )
+    at_median = sum(len(usual[rows]) * seconds for rows, seconds in medians.items())
+    stretch = sum(map(sum, usual.values())) / at_median / (1.0 - stalled)
     pools: list[tuple[float, int, list[int]]] = []  # seconds, weight, numbers of rows
     for rows, seconds in medians.items():
         pool = seconds * stretch, len(usual[rows]), [rows]

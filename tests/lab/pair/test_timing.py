@@ -72,20 +72,24 @@ def test_the_way_of_a_draft_is_from_the_drafter_to_the_target() -> None:
 
 def test_more_rows_never_take_less_time_and_rare_numbers_do_not_count() -> None:
     found = curve(
-        samples(1, 2, 2, 2) + samples(2, 5, 5, 5) + samples(4, 3, 3, 3) + samples(8, 1) * 2
+        samples(1, 2, 2, 2) + samples(2, 5, 5, 5) + samples(4, 3, 3, 3) + samples(8, 1) * 2,
+        0.0,
     )
     assert found is not None
     assert [(rows, round(s * 1e3, 6)) for rows, s in found.known] == [(1, 2.0), (2, 4.0), (4, 4.0)]
     assert found.row_s == pytest.approx(2e-3 / 3)
-    assert curve(samples(1, 2, 2)) is None
+    assert curve(samples(1, 2, 2), 0.0) is None
 
 
-def test_costs_add_up_to_what_the_forwards_took_without_the_stalls_of_a_machine() -> None:
+def test_costs_add_up_to_what_the_forwards_took_and_stalls_are_spread_over_all_of_them() -> None:
     usual = samples(1, 2, 2, 2, 4) + samples(5, 6, 8, 10)
-    found = curve(usual)
+    found = curve(usual, 0.0)
     assert found is not None
     assert 4 * found.of(1) + 3 * found.of(5) == pytest.approx(34e-3)
     assert share_stalled([usual]) == 0.0
     with_stall = [*usual, *samples(1, 900)]
-    assert curve(with_stall) == found
+    assert curve(with_stall, 0.0) == found
+    spread = curve(with_stall, 0.5)
+    assert spread is not None
+    assert spread.of(5) == pytest.approx(2 * found.of(5))
     assert share_stalled([usual, with_stall]) == pytest.approx(0.898 / (0.9 + 2 * 0.034))
