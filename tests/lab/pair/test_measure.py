@@ -115,3 +115,21 @@ def test_a_drafter_with_another_tokenizer_is_refused_before_it_is_loaded(
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("error: --drafter: it has another vocabulary: alpha has no meaning; ")
     assert len(said) <= 100
+
+
+def test_a_drafter_that_takes_less_text_than_is_wanted_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = models(tmp_path)
+    config = Path(pair[-1]) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 90}))
+    Path("prompts.txt").write_text("abc\nabcdefghijklmnopqrst\n")
+    capsys.readouterr()  # what the making of models has said
+    assert (
+        run_measure(monkeypatch, *pair, "--prompts", "prompts.txt", "--max-tokens", "80")
+        == EXIT_USAGE
+    )
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: the drafter takes 90 tokens, and a prompt has 2")
+    assert len(said) <= 100
