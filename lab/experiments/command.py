@@ -89,8 +89,8 @@ MeasuredPair = Annotated[
     typer.Option(
         "--pair",
         metavar="FILE",
-        help="Like --predict, for the arms with the pair of which `measure` has written this "
-        "file. Costs and acceptance come from the file.",
+        help="Predict from what `measure` has written of a pair. Arms with another pair get no "
+        "prediction. It takes the place of --predict.",
     ),
 ]
 WithTraces = Annotated[
