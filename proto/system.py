@@ -94,13 +94,17 @@ def is_folder(name: str) -> bool:
 def check_writable(path: Path, flag: str) -> None:
     """Raise ConfigurationError if the file cannot be written; the file is left as it was.
 
+    A new file is made for a moment with one byte in it: a full disk takes empty files.
+
     flag  the option by which the file was given, such as --trace
     """
     try:
         is_new = not path.exists()
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
+        with path.open("ab") as file:
+            if is_new:
+                path.unlink()
+                file.write(b" ")
+                file.flush()
     except OSError as error:
         raise ConfigurationError(
             f"{flag}: {path} cannot be written: {cannot_write(error)}"

@@ -11,7 +11,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -40,6 +40,9 @@ from lab.experiments.testbeds import with_models
 from lab.experiments.traces import write_traces
 from proto.errors import ConfigurationError, did_you_mean, shown
 from proto.installation import missing
+
+if TYPE_CHECKING:
+    from lab.pair.record import Measured
 
 SHIPPED = Path(__file__).parent
 SUFFIX = ".toml"
@@ -81,6 +84,15 @@ Models = Annotated[
 WithPredictions = Annotated[
     bool, typer.Option("--predict", help="Show the speed that `plan` predicts beside each figure.")
 ]
+MeasuredPair = Annotated[
+    Path | None,
+    typer.Option(
+        "--pair",
+        metavar="FILE",
+        help="Predict from what `measure` has written of a pair. Arms with another pair get no "
+        "prediction. It takes the place of --predict.",
+    ),
+]
 WithTraces = Annotated[
     bool,
     typer.Option("--trace", help="Record a trace of one more text of each arm, in OUT/traces."),
@@ -98,6 +110,7 @@ def experiment(
     settings: Settings = None,
     models: Models = Path("results/models"),
     with_predictions: WithPredictions = False,
+    pair: MeasuredPair = None,
     with_traces: WithTraces = False,
     report: Report = False,
 ) -> None:
@@ -107,6 +120,7 @@ def experiment(
     overrides = _overrides(settings or [])
     overrides |= {name: value for name, value in given.items() if value is not None}
     wanted = load(path, overrides)
+    measured = None if pair is None else _read_pair(pair)
     sets = {arm.name: read(Path(arm.work.prompts), arm.work.limit) for arm in wanted.arms}
     console = Console(stderr=True, highlight=False)
     with Folder(out or Path("results") / path.stem) as folder:
@@ -117,6 +131,8 @@ def experiment(
             arms = _that_run_here(wanted.arms, watch.warn)
             jobs = [_job(arm, sets[arm.name]) for arm in with_models(arms, models, watch.warn)]
             _check_models([job.arm for job in jobs])
+            if measured is not None:
+                _check_pair(measured, [job.arm for job in jobs])
             header = folder.begin(header, _run(watch.warn))
             _measure(wanted, jobs, rows, watch, context.obj)
             traces = ""
@@ -131,9 +147,12 @@ def experiment(
                 f"need {missing(str(error.name), 'experiments')}, and {NO_TABLES}"
             ) from error
 
+        predicted = None
+        if with_predictions or measured is not None:
+            predicted = _predicted(jobs, rows.rows, folder.path, measured)
         wanted_results = Wanted(
             decoders={job.arm.name: job.decode for job in jobs},
-            predicted=_predicted(jobs, rows.rows, folder.path) if with_predictions else None,
+            predicted=predicted,
             report=report,
             command=shlex.join(["python", "-m", "coordinator", *sys.argv[1:]]),
             traces=traces,
@@ -268,13 +287,38 @@ def _check_models(arms: Sequence[Arm]) -> None:
             looked_at.append(arm.pair)
 
 
-def _predicted(jobs: Sequence[Job], rows: Sequence[Row], folder: Path) -> dict[str, float]:
+def _read_pair(path: Path) -> "Measured":
+    """Return what `measure` has written into a file. Raises ConfigurationError."""
+    from lab.pair.files import read as read_file  # it knows the simulator, and so both nodes
+
+    return read_file(path, "--pair")
+
+
+def _check_pair(measured: "Measured", arms: Sequence[Arm]) -> None:
+    """Raise ConfigurationError if the file is of a pair that no arm has."""
+    from lab.experiments.results.predictions import is_of_pair
+
+    if not any(is_of_pair(arm, measured) for arm in arms if arm.speculation.drafts):
+        target, drafter = (Path(node.model).name[-20:] for node in measured.nodes)
+        raise ConfigurationError(
+            f"--pair: no arm has {target} with {drafter} on the file's devices; `measure` your pair"
+        )
+
+
+def _predicted(
+    jobs: Sequence[Job], rows: Sequence[Row], folder: Path, measured: "Measured | None"
+) -> dict[str, float]:
     """Return the tokens per second that the simulator predicts, by name of arm.
+
+    measured  what costs and acceptance are taken from; None: from the rows, and from ranks that are
+              recorded into `folder`
 
     Raises SlipstreamError.
     """
-    from lab.experiments.results.predictions import has_ranks, predict, recorded
+    from lab.experiments.results.predictions import has_ranks, predict, predict_of_pair, recorded
 
+    if measured is not None:
+        return predict_of_pair(measured, [job.arm for job in jobs], rows)
     drafting = [job.arm for job in jobs if not job.arm.work.peer and has_ranks(job.arm.pair)]
     found: dict[str, float] = {}
     kinds: dict[tuple[object, ...], list[Arm]] = {}
@@ -382,7 +426,8 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:  # elsewhere it would print an empty line
+            self._bar.stop()
 
     def warn(self, line: str) -> None:
         """Print a line that stays on the screen."""

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.text.metrics import Metrics
-from lab.pair.record import Advice, Kind, Measured, Speed
+from lab.pair.measuring import COMPARED_AT, Job
+from lab.pair.record import Advice, Chances, Kind, Measured, Speed
 from proto.policies import POLICIES, PolicyName
-from rehearsal.acceptance import Trace, cut
+from rehearsal.acceptance import Position, Trace, cut
 from rehearsal.planning import LEAST_LEN, Case, Plan, make_plan, rehearse
 from rehearsal.setting import Forwards, NodeCosts
 
@@ -28,8 +29,41 @@ def case_of(measured: Measured, temperature: float) -> Case:
     )
 
 
+def speeds_of(
+    measured: Measured,
+    chances: Chances,
+    written: Sequence[tuple[Job, Metrics]],
+    config: PairConfig,
+) -> list[Speed]:
+    """Return how fast each policy wrote texts of one temperature, and what is expected for them.
+
+    written  all texts that were written to be compared. Those that are too short for a rehearsal
+             do not count, but for decoding without drafts, which takes as long in any text
+    """
+    long = {
+        (text.prompt, text.seed): text.positions
+        for text in chances.texts
+        if len(text.ranks) > LEAST_LEN
+    }
+    texts: dict[PolicyName, list[Metrics]] = {}
+    traces: dict[PolicyName, dict[tuple[tuple[int, ...], int], tuple[Position, ...]]] = {}
+    for job, metrics in written:
+        name, text = job.speculation.policy, (job.prompt, job.seed)
+        if not POLICIES[name].drafts and metrics.num_tokens > 1:
+            text = next(iter(long), text)
+        if job.temperature == chances.temperature and text in long:
+            texts.setdefault(name, []).append(metrics)
+            traces.setdefault(name, {})[text] = long[text]
+    case = case_of(measured, chances.temperature)
+    return [
+        speed_of(name, chances.temperature, texts[name], config, case, tuple(trace.values()))
+        for name, trace in traces.items()
+    ]
+
+
 def speed_of(
     name: PolicyName,
+    temperature: float,
     texts: Sequence[Metrics],
     config: PairConfig,
     case: Case,
@@ -48,6 +82,7 @@ def speed_of(
     costs = case.costs(POLICIES[name])
     expected = rehearse(policy, *costs, trace, is_whole=True).tokens_per_second
     return Speed(
+        temperature,
         name,
         round(num_tokens / seconds, 1),
         round(expected, 1),
@@ -56,18 +91,13 @@ def speed_of(
     )
 
 
-def long_enough(trace: Trace) -> Trace:
-    """Return the texts that are long enough to be rehearsed."""
-    return tuple(text for text in trace if len(text) > LEAST_LEN)
-
-
 def advice_of(measured: Measured, say: Callable[[str], None]) -> tuple[Advice, ...]:
     """Return the best policy as measured, and with other devices and links.
 
     say  is told what is being rehearsed
     """
     found = []
-    for temperature in sorted({one.temperature for one in measured.chances}):
+    for temperature in COMPARED_AT:
         say(f"temperature {temperature:g}")
         plan = make_plan(case_of(measured, temperature), DRAFTS, wider=())
         found.append(_advice(f"as measured, temperature {temperature:g}", plan))

@@ -17,7 +17,7 @@ from proto.installation import ROOT
 
 SHIPPED = ROOT / "lab" / "experiments" / "prompts.jsonl"
 WIDE = 100
-LEAST_TOKENS, USUAL_TOKENS, USUAL_PROMPTS = 48, 80, 6
+LEAST_TOKENS, USUAL_TOKENS, USUAL_PROMPTS = 48, 64, 6
 
 Prompts = Annotated[
     Path | None,
@@ -76,7 +76,7 @@ def measure(
     stages.check(pair, out)
     turns = stages.turns_of(prompts or SHIPPED, num_prompts)
     with Progress(Console(stderr=True), models_of(pair)) as progress:
-        started = stages.start(pair, turns, progress.say)
+        started = stages.start(pair, turns, max_tokens, progress.say)
     with started as running:
         written = stages.write_texts(running, turns, max_tokens, console)
     with console.status("reading the texts with both models") as status:

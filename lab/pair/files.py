@@ -1,5 +1,6 @@
 """Reads and writes the files of `measure`."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from lab.pair.record import Measured, is_complete
@@ -32,10 +33,14 @@ def _not_ours(path: Path, flag: str) -> ConfigurationError:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file as a whole; on an error, remove it. Raises OutputError."""
+    """Write a file as a whole; on an error it stays as it was. Raises OutputError."""
+    is_device = path.exists() and not path.is_file()
+    partial = path if is_device else path.with_name(f".{path.name}.new")
     try:
-        path.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
     except OSError as error:
-        if path.is_file():
-            path.unlink(missing_ok=True)
+        if not is_device:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
         raise OutputError(f"{path} cannot be written: {cannot_write(error)}") from error

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
@@ -18,27 +19,29 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
 from coordinator.tracing.timeline import timeline_of
-from lab.pair.record import Curve, Hosts, Kind, Node, Text
+from lab.pair.record import Curve, Hosts, Kind, Node, Text, kind_of
 from lab.pair.requests import Judged, Request, Said
-from lab.pair.timing import Samples, alone, beside, curve, samples_of, ways_of
+from lab.pair.timing import Samples, curve, samples_of, share_beside, share_stalled, ways_of
 from lab.records import from_json
 from proto.errors import NodeError
 from proto.installation import ROOT
 from proto.messages import Role
 from proto.policies import POLICIES, PolicyName
+from rehearsal.setting import Forwards
 
-TEMPERATURES = (0.0, 0.7, 1.0)
+TEMPERATURES = (0.0, 0.7, 0.8, 1.0)
 FIRST_SEED = 1000
-# The policies whose speed is compared with what `plan` expects, on the same greedy texts.
+# The policies whose speed is compared with what `plan` expects, on the same texts.
 COMPARED: tuple[PolicyName, ...] = ("ar", "sync", "pipelined", "tree", "auto")
-NUM_COMPARED = 2  # texts for each of them
+COMPARED_AT = (0.0, 0.8)  # temperatures, which are some of TEMPERATURES
+NUM_COMPARED = 2  # texts at each of these temperatures
 # A pass of this length: the texts are compared once; of half of it: twice; and so on.
 REPEATS_BELOW_S, MOST_REPEATS = 0.02, 4
-# Drafts in a pass while both models run, so that passes have few and many rows.
-ROWS_BESIDE, ROWS_ALONE = (1, 2, 4, 8, 15), (1, 8, 15)
+# Values of K of further texts, so that passes have few and many rows.
+ROWS_BESIDE, ROWS_APART = (2, 6, 15), (1, 8, 15)
 # For a first guess of how long everything takes: tokens of a pass with drafts, seconds of a text
 # besides its passes, seconds of what is computed after the texts.
-USUAL_GAIN, JOB_S, AFTERWARDS_S = 2.0, 0.3, 40.0
+USUAL_GAIN, JOB_S, AFTERWARDS_S = 2.0, 0.3, 35.0
 NO_ANSWER = "no answer came in time; give fewer or shorter texts"
 NUM_WARM = 16  # tokens that do not count, before everything else
 ANSWER_LIMIT_S = 1800.0  # for the process that computes chances to load, or to answer
@@ -59,6 +62,8 @@ class Job:
 class Run:
     """What was measured while texts were written.
 
+    said     each text once, by temperature, and then in the order of the prompts
+    metrics  of the texts that were written to be compared
     samples  of both nodes by the kind of policy, one for each text
     ways_s   seconds of drafts from drafter to target by the kind of policy
     """
@@ -86,33 +91,53 @@ class Run:
 
 
 def jobs_of(prompts: Sequence[tuple[int, ...]], plain_s: float) -> list[Job]:
-    """Return the texts to write: by policies that are compared, then with many numbers of rows.
+    """Return the texts to write: by policies that are compared, and with many numbers of rows.
+
+    Both kinds alternate: so a machine that is busy for a while makes the costs and the speeds that
+    are compared with them worse alike.
 
     plain_s  seconds of a pass. Short texts are compared several times, as a busy moment of the
              machine changes a short time much
     """
-    jobs = []
     number = max(1, min(MOST_REPEATS, int(REPEATS_BELOW_S / plain_s)))
-    compared = [*enumerate(prompts[:NUM_COMPARED])] * number
-    for index, prompt in compared:
-        jobs += [
-            Job(prompt, SpeculationConfig(policy=name), 0.0, FIRST_SEED + index, name)
+    compared = [
+        [
+            Job(prompt, SpeculationConfig(policy=name), temperature, FIRST_SEED + index, name)
             for name in COMPARED
+            # Without drafts a pass takes as long in any text: one is enough.
+            if POLICIES[name].drafts or index == 0
         ]
-    for k in ROWS_ALONE:
+        for index, prompt in [*enumerate(prompts[:NUM_COMPARED])] * number
+        for temperature in COMPARED_AT
+    ]
+    others = [*_apart(prompts[0]), *_beside(prompts)]
+    return [
+        job
+        for turn, policies in enumerate(compared)
+        for job in (*policies, *others[turn :: len(compared)])
+    ]
+
+
+def _apart(prompt: tuple[int, ...]) -> Iterator[Job]:
+    """Yield texts in which both models take turns, with few and many rows in a pass."""
+    for k in ROWS_APART:
         waits = SpeculationConfig(policy="sync", num_speculative_tokens=k)
-        jobs.append(Job(prompts[0], waits, 0.0, FIRST_SEED))
-    number = 0
+        yield Job(prompt, waits, 0.0, FIRST_SEED)
+
+
+def _beside(prompts: Sequence[tuple[int, ...]]) -> Iterator[Job]:
+    """Yield all texts of which the chances are wanted and that are not written to be compared."""
+    numbers = cycle(ROWS_BESIDE)
     for temperature in TEMPERATURES:
-        for index, prompt in enumerate(prompts):
-            k = ROWS_BESIDE[number % len(ROWS_BESIDE)]
-            number += 1
+        first = NUM_COMPARED if temperature in COMPARED_AT else 0
+        for index, prompt in enumerate(prompts[first:], first):
             # A pass starts with the drafts that are there: so some passes have few rows.
             runs = SpeculationConfig(
-                policy="tree", num_speculative_tokens=k, policy_option={"launch_min": 0}
+                policy="tree",
+                num_speculative_tokens=next(numbers),
+                policy_option={"launch_min": 0},
             )
-            jobs.append(Job(prompt, runs, temperature, FIRST_SEED + index))
-    return jobs
+            yield Job(prompt, runs, temperature, FIRST_SEED + index)
 
 
 def pass_s(pair: Pair, prompt: tuple[int, ...]) -> float:
@@ -140,15 +165,16 @@ def run(pair: Pair, jobs: Sequence[Job], max_tokens: int, say: Callable[[int, fl
     done = Run()
     _write(pair, jobs[-1], NUM_WARM)
     _forget(pair)
-    known: set[tuple[tuple[int, ...], float]] = set()
+    known: set[tuple[tuple[int, ...], float, int]] = set()
     started = time.monotonic()
     for number, job in enumerate(jobs, 1):
         tokens, metrics = _write(pair, job, max_tokens)
         _note(pair, done, job, metrics)
-        if tokens and (job.prompt, job.temperature) not in known:
-            known.add((job.prompt, job.temperature))
+        if tokens and (text := (job.prompt, job.temperature, job.seed)) not in known:
+            known.add(text)
             done.said.append(Said(job.prompt, tokens, job.temperature, job.seed))
         say(number, (time.monotonic() - started) / number * (len(jobs) - number))
+    done.said.sort(key=lambda said: (said.temperature, said.seed))
     return done
 
 
@@ -183,21 +209,14 @@ def _note(pair: Pair, done: Run, job: Job, metrics: Metrics) -> None:
     done.ways_s[kind_of(job.speculation.policy)] += ways_of(timeline.hops)
 
 
-def kind_of(policy: PolicyName) -> Kind:
-    """Return how the two models take turns under a policy."""
-    row = POLICIES[policy]
-    return Kind.BESIDE if row.runs_ahead else Kind.APART if row.drafts else Kind.PLAIN
-
-
 def node_of(pair: Pair, role: Role, run: Run) -> Node:
     """Return what was measured of one node. Raises NodeError if it was too little."""
     hello = pair.hello(role)
     by_kind = {kind: run.samples[role, kind] for kind in Kind}
-    plain, apart, ahead = (
-        [sample for one in by_kind[kind] for sample in one.forwards] for kind in Kind
-    )
-    taking_turns, at_once = _as_ms(curve(alone(apart))), _as_ms(curve(beside(ahead)))
-    if not (taking_turns or at_once):
+    forwards = {kind: [sample for one in by_kind[kind] for sample in one.forwards] for kind in Kind}
+    stalled = share_stalled(forwards.values())
+    plain, apart, beside = (_as_ms(curve(forwards[kind], stalled)) for kind in Kind)
+    if not (apart or beside):
         raise NodeError(f"too few passes of the {role} were timed: give more or longer texts")
     return Node(
         hello.model,
@@ -205,22 +224,28 @@ def node_of(pair: Pair, role: Role, run: Run) -> Node:
         hello.device,
         hello.backend,
         hello.num_parameters,
-        plain=_as_ms(curve(plain)),
-        alone=taking_turns,
-        beside=at_once,
+        plain=plain,
+        apart=apart,
+        beside=beside,
+        overlap=round(share_beside(forwards[Kind.BESIDE]), 3),
+        stalled=round(stalled, 3),
         host_us=Hosts(*(_host_us(by_kind[kind]) for kind in Kind)),
         memory_mib=_memory_mib(pair.pids().get(role.value)),
     )
 
 
 def _host_us(samples: Sequence[Samples]) -> float:
-    """Return the mean microseconds of a host for each forward; 0: there was none."""
-    num_forwards = sum(one.num_forwards for one in samples)
-    return round(sum(one.host_s for one in samples) / max(1, num_forwards) * 1e6, 1)
+    """Return the microseconds of a host for each forward; 0: there was none.
+
+    It is the median of the texts' means, so that a text in which the machine stalls does not count.
+    """
+    means = [one.host_s / one.num_forwards for one in samples if one.num_forwards]
+    return round(median(means) * 1e6, 1) if means else 0.0
 
 
-def _as_ms(found: object) -> Curve:
-    known = getattr(found, "known", ())
+def _as_ms(found: Forwards | None) -> Curve:
+    """Return a curve in milliseconds; empty: there is none."""
+    known = () if found is None else found.known
     return tuple((rows, round(seconds * 1e3, 4)) for rows, seconds in known)
 
 

@@ -8,11 +8,13 @@ from enum import Enum
 from typing import ClassVar
 
 from lab.records import NO_OTHERS
+from proto.policies import POLICIES, PolicyName
 from rehearsal.acceptance import Position, Trace
 from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS
 from rehearsal.setting import Forwards, NodeCosts
 
-FORMAT, VERSION = "slipstream pair", 1
+FORMAT, VERSION = "slipstream pair", 2
+LONGEST_MS = 1e6  # of a forward or a message; a file with more was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class Text:
     overlaps: tuple[float, ...]
     ranks: tuple[int | None, ...]
     scores: tuple[tuple[float, ...], ...]
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        """Return the text as `plan` rehearses it."""
+        return tuple(Position(*each) for each in zip(self.ranks, self.scores, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +64,22 @@ Curve = tuple[tuple[int, float], ...]
 
 
 class Kind(Enum):
-    """How the two models take turns: no drafts, one after the other, or both at once."""
+    """How the two models take turns under a policy.
+
+    PLAIN   nothing is drafted
+    APART   the drafter waits during a pass, and the target waits for the drafts (`sync`)
+    BESIDE  the drafter goes on during a pass; how much of it, its own speed and the policy decide
+    """
 
     PLAIN = "plain"
     APART = "apart"
     BESIDE = "beside"
+
+
+def kind_of(policy: PolicyName) -> Kind:
+    """Return how the two models take turns under a policy."""
+    row = POLICIES[policy]
+    return Kind.BESIDE if row.runs_ahead else Kind.APART if row.drafts else Kind.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +95,11 @@ class Hosts:
 class Node:
     """What one of the two models is and costs, where `generate` would put it.
 
-    plain          forwards of the target where nothing is drafted
-    alone, beside  forwards by rows, where both models take turns and where both run at once
-    memory_mib     memory of its process, without that of a GPU; None: not known here
+    plain, apart, beside  its forwards under each `Kind` of policy; the drafter has no plain ones
+    overlap               share of its `beside` forwards' time in which the other model ran as well
+    stalled               share of all its forwards' time that was lost because the machine did
+                          other things
+    memory_mib            memory of its process, without that of a GPU; None: not known here
     """
 
     model: str
@@ -88,8 +108,10 @@ class Node:
     backend: str
     num_parameters: int
     plain: Curve
-    alone: Curve
+    apart: Curve
     beside: Curve
+    overlap: float
+    stalled: float
     host_us: Hosts
     memory_mib: float | None
 
@@ -98,9 +120,11 @@ class Node:
 class Speed:
     """How fast a policy was on the same texts, and how fast `plan` expects it to be.
 
+    temperature      at which the texts were written
     drafts_accepted  share of the drafts in its passes that were accepted; None: there were none
     """
 
+    temperature: float
     policy: str
     tokens_per_second: float
     predicted: float
@@ -140,6 +164,11 @@ class Measured:
     speeds: tuple[Speed, ...] = ()
     advice: tuple[Advice, ...] = ()
 
+    @property
+    def nodes(self) -> tuple[Node, Node]:
+        """Return target and drafter."""
+        return self.target, self.drafter
+
     def costs(self, kind: Kind) -> tuple[NodeCosts, NodeCosts]:
         """Return the costs of target and drafter under a kind of policy."""
         return (
@@ -150,16 +179,12 @@ class Measured:
     def trace(self, temperature: float) -> Trace:
         """Return how the drafter ranked the texts of the nearest temperature."""
         near = min(self.chances, key=lambda found: abs(found.temperature - temperature))
-        return tuple(
-            tuple(Position(*each) for each in zip(text.ranks, text.scores, strict=True))
-            for text in near.texts
-            if text.ranks
-        )
+        return tuple(text.positions for text in near.texts if text.ranks)
 
 
 def _costs(node: Node, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeCosts:
-    alone, beside = node.alone or node.beside, node.beside or node.alone
-    curve = {Kind.PLAIN: node.plain or alone, Kind.APART: alone, Kind.BESIDE: beside}[kind]
+    apart, beside = node.apart or node.beside, node.beside or node.apart
+    curve = {Kind.PLAIN: node.plain or apart, Kind.APART: apart, Kind.BESIDE: beside}[kind]
     host_us: float = getattr(node.host_us, kind.value)
     known = tuple((num_rows, ms / 1e3) for num_rows, ms in curve)
     (first, first_s), (last, last_s) = known[0], known[-1]
@@ -168,7 +193,26 @@ def _costs(node: Node, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeC
 
 
 def is_complete(found: Measured) -> bool:
-    """True if a file of this version has costs and texts, so that `plan` can use it."""
-    has_costs = all(node.alone or node.beside for node in (found.target, found.drafter))
-    has_texts = any(text.ranks for one in found.chances for text in one.texts)
-    return (found.format, found.version) == (FORMAT, VERSION) and has_costs and has_texts
+    """True if a file of this version has costs and texts with which `plan` can rehearse."""
+    curves = [curve for node in found.nodes for curve in (node.plain, node.apart, node.beside)]
+    texts = [text for one in found.chances for text in one.texts]
+    return (
+        (found.format, found.version) == (FORMAT, VERSION)
+        and all(node.apart or node.beside for node in found.nodes)
+        and all(map(_is_curve, curves))
+        and 0 <= found.way_ms < LONGEST_MS
+        and all(any(text.ranks for text in one.texts) for one in found.chances)
+        and all(len(text.ranks) == len(text.scores) and all(text.scores) for text in texts)
+        and bool(texts)
+    )
+
+
+def _is_curve(curve: Curve) -> bool:
+    """True if rows ascend from 1 on, and times are positive and do not fall."""
+    rows, times = [rows for rows, _ in curve], [ms for _, ms in curve]
+    return (
+        all(0 < ms < LONGEST_MS for ms in times)
+        and times == sorted(times)
+        and rows == sorted(set(rows))
+        and all(number > 0 for number in rows)
+    )

@@ -1,28 +1,29 @@
 """The stages of `measure`, in order: check, start, write texts, chances, plan, save."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
 
 from coordinator.api.config import PairConfig
+from coordinator.api.models.preflight import known_limits
 from coordinator.api.pair import Pair, Say
 from coordinator.api.prompts import Tokenization
-from coordinator.text.metrics import Metrics
 from lab.experiments.prompt_sets import read
 from lab.experiments.surroundings import machine
 from lab.lossless.command import how_long
 from lab.pair import advising, files, measuring, words
 from lab.pair.intervals import chances_of
-from lab.pair.measuring import NUM_COMPARED, Run
-from lab.pair.record import FORMAT, VERSION, Measured, Speed, Text
+from lab.pair.measuring import Run
+from lab.pair.record import FORMAT, VERSION, Measured, Text
 from lab.pair.requests import Request
-from proto.errors import ConfigurationError
+from lab.plan.settings import MIN_TOKENS
+from proto.errors import ConfigurationError, NodeError
 from proto.messages import Role
-from proto.policies import PolicyName
 from proto.system import check_writable
 
 PAGE = ".md"
@@ -42,7 +43,11 @@ class Written:
 
 
 def check(config: PairConfig, out: Path) -> None:
-    """Raise ConfigurationError if the pair cannot be measured, or a file cannot be written."""
+    """Raise ConfigurationError if the pair cannot be measured, or a file cannot be written.
+
+    Alpha compares the chances that both models give to the same token ids. So the drafter needs the
+    target's vocabulary.
+    """
     if not config.has_draft_model or config.drafter_is_head:
         raise ConfigurationError(
             "--drafter: `measure` needs a draft model with a vocabulary; heads and ngram have none"
@@ -55,7 +60,7 @@ def check(config: PairConfig, out: Path) -> None:
         )
     if drafter is not None and drafter.digest != target.digest:
         raise ConfigurationError(
-            "--drafter: its tokenizer is not the target's; `measure` compares models that share one"
+            "--drafter: it has another vocabulary: alpha has no meaning; take one with the target's"
         )
     if out.suffix == PAGE:
         raise ConfigurationError(f"--out: {out} would be the page; give the file another ending")
@@ -68,17 +73,33 @@ def turns_of(path: Path, num_prompts: int) -> list[str]:
     return [prompt.turns[0] for prompt in read(path, num_prompts)]
 
 
-def start(config: PairConfig, turns: Sequence[str], say: Say) -> Pair:
+def start(config: PairConfig, turns: Sequence[str], max_tokens: int, say: Say) -> Pair:
     """Return the running pair; prompts that it cannot continue are refused before it starts.
 
     Raises ConfigurationError and other SlipstreamErrors.
     """
-    return Pair(config, say=say, check=partial(_check_prompts, turns), traced=True)
+    return Pair(config, say=say, check=partial(_check_prompts, turns, max_tokens), traced=True)
 
 
-def _check_prompts(turns: Sequence[str], pair: Pair) -> None:
-    for turn in turns:
-        pair.check(_ids(pair, turn))
+def _check_prompts(turns: Sequence[str], max_tokens: int, pair: Pair) -> None:
+    """Raise ConfigurationError if a model has no room for a prompt and its continuation."""
+    prompts = [_ids(pair, turn) for turn in turns]
+    for prompt in prompts:
+        pair.check(prompt)
+    room, role = min(_rooms(pair.config), key=itemgetter(0))
+    longest = max(map(len, prompts))
+    if longest + max_tokens > room:
+        raise ConfigurationError(
+            f"the {role} takes {room} tokens, and a prompt has {longest}: give a --max-tokens of "
+            f"at most {room - longest}"
+        )
+
+
+def _rooms(config: PairConfig) -> Iterator[tuple[int, Role]]:
+    """Yield how many tokens of a text each model takes, by its config.json."""
+    yield known_limits(config)[0], Role.TARGET
+    drafter = {"target": config.drafter, "target_revision": config.drafter_revision}
+    yield known_limits(config.model_copy(update=drafter))[0], Role.DRAFTER
 
 
 def _ids(pair: Pair, turn: str) -> tuple[int, ...]:
@@ -106,10 +127,22 @@ def write_texts(pair: Pair, turns: Sequence[str], max_tokens: int, console: Cons
             status.update(f"wrote {number} of {len(jobs)} texts; about {left} left")
 
         run = measuring.run(pair, jobs, max_tokens, say)
+    check_lengths(run)
     target, drafter = (measuring.node_of(pair, role, run) for role in (Role.TARGET, Role.DRAFTER))
     way_ms = round(run.way_s * 1e3, 4)
     measured = Measured(FORMAT, VERSION, machine(), target, drafter, way_ms, ())
     return Written(run, measured, measuring.request_of(pair, run.said))
+
+
+def check_lengths(run: Run) -> None:
+    """Raise NodeError if there is too little text of a temperature to rehearse."""
+    for temperature in measuring.TEMPERATURES:
+        texts = [len(text.said) for text in run.said if text.temperature == temperature]
+        if sum(texts) < MIN_TOKENS:
+            raise NodeError(
+                f"the target ended its texts after {sum(texts)} tokens together, "
+                f"{MIN_TOKENS} are needed; give prompts with longer answers"
+            )
 
 
 def with_chances(written: Written, say: Callable[[str], None]) -> Measured:
@@ -127,14 +160,11 @@ def with_plan(
     measured: Measured, run: Run, config: PairConfig, say: Callable[[str], None]
 ) -> Measured:
     """Return what was measured with what `plan` makes of it, and how well it foretold speeds."""
-    texts: dict[PolicyName, list[Metrics]] = {}
-    for job, metrics in run.metrics:
-        texts.setdefault(job.speculation.policy, []).append(metrics)
-    speeds: list[Speed] = []
-    trace = advising.long_enough(measured.trace(0.0)[:NUM_COMPARED])
-    if trace:
-        case = advising.case_of(measured, 0.0)
-        speeds += [advising.speed_of(name, texts[name], config, case, trace) for name in texts]
+    speeds = [
+        speed
+        for one in measured.chances
+        for speed in advising.speeds_of(measured, one, run.metrics, config)
+    ]
     advice = advising.advice_of(measured, lambda what: say(f"rehearsing: {what}"))
     return replace(measured, speeds=tuple(speeds), advice=advice)
 

@@ -1,15 +1,10 @@
-"""Takes from a recording how long passes, draft steps, hosts and messages take (pure).
-
-A forward counts as *beside* if the other model ran during at least half of it, and as *alone* if
-that ran during at most a tenth. Two models that run at once share caches, memory and sometimes
-cores, so both kinds are told apart.
-"""
+"""Takes from a recording how long passes, draft steps, hosts and messages take (pure)."""
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 
 from coordinator.tracing.spans import Forward, Hop, Track
 from coordinator.tracing.timeline import Timeline
@@ -18,8 +13,8 @@ from proto.stopwatch import Phase
 from rehearsal.setting import Forwards
 
 MOST_ROWS = 17  # more rows are a part of a prompt: no policy that is timed here verifies as many
-BESIDE, ALONE = 0.5, 0.1
 LEAST_SAMPLES = 3  # with fewer forwards of a number of rows, these do not count
+STALL = 4.0  # a forward that takes so many times the median of its rows was interrupted
 ON_DEVICE_PHASES = (Phase.MODEL, Phase.CHOOSE, Phase.MOVE)
 
 
@@ -125,40 +120,67 @@ def ways_of(hops: Sequence[Hop]) -> list[float]:
     return found
 
 
-def curve(samples: Iterable[Sample]) -> Forwards | None:
+def curve(samples: Iterable[Sample], stalled: float) -> Forwards | None:
     """Return the seconds of a forward by its rows, never falling; None: there are too few samples.
 
-    Each number of rows that occurred often enough counts with its mean: means add up to the time of
-    a text, medians do not. Where more rows were faster than fewer, which is chance, both get their
-    weighted mean (pool adjacent violators).
+    Each number of rows that occurred often enough counts with its median. Medians do not add up to
+    the time of a text, so all of them are multiplied by one number, with which they add up to what
+    the forwards took. A stall hits whatever runs at that moment. So stalls are left out, and then
+    every forward gets its part of the time that was lost. Where more rows were faster than fewer,
+    which is chance, both get their weighted mean (pool adjacent violators).
+
+    stalled  share of the model's time that stalls have taken (`share_stalled`)
     """
-    by_rows: dict[int, list[float]] = defaultdict(list)
-    for sample in samples:
-        by_rows[sample.num_rows].append(sample.seconds)
+    usual = {
+        rows: [seconds for seconds in each if not _is_stall(seconds, each)]
+        for rows, each in sorted(_by_rows(samples).items())
+        if len(each) >= LEAST_SAMPLES
+    }
+    if not usual:
+        return None
+    medians = {rows: median(each) for rows, each in usual.items()}
+    at_median = sum(len(usual[rows]) * seconds for rows, seconds in medians.items())
+    stretch = sum(map(sum, usual.values())) / at_median / (1.0 - stalled)
     pools: list[tuple[float, int, list[int]]] = []  # seconds, weight, numbers of rows
-    for rows in sorted(by_rows):
-        times = by_rows[rows]
-        if len(times) < LEAST_SAMPLES:
-            continue
-        pool = fmean(times), len(times), [rows]
+    for rows, seconds in medians.items():
+        pool = seconds * stretch, len(usual[rows]), [rows]
         while pools and pools[-1][0] > pool[0]:
-            seconds, weight, members = pools.pop()
+            before_s, weight, members = pools.pop()
             total = weight + pool[1]
-            mean = (seconds * weight + pool[0] * pool[1]) / total
-            pool = mean, total, members + pool[2]
+            pool = (before_s * weight + pool[0] * pool[1]) / total, total, members + pool[2]
         pools.append(pool)
     known = tuple((rows, seconds) for seconds, _, members in pools for rows in members)
-    if not known:
-        return None
     (first, first_s), (last, last_s) = known[0], known[-1]
     return Forwards(known, (last_s - first_s) / (last - first) if last > first else 0.0)
 
 
-def beside(samples: Iterable[Sample]) -> list[Sample]:
-    """Return the forwards during which the other model ran."""
-    return [sample for sample in samples if sample.beside >= BESIDE]
+def _by_rows(samples: Iterable[Sample]) -> dict[int, list[float]]:
+    by_rows: dict[int, list[float]] = defaultdict(list)
+    for sample in samples:
+        by_rows[sample.num_rows].append(sample.seconds)
+    return by_rows
 
 
-def alone(samples: Iterable[Sample]) -> list[Sample]:
-    """Return the forwards during which the other model did not run."""
-    return [sample for sample in samples if sample.beside <= ALONE]
+def _is_stall(seconds: float, alike: Sequence[float]) -> bool:
+    """True if a forward took so much longer than others alike that its machine did other things."""
+    return seconds > STALL * median(alike)
+
+
+def share_stalled(kinds: Iterable[Sequence[Sample]]) -> float:
+    """Return the share of all forwards' time by which stalls were longer than forwards alike.
+
+    kinds  groups of forwards in each of which those with as many rows take as long
+    """
+    alike = [each for samples in kinds for each in _by_rows(samples).values()]
+    total_s = sum(map(sum, alike))
+    lost_s = sum(
+        seconds - median(each) for each in alike for seconds in each if _is_stall(seconds, each)
+    )
+    return lost_s / total_s if total_s else 0.0
+
+
+def share_beside(samples: Iterable[Sample]) -> float:
+    """Return the share of all forwards' time in which the other model ran; 0: no forwards."""
+    known = list(samples)
+    total_s = sum(sample.seconds for sample in known)
+    return sum(sample.seconds * sample.beside for sample in known) / total_s if known else 0.0

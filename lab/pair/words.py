@@ -12,6 +12,7 @@ from lab.pair.record import Measured, Node, Share
 NUM_RANKS = 4  # choices of the drafter that have a column
 ORDINALS = ("1st", "2nd", "3rd", "4th")
 FAR_OFF = 0.25  # an expectation with which something is wrong
+STALLED = 0.05  # share of a model's time in stalls, with which the machine was not idle
 SHOWN_ROWS = (1, 2, 3, 5, 9, 16)
 
 
@@ -70,8 +71,8 @@ def _times(measured: Measured) -> Section:
     for what, node, other in pairs:
         for when, curve in (
             ("no drafts", node.plain),
-            (f"{other} waits", node.alone),
-            (f"{other} runs", node.beside),
+            (f"{other} waits", node.apart),
+            (f"{other} runs {node.overlap:.0%} of the time", node.beside),
         ):
             if curve:
                 known = dict(curve)
@@ -98,15 +99,19 @@ def _about(role: str, node: Node) -> str:
 
 
 def _speeds(measured: Measured) -> Section:
-    plain = next(
-        (speed.tokens_per_second for speed in measured.speeds if speed.drafts_accepted is None),
-        None,
-    )
+    plain = {
+        speed.temperature: speed.tokens_per_second
+        for speed in measured.speeds
+        if speed.drafts_accepted is None
+    }
     rows = [
         (
+            f"{speed.temperature:g}",
             speed.policy,
             f"{speed.tokens_per_second:.4g}",
-            "" if plain is None else f"{speed.tokens_per_second / plain:.2f}",
+            f"{speed.tokens_per_second / plain[speed.temperature]:.2f}"
+            if speed.temperature in plain
+            else "",
             f"{speed.predicted:.4g}",
             f"{speed.predicted / speed.tokens_per_second - 1:+.0%}",
             f"{speed.tokens_per_pass:.2f}",
@@ -114,10 +119,10 @@ def _speeds(measured: Measured) -> Section:
         )
         for speed in measured.speeds
     ]
-    header = "policy", "tokens/s", "x plain", "expected", "off by", "tokens a pass"
+    header = "temperature", "policy", "tokens/s", "x plain", "expected", "off by", "tokens a pass"
     return Section(
         "What was measured, and what plan expects",
-        "Greedy texts, one at a time, with the numbers that each policy has by default.",
+        "One text at a time, with the numbers that each policy has by default.",
         (*header, "% of drafts accepted"),
         tuple(rows),
         _warning(measured),
@@ -125,13 +130,20 @@ def _speeds(measured: Measured) -> Section:
 
 
 def _warning(measured: Measured) -> str:
-    """Return a line if an expectation is far off; else nothing."""
+    """Return a line if the machine was busy, or an expectation is far off; else nothing."""
+    again = "Measure again when it is idle."
+    stalled = max(measured.target.stalled, measured.drafter.stalled)
+    if stalled >= STALLED:
+        return (
+            f"One of the models lost {stalled:.0%} of its time to stalls: something else used the "
+            f"machine, and the measured speeds are too low. {again}"
+        )
     speeds = measured.speeds
     if all(abs(one.predicted / one.tokens_per_second - 1) < FAR_OFF for one in speeds):
         return ""
     return (
         "Some of it is far off: something else may have used the machine, and then all times are "
-        "too long. Measure again when it is idle."
+        f"too long. {again}"
     )
 
 

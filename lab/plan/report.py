@@ -38,6 +38,7 @@ from rehearsal.setting import Forwards, NodeCosts
 
 LIKE_FLAGS = {"target": "--like", "draft": "--drafter-like"}
 NUM_SHOWN = 4  # ranks whose share is printed
+MOST_OF_A_NAME = 30  # letters of a model's name that are printed
 UNKNOWN = Forwards(((1, 0.0),))
 USUAL = (
     NodeCosts(UNKNOWN, USUAL_HOST_US / 1e6),
@@ -188,6 +189,8 @@ def _cell_record(made: Plan, cell: Cell) -> dict[str, Any]:
 
 def show(costs: Costs, case: Case, made: Plan) -> None:
     """Print what was given, the table, and the conclusion."""
+    if costs.pair:
+        typer.echo(about(read_pair(path_of(costs.pair), "--pair")))
     roles = {"target": "target", "draft": "drafter"}
     for name, like in likenesses(costs).items():
         typer.echo(words_of(roles[name], like, getattr(costs, f"{name}_bandwidth")))
@@ -211,6 +214,19 @@ def show(costs: Costs, case: Case, made: Plan) -> None:
         )
     Console(width=WIDTH).print(table)
     typer.echo("\n" + conclusion(made))
+
+
+def about(measured: Measured) -> str:
+    """Return which models a file of `measure` is of, in lines of at most 80 columns."""
+    nodes = ("measured target", measured.target), ("measured drafter", measured.drafter)
+    return "\n".join(
+        f"{role}: {_ending(node.model)}, {node.dtype} on {node.device}" for role, node in nodes
+    )
+
+
+def _ending(name: str) -> str:
+    """Return a model's name; of a long one its end, which tells models apart."""
+    return name if len(name) <= MOST_OF_A_NAME else f"...{name[-MOST_OF_A_NAME:]}"
 
 
 def _given(case: Case) -> str:

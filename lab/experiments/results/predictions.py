@@ -7,6 +7,8 @@ what two models that run at once take from each other. Where devices are simulat
 known, and the hosts' costs are fitted so that the simulated speeds of these arms equal the measured
 ones. The ranks (how the drafter ranks the target's tokens) are recorded on the same texts
 (`lab/measure/ranks.py`).
+
+If there is a file of `measure` for the pair, costs and ranks are taken from it instead.
 """
 
 import subprocess
@@ -17,20 +19,22 @@ from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
 
-from scipy.optimize import least_squares
-
 from coordinator.api.config import PairConfig, SpeculationConfig
 from lab.experiments.description import Arm
 from lab.experiments.rows import Row
+from lab.pair.record import Measured, kind_of
+from lab.pair.record import Node as Measurement
 from proto.errors import NodeError
 from proto.installation import ROOT
 from proto.messages import Policy, Role
-from rehearsal.acceptance import Trace, read
+from rehearsal.acceptance import Trace, cut, read
 from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS, rehearse
 from rehearsal.setting import Forwards, NodeCosts
 
 LEAST_SYNCS = 2  # least number of `sync` arms from which the cost of a draft step can be derived
 RANKS_LIMIT_S = 3600.0
+CHOSEN_LATER = ("", "auto", "fastest")  # number types and devices that a start decides
+NUM_TOKENS = 320  # of the text that is rehearsed with the ranks of a measured pair
 
 Costs = tuple[NodeCosts, NodeCosts]  # costs of the target and of the drafter
 
@@ -111,6 +115,8 @@ def simulated_costs(
     besides its passes. The drafter's host time per step and the time of a message are fitted so
     that the simulated `sync` arms are as fast as they were measured.
     """
+    from scipy.optimize import least_squares  # it may be missing, and only this needs it
+
     forward = _device(config.simulate_target_ms, config.simulate_target_ms_per_row)
     step = _device(config.simulate_draft_ms, config.simulate_draft_ms_per_row)
     plain_s = 1 / plain.tokens_per_second
@@ -166,10 +172,7 @@ def predict(arms: Sequence[Arm], rows: Sequence[Row], ranks: Trace) -> dict[str,
     two K or more were measured with the same pair (with any link), one text at a time, with drafts
     of a model and coupled verification.
     """
-    measured: dict[str, list[Row]] = {}
-    for row in rows:
-        if not row.void and row.figures is not None and row.num_rows == 1:
-            measured.setdefault(row.arm, []).append(row)
+    measured = _rows_by_arm(rows)
     groups: dict[Hashable, list[Arm]] = {}
     for arm in arms:
         if arm.name in measured and _can_be_predicted(arm):
@@ -182,6 +185,55 @@ def predict(arms: Sequence[Arm], rows: Sequence[Row], ranks: Trace) -> dict[str,
             for arm in group:
                 found[arm.name] = _predicted(arm, costs, measured[arm.name], ranks)
     return found
+
+
+def _rows_by_arm(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of texts that were written one at a time and have figures, by arm."""
+    measured: dict[str, list[Row]] = {}
+    for row in rows:
+        if not row.void and row.figures is not None and row.num_rows == 1:
+            measured.setdefault(row.arm, []).append(row)
+    return measured
+
+
+def predict_of_pair(pair: Measured, arms: Sequence[Arm], rows: Sequence[Row]) -> dict[str, float]:
+    """Return the predicted tokens per second of each arm with a pair that `measure` has measured.
+
+    The speed includes the time to the first token. No other arms are needed. The ranks are those of
+    the texts with the nearest temperature in the file.
+    """
+    measured = _rows_by_arm(rows)
+    found: dict[str, float] = {}
+    for arm in arms:
+        if arm.name in measured and is_of_pair(arm, pair):
+            costs = pair.costs(kind_of(arm.speculation.policy))
+            ranks = cut(pair.trace(arm.sampling.temperature), 1, NUM_TOKENS)
+            found[arm.name] = _predicted(arm, costs, measured[arm.name], ranks)
+    return found
+
+
+def is_of_pair(arm: Arm, pair: Measured) -> bool:
+    """True if an arm can be predicted and has the models, types and devices of a measured pair."""
+    config = arm.pair
+    named: list[tuple[str, str, str, Measurement]] = [
+        (config.target, config.dtype, config.target_device, pair.target)
+    ]
+    if arm.speculation.drafts:
+        named.append((config.drafter, config.drafter_dtype, config.drafter_device, pair.drafter))
+    return (
+        _can_be_predicted(arm)
+        and not (config.simulate_target_ms or config.simulate_draft_ms)
+        and all(
+            _is_same_model(name, node.model)
+            and dtype in (*CHOSEN_LATER, node.dtype)
+            and device in (*CHOSEN_LATER, node.device)
+            for name, dtype, device, node in named
+        )
+    )
+
+
+def _is_same_model(name: str, other: str) -> bool:
+    return name == other or Path(name).resolve() == Path(other).resolve()
 
 
 def _can_be_predicted(arm: Arm) -> bool:

@@ -5,15 +5,21 @@ from typing import Any
 
 import pytest
 
+from coordinator.__main__ import measurements
+from coordinator.cli.app import EXIT_USAGE, command_line, run
 from lab.experiments.description import Arm, experiment
 from lab.experiments.results.predictions import (
     Decoding,
     costs_of,
     predict,
+    predict_of_pair,
     simulated_costs,
     too_slow,
 )
 from lab.experiments.rows import Row
+from lab.pair.intervals import chances_of
+from lab.pair.record import FORMAT, VERSION, Hosts, Measured, Node, Text
+from lab.pair.stages import as_json
 from rehearsal.acceptance import chances, drawn
 from rehearsal.planning import Figures, rehearse
 from rehearsal.setting import Forwards, NodeCosts
@@ -90,6 +96,41 @@ def test_what_was_not_measured_enough_or_is_void_is_not_predicted() -> None:
     assert predict(arms, [rows[0], *void, *rows[3:]], TRACE) == {}
 
 
+def pair_of(target: str, drafter: str) -> Measured:
+    """What `measure` would have written of the pair with these costs; its passes are slow alone."""
+
+    def node(name: str, plain: float, apart: float, beside: float) -> Node:
+        curves = (((1, ms), (7, ms + 6.0)) for ms in (plain, apart, beside))
+        return Node(
+            *(name, "float32", "cpu:0", "fused", 1, *curves, 0.5, 0.0),
+            *(Hosts(200.0, 200.0, 200.0), None),
+        )
+
+    (positions,) = TRACE
+    ranks = tuple(position.rank for position in positions)
+    scores = tuple(position.scores for position in positions)
+    text = Text((1,), (2,) * len(ranks), 7, (0.7,) * len(ranks), ranks, scores)
+    nodes = node(target, 30.0, 60.0, 40.0), node(drafter, 1.0, 4.0, 4.0)
+    return Measured(FORMAT, VERSION, "here", *nodes, 3.0, (chances_of(0.0, [text]),))
+
+
+def test_a_file_of_the_pair_predicts_its_arms_and_no_others() -> None:
+    fixed = {"target_device": "cpu:0"}
+    arms = made({"policy": "tree"}, {"policy": "tree", "link": "drafter:delay=50ms"}, **fixed)
+    rows = [as_measured(arm) for arm in arms]
+    pair = pair_of(arms[0].pair.target, arms[0].pair.drafter)
+    predicted = predict_of_pair(pair, arms, rows)
+    assert set(predicted) == {arm.name for arm in arms}
+    ar, *_, tree, far = (predicted[arm.name] for arm in arms)
+    assert ar == pytest.approx(101 / (FIRST_S + 100 * 0.0302), rel=0.01)
+    assert far < tree
+    for other in ({"drafter": "ngram"}, {"verify": "token"}, {"target_device": "cpu:1"}):
+        (arm,) = (one for one in made({"policy": "tree", **other}) if one.table == "tree")
+        assert predict_of_pair(pair, [arm], [as_measured(arm)]) == {}
+    other = pair_of(arms[0].pair.target, "another")
+    assert set(predict_of_pair(other, arms, rows)) == {arms[0].name}  # it does not draft
+
+
 @pytest.mark.parametrize("drafter_s", [0.004, 0.012, 0.001])
 def test_a_simulation_that_is_slower_than_what_was_measured_is_too_slow(drafter_s: float) -> None:
     arms = made()[1:]
@@ -135,3 +176,28 @@ def test_what_the_hosts_take_beside_simulated_devices_is_found_again_and_a_link_
     assert len(predicted) == 5
     for one in rows:
         assert predicted[one.arm] == pytest.approx(one.tokens_per_second, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "p.json was not made by this release's `measure`; make it again"),
+        (None, "no arm has target with another on the file's devices; `measure` your pair"),
+    ],
+)
+def test_a_file_of_another_pair_is_refused_before_anything_is_measured(
+    content: str | None,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = pair_of(made()[0].pair.target, "another")
+    Path("p.json").write_text(as_json(other) if content is None else content)
+    Path("e.toml").write_text('title = "t"\n[[arms]]\npolicy = ["ar", "tree"]\n')
+    monkeypatch.setattr("sys.argv", ["slipstream", "experiment", "e.toml", "--pair", "p.json"])
+    assert run(command_line(measurements())) == EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --pair: {words}")
+    assert len(line) <= 100

@@ -31,9 +31,9 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
 ) -> None:
     monkeypatch.setattr(advising, "make_plan", lambda case, *_, **__: make_plan(case, (1,), ()))
     monkeypatch.setattr(advising, "SLOWER_LINKS_MS", ())
-    monkeypatch.setattr(measuring, "TEMPERATURES", (0.0, 1.0))
+    monkeypatch.setattr(measuring, "TEMPERATURES", (0.0, 0.8))
     monkeypatch.setattr(measuring, "COMPARED", ("ar", "tree"))
-    monkeypatch.setattr(measuring, "ROWS_ALONE", (1, 15))
+    monkeypatch.setattr(measuring, "ROWS_APART", (1, 15))
     out = tmp_path / "pair.json"
     few = "--num-prompts", "2", "--max-tokens", "64", "--out", str(out)
     assert run_measure(monkeypatch, *models(tmp_path), *few) == 0
@@ -43,17 +43,21 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
     assert max(map(len, report)) <= 100
     assert "pair.md is the same to read" in paths
     found = json.loads(out.read_text())
-    assert [one["temperature"] for one in found["chances"]] == [0.0, 1.0]
+    assert [one["temperature"] for one in found["chances"]] == [0.0, 0.8]
     for one in found["chances"]:
         assert 0 < one["alpha"]["low"] <= one["alpha"]["value"] <= one["alpha"]["high"] <= 1
         assert one["num_tokens"] == sum(len(text["ranks"]) for text in one["texts"])
     assert found["chances"][0]["alpha"] == found["chances"][0]["ranks"][0]
     for node in ("target", "drafter"):
-        assert all(ms > 0 for _, ms in found[node]["alone"] + found[node]["beside"])
+        assert all(ms > 0 for _, ms in found[node]["apart"] + found[node]["beside"])
+        assert 0 <= found[node]["overlap"] <= 1
         assert found[node]["host_us"]["beside"] > 0
     # Which numbers of rows there were, a busy machine decides as well.
-    assert len({rows for rows, _ in found["target"]["alone"] + found["target"]["beside"]}) > 2
-    assert [speed["policy"] for speed in found["speeds"]] == ["ar", "tree"]
+    assert len({rows for rows, _ in found["target"]["apart"] + found["target"]["beside"]}) > 2
+    assert [(speed["temperature"], speed["policy"]) for speed in found["speeds"]] == [
+        *((0.0, "ar"), (0.0, "tree")),
+        *((0.8, "ar"), (0.8, "tree")),
+    ]
     assert found["advice"][0]["what"] == "as measured, temperature 0"
     page = (tmp_path / "pair.md").read_text()
     assert "## What to use" in page
@@ -72,6 +76,7 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
         (("--out", "pair.md"), "error: --out: pair.md would be the page; give the file another"),
         (("--drafter", "ngram"), "error: --drafter: `measure` needs a draft model"),
         (("--drafter", "models/eagle3"), "error: --drafter: `measure` needs a draft model"),
+        (("--max-tokens", "4000"), "error: the target takes 2048 tokens, and a prompt has "),
         (("--num-prompts", "1"), "error: --num-prompts: expected at least 2, got '1'"),
     ],
 )
@@ -108,5 +113,23 @@ def test_a_drafter_with_another_tokenizer_is_refused_before_it_is_loaded(
     capsys.readouterr()  # what the making of models has said
     assert run_measure(monkeypatch, *pair) == EXIT_USAGE
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("error: --drafter: its tokenizer is not the target's; `measure` ")
+    assert said.startswith("error: --drafter: it has another vocabulary: alpha has no meaning; ")
+    assert len(said) <= 100
+
+
+def test_a_drafter_that_takes_less_text_than_is_wanted_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = models(tmp_path)
+    config = Path(pair[-1]) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 90}))
+    Path("prompts.txt").write_text("abc\nabcdefghijklmnopqrst\n")
+    capsys.readouterr()  # what the making of models has said
+    assert (
+        run_measure(monkeypatch, *pair, "--prompts", "prompts.txt", "--max-tokens", "80")
+        == EXIT_USAGE
+    )
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: the drafter takes 90 tokens, and a prompt has 2")
     assert len(said) <= 100

@@ -1,9 +1,12 @@
 """The file of a measured pair: what `plan` reads of it, what it refuses, what people read."""
 
+import errno
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +24,7 @@ from proto.errors import OutputError
 from proto.policies import POLICIES
 from rehearsal.planning import make_plan
 
-ALONE, BESIDE = ((1, 30.0), (5, 34.0)), ((1, 36.0), (9, 44.0))
+APART, BESIDE = ((1, 30.0), (5, 34.0)), ((1, 36.0), (9, 44.0))
 
 
 def text(first: float, length: int = 80) -> Text:
@@ -34,15 +37,17 @@ def measured() -> Measured:
     def node(name: str, share: float) -> Node:
         plain = ((1, 29.0),) if share == 1.0 else ()
         hosts = Hosts(100.0, 150.0, 200.0)
-        alone, beside = (
-            tuple((rows, ms * share) for rows, ms in curve) for curve in (ALONE, BESIDE)
+        apart, beside = (
+            tuple((rows, ms * share) for rows, ms in curve) for curve in (APART, BESIDE)
         )
-        return Node(
-            name, "bfloat16", "cpu:0", "fused", 8_000_000, plain, alone, beside, hosts, 512.0
-        )
+        about = name, "bfloat16", "cpu:0", "fused", 8_000_000
+        return Node(*about, plain, apart, beside, 0.6, 0.01, hosts, 512.0)
 
     found = [chances_of(0.0, [text(0.9), text(0.7)]), chances_of(0.7, [text(0.5), text(0.5)])]
-    speeds = Speed("ar", 30.0, 33.0, 1.0, None), Speed("tree", 60.0, 57.0, 3.0, 0.31)
+    speeds = (
+        *(Speed(0.0, "ar", 30.0, 33.0, 1.0, None), Speed(0.0, "tree", 60.0, 57.0, 3.0, 0.31)),
+        *(Speed(0.8, "ar", 25.0, 24.0, 1.0, None), Speed(0.8, "tree", 40.0, 42.0, 2.0, 0.21)),
+    )
     advice = (Advice("as measured", "--policy tree", 2.0, 60.0),)
     sizes = node("big", 1.0), node("small", 0.1)
     return Measured(FORMAT, VERSION, "a machine", *sizes, 0.4, tuple(found), speeds, advice)
@@ -79,6 +84,15 @@ def test_a_flag_replaces_a_single_value_of_the_file(file: Path) -> None:
     assert case_of(Costs(pair=str(file)), Texts(acceptance="1")).trace[0][0].rank == 0
 
 
+def test_plan_says_of_which_models_the_file_is() -> None:
+    long = replace(measured(), target=replace(measured().target, model="/models/" * 9 + "large"))
+    target, drafter = report.about(long).splitlines()
+    assert target.startswith("measured target: ...")
+    assert target.endswith("/large, bfloat16 on cpu:0")
+    assert drafter == "measured drafter: small, bfloat16 on cpu:0"
+    assert max(len(target), len(drafter)) <= 80
+
+
 def test_plan_prints_a_plan_of_the_file(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +104,13 @@ def test_plan_prints_a_plan_of_the_file(
     assert record["acceptance"][0] == pytest.approx(0.8)
 
 
+def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """Return a file in which one thing is not as `measure` writes it."""
+    found = json.loads(as_json(measured()))
+    change(found)
+    return json.dumps(found).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -97,6 +118,12 @@ def test_plan_prints_a_plan_of_the_file(
         (b"\xff\xfe", "is no text; `measure` makes such a file"),
         (b'{"format": "slipstream pair"}', "was not made by this release's `measure`"),
         (None, "cannot be read: "),
+        (_changed(lambda found: found.update(version=1)), "was not made by this release's"),
+        (_changed(lambda found: found["target"].update(apart=[[5, 3.0], [1, 4.0]])), "was not"),
+        (_changed(lambda found: found["drafter"].update(beside=[[1, -1.0]])), "was not made by"),
+        (_changed(lambda found: found["target"].update(beside=[[1, float("nan")]])), "was not"),
+        (_changed(lambda found: found["chances"][0]["texts"][0]["ranks"].pop()), "was not made"),
+        (_changed(lambda found: found.update(chances=[])), "was not made by this release's"),
     ],
 )
 def test_another_file_is_refused_in_one_line(
@@ -125,9 +152,23 @@ def test_a_temperature_needs_the_file(
     assert capsys.readouterr().err.startswith("error: --temperature chooses texts of --pair")
 
 
-def test_a_full_disk_is_said_in_one_line() -> None:
+def test_a_full_disk_is_said_in_one_line_and_leaves_the_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(OutputError, match=r"^/dev/full cannot be written: [^\n]{1,60}$"):
         write(Path("/dev/full"), "{}")
+    path = tmp_path / "pair.json"
+    write(path, "older")
+
+    def fill(self: Path, *_: object, **__: object) -> None:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(OutputError, match=r"pair\.json cannot be written: No space left"):
+        write(path, "newer")
+    assert path.read_text() == "older"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_interval_holds_the_mean_and_is_wider_where_texts_differ() -> None:
@@ -141,10 +182,14 @@ def test_an_interval_holds_the_mean_and_is_wider_where_texts_differ() -> None:
 def test_the_page_has_all_figures_and_tells_alpha_from_drafts_accepted() -> None:
     page = words.as_page(measured())
     assert "| 0.7 | 0.50 [0.50, 0.50] | 0.50 [0.50, 0.50] | 0.00 |" in page
-    assert "| target pass, drafter runs | 36 |  |  |  | 44 |  |" in page
-    assert "| tree | 60 | 2.00 | 57 | -5% | 3.00 | 31% |" in page
+    assert "| target pass, drafter runs 60% of the time | 36 |  |  |  | 44 |  |" in page
+    assert "| 0 | tree | 60 | 2.00 | 57 | -5% | 3.00 | 31% |" in page
+    assert "| 0.8 | tree | 40 | 1.60 | 42 | +5% | 2.00 | 21% |" in page
     assert "Some of it is far off" not in page
-    slow = replace(measured(), speeds=(Speed("auto", 20.0, 57.0, 3.0, 0.31),))
+    slow = replace(measured(), speeds=(Speed(0.0, "auto", 20.0, 57.0, 3.0, 0.31),))
     assert "Some of it is far off" in words.as_page(slow)
+    base = measured()
+    stalled = words.as_page(replace(base, drafter=replace(base.drafter, stalled=0.3)))
+    assert "One of the models lost 30% of its time to stalls" in stalled
     assert "alpha is the chance that the classical rules (--verify token) accept a draft" in page
     assert 'Neither is the "% of drafts accepted"' in page

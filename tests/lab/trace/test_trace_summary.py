@@ -1,6 +1,7 @@
 """`trace-summary` tells people and programs the same, and refuses what is no trace of ours."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,17 @@ def test_asking_whether_a_file_can_be_written_leaves_everything_as_it_was(tmp_pa
     for place in (tmp_path, tmp_path / "missing" / "trace.json"):
         with pytest.raises(ConfigurationError, match="cannot be written"):
             check_writable(place, "--trace")
+
+
+def test_a_disk_that_takes_nothing_is_found_before_the_file_is_needed(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigurationError, match=r"^--out: .*new\.json cannot be written: "):
+            check_writable(tmp_path / "new.json", "--out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_an_error_in_one_line() -> None:
