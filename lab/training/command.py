@@ -69,6 +69,14 @@ TextFile = Annotated[
 AsIs = Annotated[
     bool, typer.Option("--as-is", help="Train on the texts themselves. Nothing is continued.")
 ]
+NoChatTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--no-chat-template",
+        help="Let the target continue each prompt as it is. By default a target that has a chat "
+        "template answers it, as in a chat.",
+    ),
+]
 Minutes = Annotated[
     float,
     typer.Option(
@@ -123,6 +131,7 @@ def train_head(
     kind: Kind = "eagle3",
     texts: TextFile = None,
     as_is: AsIs = False,
+    no_chat_template: NoChatTemplate = False,
     minutes: Minutes = 30.0,
     num_steps: NumSteps = None,
     num_texts: NumTexts = None,
@@ -142,10 +151,12 @@ def train_head(
     folder.check()
     _check_room(found, HeadKind(kind), out)
 
-    from lab.training.head_texts import read_texts
+    from lab.training.head_texts import Chat, read_texts
     from lab.training.train_heads import Plan
 
-    read = read_texts(texts, tokenization, _end(found), as_is=as_is)
+    is_bare = as_is or no_chat_template
+    chat = None if is_bare else Chat.of_model(target, target_revision, tokenization)
+    read = read_texts(texts, tokenization, _end(found), as_is=as_is, chat=chat)
     folder.open(
         {
             "target": target,
@@ -153,6 +164,7 @@ def train_head(
             "kind": kind,
             "texts": read.digest,
             "as_is": as_is,
+            "no_chat_template": no_chat_template,
         }
     )
     if folder.figures is None:
@@ -386,7 +398,7 @@ def _measured(
         except EngineError as error:
             raise ModelError(str(error)) from error
         hits["drafter"] = drafter_hits(loaded.model)
-    longest = max(1, train_heads.WINDOW // 2 - len(texts.start))
+    longest = train_heads.WINDOW // 2
     prompts = [texts.prompt(at, longest, held_out=True) for at in range(NUM_HELD_OUT)]
     figures: dict[str, Any] = {name: {} for name in hits}
     with train_heads.autocast(teacher.device), torch.inference_mode():

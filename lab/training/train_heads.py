@@ -131,8 +131,7 @@ def own_windows(
 
 def _written(teacher: Teacher, texts: Texts, first: int, count: int) -> Tensor:
     """Return int64 [count, window]: what the target makes of the prompts from `first` on."""
-    longest = max(1, WINDOW // 2 - len(texts.start))
-    prompts = [texts.prompt(first + at, longest) for at in range(count)]
+    prompts = [texts.prompt(first + at, WINDOW // 2) for at in range(count)]
     noise = teacher.noise([float(at % 2) for at in range(count)], SEED + 1 + first)
     return teacher.write(prompts, WINDOW, noise)
 

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from coordinator.api.prompts import Tokenization
 from coordinator.cli.app import EXIT_FAILED, EXIT_USAGE, command_line, run
 from engine.heads.eagle import EagleExecutor
 from engine.heads.head_loading import load_head as load_for_engine
 from engine.heads.medusa_executor import MedusaExecutor
 from engine.layout.slots import Feed
 from lab.training import command, files, head_texts, train_heads
+from lab.training.head_texts import Texts
 from lab.training.heads import load_head, new_head, write_head
 from lab.training.teacher import load_teacher
 from lab.training.train_heads import LAST, Lessons
@@ -288,12 +291,84 @@ def test_a_prompt_is_a_short_text_or_a_piece_of_a_long_one_and_each_comes_once()
     long = np.arange(1000, 1400)
     texts = head_texts.Texts([*short, long], [short[0]], np.array([7]), None, "")
     num_units = 3 + len(long) // 100
-    found = [texts.prompt(at, 100) for at in range(num_units)]
+    found = [texts.prompt(at, 101) for at in range(num_units)]
     assert sorted(len(one) for one in found) == [6] * 3 + [head_texts.PROMPT_LEN + 1] * 4
     assert all(one[0] == 7 for one in found)
     assert {one[1] // 1000 for one in found} == {0, 1}
     assert len({tuple(one) for one in found}) == num_units
-    assert texts.prompt(3, 100, held_out=True).tolist() == [7, 0, 1, 2, 3, 4]
+    assert texts.prompt(3, 101, held_out=True).tolist() == [7, 0, 1, 2, 3, 4]
+
+
+class Reached(Exception):
+    """Training would begin now."""
+
+
+def prompts_of(monkeypatch: Patch, *arguments: object) -> list[str]:
+    """The first prompts that the command would have the target continue."""
+    found: list[str] = []
+
+    def trained(target: str, _revision: None, _plan: object, read: Texts, *_: object, **__: object):
+        tokenization = Tokenization.of_model(target, None)
+        assert tokenization is not None
+        prompts = [read.prompt(at, 96).tolist() for at in range(4)]
+        found.extend(tokenization.raw.decode(one, skip_special_tokens=False) for one in prompts)
+        raise Reached
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_trained", trained)
+        with pytest.raises(Reached):
+            call(patch, *arguments)
+    return found
+
+
+def chatty(target: Path, folder: Path, template: str) -> Path:
+    """A copy of the target that has a chat template."""
+    shutil.copytree(target, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_a_target_with_a_chat_template_answers_each_prompt_as_a_users_message(
+    target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    form = "<{{ messages[0].role }}>{{ messages[0].content | trim }}<assistant>"
+    chat = chatty(target, tmp_path / "chat", form)
+    usual = arguments_of(chat, texts, HeadKind.EAGLE, tmp_path / "head")
+    bare = prompts_of(monkeypatch, *usual, "--no-chat-template", "--out", tmp_path / "bare")
+    assert set(bare) < set(PROMPTS.split("\n"))
+    assert prompts_of(monkeypatch, *usual) == [f"<user>{one}<assistant>" for one in bare]
+    as_is = prompts_of(monkeypatch, *usual, "--as-is", "--out", tmp_path / "as-is")
+    assert all(one in PROMPTS for one in as_is)
+    # Of a prompt that does not fit a piece does; cut characters take more tokens than they had.
+    texts.write_text("\n".join("é" * 200 + str(at) for at in range(80)))
+    for one in prompts_of(monkeypatch, *usual, "--out", tmp_path / "long"):
+        assert one.startswith("<user>")
+        assert one.endswith("<assistant>")
+        assert len(one.encode()) <= 96
+
+
+@pytest.mark.parametrize(
+    ("template", "wrong"),
+    [
+        ("{{ raise_exception('begin with a system message') }}", "begin with a system message"),
+        ("rule " * 30, "its chat template is 149 tokens long, and at most 96 fit"),
+    ],
+)
+def test_a_chat_template_that_takes_no_prompt_is_named_with_the_flag_that_leaves_it_out(
+    template: str,
+    wrong: str,
+    target: Path,
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: Patch,
+    capsys: Capture,
+) -> None:
+    chat = chatty(target, tmp_path / "chat", template)
+    usual = arguments_of(chat, texts, HeadKind.EAGLE, tmp_path / "head")
+    line = line_of(monkeypatch, capsys, *usual)
+    assert line.endswith(f": {wrong}; add --no-chat-template")
+    assert not (tmp_path / "head").exists()
+    assert len(prompts_of(monkeypatch, *usual, "--no-chat-template")) == 4
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox", "qwen3_moe", "gemma2", "cohere"])
