@@ -162,7 +162,9 @@ def test_what_is_written_has_in_the_engine_the_logits_of_the_plain_implementatio
     with torch.inference_mode():
         features, _ = teacher.read(text, teacher.shared.layers)
         states = plain.states(features, text, 3)
-        wanted = [plain.of_target(plain.logits(s, at)[0, -1]) for at, s in enumerate(states)]
+        wanted = [
+            plain.of_target(plain.factors(s, at).logits()[0, -1]) for at, s in enumerate(states)
+        ]
     # The last row of the plain head holds token 9 at step 0: it and those before it have features.
     given = [b"", *(row.numpy().tobytes() for row in features[0, :9])]
     is_medusa = kind is HeadKind.MEDUSA
