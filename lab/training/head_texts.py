@@ -161,9 +161,9 @@ def read_texts(
         cut = len(found[0]) * (HELD_OUT_EVERY - 1) // HELD_OUT_EVERY
         training, held_out = [found[0][:cut]], [found[0][cut:]]
     made = _texts(tokenization, training, held_out, end)
-    num_tokens = sum(map(len, made.training))
+    num_tokens = sum(map(len, (*made.training, *made.held_out)))
     fewest = FEWEST_AS_IS if as_is else FEWEST_TOKENS
-    if num_tokens < fewest or not made.held_out:
+    if num_tokens < fewest or not (made.training and made.held_out):
         raise ConfigurationError(
             f"--texts: {path} has {num_tokens} tokens, and at least {fewest} are needed; "
             "give more text"

@@ -208,7 +208,7 @@ def test_bad_input_is_refused_in_a_line_before_anything_is_loaded(
     assert said("--texts", binary) == f"--texts: {binary} is no text (character 4)"
     binary.write_bytes(b"\xff\xfe")
     assert said("--texts", binary) == f"{binary} is not UTF-8 (byte 0)"
-    assert said("--texts", short).startswith(f"--texts: {short} has 3 tokens, and at least 64 are")
+    assert said("--texts", short).startswith(f"--texts: {short} has 6 tokens, and at least 64 are")
     assert said("--texts", tmp_path / "none").startswith(
         f"cannot read {tmp_path / 'none'}: No such"
     )
@@ -226,6 +226,22 @@ def test_bad_input_is_refused_in_a_line_before_anything_is_loaded(
     monkeypatch.setattr(command.shutil, "disk_usage", lambda _: usage._replace(free=10**6))
     assert " are needed and 0.0 GB are free on the disk of" in said()
     assert not (tmp_path / "head").exists()
+
+
+def test_room_that_an_unfinished_run_has_taken_is_not_asked_for_again(
+    target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    out = tmp_path / "head"
+    usual = arguments_of(target, texts, HeadKind.EAGLE3, out)
+    length = ("--num-texts", 8, "--num-steps", 2)
+    with monkeypatch.context() as patch:
+        killing(patch, 3)
+        with pytest.raises(Killed):
+            call(patch, *usual, *length)
+    (out / command.WORK / "more").write_bytes(bytes(5_000_000))
+    usage = command.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    assert call(monkeypatch, *usual, *length) == 0
 
 
 def test_a_target_with_too_few_layers_has_no_features_for_eagle3(
@@ -273,8 +289,12 @@ def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_later(
         line = line_of(monkeypatch, capsys, *usual, *length)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert line.startswith(f"cannot write {out / command.WORK}/checkpoint.safetensors: ")
-    assert line.endswith("; then the same command goes on")
+    assert line == (
+        f"cannot write {out / command.WORK}/checkpoint.safetensors: File too large; "
+        "raise the limit of how long files may be (ulimit -f); then the same command goes on"
+    )
+    names = sorted(path.name for path in (out / command.WORK).iterdir())
+    assert names == ["run.json", "texts-00000.safetensors"]
     assert call(monkeypatch, *usual, *length) == 0
 
 
@@ -425,6 +445,7 @@ def test_a_target_that_takes_too_few_tokens_is_refused(
     usual = arguments_of(target, texts, HeadKind.EAGLE3, tmp_path / "head")
     line = line_of(monkeypatch, capsys, *usual)
     assert line == f"{target}: it takes 1024 tokens, and training needs 2048; use another target"
+    assert not (tmp_path / "head").exists()
 
 
 def test_a_lack_of_memory_is_said_in_a_line(
