@@ -34,7 +34,9 @@ LAST = -1  # the layer after the last norm, whose features the output matrix mul
 TEXT_SHARE = 0.3  # share of the minutes in which the target writes
 NUM_TEXTS = 512  # texts if the budget is a number of steps
 WINDOW = 256  # tokens of a text
-BATCH_TOKENS = 4096  # of a step with chains of one step; longer chains have half
+# Tokens of a step with chains of one step; longer chains have half. In the minutes that a CPU has,
+# many small steps bring a head further than few large ones; a GPU is idle during small ones.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 4096}
 WRITTEN_AT_ONCE = 64  # texts; half of them greedy, half sampled at temperature 1
 NUM_STEPS = 5  # steps of a chain in training
 STEP_WEIGHT = 0.8  # weight of a step's loss, relative to that of the step before
@@ -66,13 +68,13 @@ class Plan:
     num_texts: int | None = None
     as_is: bool = False
 
-    def shape(self, progress: float) -> tuple[int, int]:
+    def shape(self, progress: float, batch_tokens: int) -> tuple[int, int]:
         """Return (windows in a batch, steps of a chain) after this share of the budget.
 
         EAGLE heads begin with chains of one step, because features that a head made itself mislead
         it as long as they are bad.
         """
-        whole = max(1, BATCH_TOKENS // WINDOW)
+        whole = max(1, batch_tokens // WINDOW)
         if self.kind is HeadKind.MEDUSA:
             return whole, NUM_MEDUSA_HEADS
         return (whole, 1) if progress < ONE_STEP_UNTIL else (max(1, whole // 2), NUM_STEPS)
@@ -374,7 +376,8 @@ class Run:
         begun_s = computing_s()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._lr, self.step, progress)
-        num_windows, num_steps = self._plan.shape(progress)
+        batch_tokens = BATCH_TOKENS[lessons.teacher.device.type]
+        num_windows, num_steps = self._plan.shape(progress, batch_tokens)
         room = MOST_LOGITS // (WINDOW * lessons.teacher.vocab_size * num_steps)
         count = max(1, min(num_windows, len(lessons.windows), room))
         rows = np.sort(batch_rows(self.step, len(lessons.windows), count)[1])
