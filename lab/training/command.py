@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from coordinator.api.models import folders
 from coordinator.api.prompts import Tokenization
 from lab.training.features import layers_of
-from proto.errors import ConfigurationError, ModelError, OutputError
+from proto.errors import ConfigurationError, ModelError, OutputError, SlipstreamError
 from proto.head_kinds import HeadKind
 from proto.installation import MODELS
 from proto.system import cannot_write, remedy
@@ -68,6 +68,14 @@ TextFile = Annotated[
 ]
 AsIs = Annotated[
     bool, typer.Option("--as-is", help="Train on the texts themselves. Nothing is continued.")
+]
+NoChatTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--no-chat-template",
+        help="Let the target continue each prompt as it is. By default a target that has a chat "
+        "template answers it, as in a chat.",
+    ),
 ]
 Minutes = Annotated[
     float,
@@ -123,6 +131,7 @@ def train_head(
     kind: Kind = "eagle3",
     texts: TextFile = None,
     as_is: AsIs = False,
+    no_chat_template: NoChatTemplate = False,
     minutes: Minutes = 30.0,
     num_steps: NumSteps = None,
     num_texts: NumTexts = None,
@@ -140,12 +149,14 @@ def train_head(
         raise ConfigurationError(f"--target: {target} has no tokenizer.json, which texts need")
     folder = Folder(out)
     folder.check()
-    _check_room(found, HeadKind(kind), out)
+    _check_room(found, HeadKind(kind), folder)
 
-    from lab.training.head_texts import read_texts
+    from lab.training.head_texts import Chat, read_texts
     from lab.training.train_heads import Plan
 
-    read = read_texts(texts, tokenization, _end(found), as_is=as_is)
+    is_bare = as_is or no_chat_template
+    chat = None if is_bare else Chat.of_model(target, target_revision, tokenization)
+    read = read_texts(texts, tokenization, _end(found), as_is=as_is, chat=chat)
     folder.open(
         {
             "target": target,
@@ -153,13 +164,18 @@ def train_head(
             "kind": kind,
             "texts": read.digest,
             "as_is": as_is,
+            "no_chat_template": no_chat_template,
         }
     )
     if folder.figures is None:
         plan = Plan(HeadKind(kind), minutes, num_steps, num_texts, as_is=as_is)
-        teacher, head = _trained(
-            target, target_revision, plan, read, folder, dtype=dtype, device=device
-        )
+        try:
+            teacher, head = _trained(
+                target, target_revision, plan, read, folder, dtype=dtype, device=device
+            )
+        except SlipstreamError:
+            folder.leave()
+            raise
         folder.finish(_measured(teacher, head, drafter, read))
     else:
         typer.echo(f"{out}: this head is finished; name another folder to train one anew", err=True)
@@ -201,15 +217,20 @@ def _end(found: folders.Checkpoint) -> int | None:
     return end if type(end) is int else None
 
 
-def _check_room(found: folders.Checkpoint, kind: HeadKind, out: Path) -> None:
-    """Raise ConfigurationError if the disk has no room for two checkpoints of the head."""
+def _check_room(found: folders.Checkpoint, kind: HeadKind, folder: "Folder") -> None:
+    """Raise ConfigurationError if the disk has no room for two checkpoints of the head.
+
+    What an unfinished run has written is counted as room.
+    """
     width, vocab_size = found.number("hidden_size"), found.number("vocab_size")
     if width is None or vocab_size is None:
         return
     num_rows = {HeadKind.MEDUSA: 4 * vocab_size, HeadKind.EAGLE3: min(32_000, vocab_size // 2)}
     num_parameters = TRANSFORMER_BLOCK * width**2 + num_rows.get(kind, 0) * width
+    out = folder.out
     above = next(one for one in (out, *out.absolute().parents) if one.exists())
     needed, free = 2 * STATE_BYTES * num_parameters, shutil.disk_usage(above).free
+    free += sum(path.stat().st_size for path in folder.work.glob("*"))
     if needed > free:
         raise ConfigurationError(
             f"--out: {needed / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB are free on the disk "
@@ -222,10 +243,12 @@ class Folder:
     """The folder of a head: new, or with a run to go on with, or with a finished head.
 
     figures  of the finished head; None: it is not finished
+    is_new   `open` has made it
     """
 
     out: Path
     figures: dict[str, Any] | None = None
+    is_new: bool = False
 
     @property
     def work(self) -> Path:
@@ -262,6 +285,7 @@ class Folder:
             self.figures = done.get("figures", {})
             shutil.rmtree(self.work, ignore_errors=True)
             return
+        self.is_new = not self.out.exists()
         try:
             self.work.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -269,6 +293,11 @@ class Folder:
             raise OutputError(f"--out: {self.out} cannot be made: {why}") from error
         if begun is None:
             write_text(self.work / RUN, json.dumps(run))
+
+    def leave(self) -> None:
+        """Remove what `open` has made if the run has written nothing that it could go on with."""
+        if {path.name for path in self.work.glob("*")} == {RUN}:
+            shutil.rmtree(self.out if self.is_new else self.work, ignore_errors=True)
 
     def finish(self, figures: dict[str, Any]) -> None:
         """Note that the head is finished, and remove what only training needs."""
@@ -386,7 +415,7 @@ def _measured(
         except EngineError as error:
             raise ModelError(str(error)) from error
         hits["drafter"] = drafter_hits(loaded.model)
-    longest = max(1, train_heads.WINDOW // 2 - len(texts.start))
+    longest = train_heads.WINDOW // 2
     prompts = [texts.prompt(at, longest, held_out=True) for at in range(NUM_HELD_OUT)]
     figures: dict[str, Any] = {name: {} for name in hits}
     with train_heads.autocast(teacher.device), torch.inference_mode():

@@ -4,6 +4,7 @@ A process that is killed at any moment leaves the old file or the new one. Knows
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from proto.errors import OutputError
 from proto.system import cannot_write
+
+OS_ERROR = re.compile(r"os error (\d+)")
 
 
 def write_tensors(
@@ -53,6 +56,9 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
 def _failed(path: Path, error: Exception) -> OutputError:
     """Return the exception for a file that could not be written, with what to do about it."""
     why = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.errno:
-        why = cannot_write(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if found := OS_ERROR.search(why):  # safetensors gives the number in its text alone
+        number = int(found[1])
+    if number:
+        why = cannot_write(OSError(number, os.strerror(number)))
     return OutputError(f"cannot write {path}: {why}; then the same command goes on")

@@ -29,7 +29,7 @@ def head_hits(head: Head, teacher: Teacher) -> Hits:
         features, _ = teacher.read(text, teacher.shared.layers)
         found = torch.zeros(*text.shape, NUM_DRAFTS, dtype=torch.bool, device=text.device)
         for step, state in enumerate(head.states(features.float(), text, NUM_DRAFTS)):
-            logits = head.of_target(head.logits(state, step).float())
+            logits = head.of_target(head.factors(state, step).logits().float())
             # The first draft of a row is for place row + 2; the last row's last draft has none.
             for row in range(min(state.shape[1], text.shape[1] - 2 - step)):
                 said = (logits[:, row] + noise(row + 2 + step)).argmax(dim=-1)

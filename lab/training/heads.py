@@ -15,7 +15,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,18 @@ class Shared:
     def num_draft_tokens(self) -> int:
         """Return how many tokens an EAGLE-3 head of this target can draft."""
         return min(MOST_DRAFT_TOKENS, (len(self.output) + 1) // 2)
+
+
+class Factors(NamedTuple):
+    """What makes logits: rows [..., H] times an output matrix [D, H], plus a bias [D] if any."""
+
+    rows: Tensor
+    matrix: Tensor
+    bias: Tensor | None
+
+    def logits(self) -> Tensor:
+        """Return the logits [..., D]."""
+        return F.linear(self.rows, self.matrix, self.bias)
 
 
 def at_step(values: Tensor, step: int, num_rows: int) -> Tensor:
@@ -229,11 +241,10 @@ class Medusa(nn.ModuleList):
         heads: list[Any] = list(self)
         return [block(rows) for block, _ in heads[:num_steps]]
 
-    def logits(self, state: Tensor, step: int) -> Tensor:
-        """Return the logits [..., V] of head `step` for its states [..., H]."""
+    def factors(self, state: Tensor, step: int) -> Factors:
+        """Return what makes the logits [..., V] of head `step` for its states [..., H]."""
         head: Any = self[step]
-        logits: Tensor = head[1](state)
-        return logits
+        return Factors(state, head[1].weight, None)
 
     def of_vocabulary(self, values: Tensor) -> Tensor:
         """Return the values unchanged: the head has the target's vocabulary."""
@@ -276,9 +287,9 @@ class Eagle(nn.Module):
             states.append(state)
         return states
 
-    def logits(self, state: Tensor, _step: int) -> Tensor:
-        """Return the logits [..., D] over the head's vocabulary for the states [..., H]."""
-        return F.linear(state, self.output, self.bias)
+    def factors(self, state: Tensor, _step: int) -> Factors:
+        """Return what makes the logits [..., V] for the states [..., H]."""
+        return Factors(state, self.output, self.bias)
 
     def of_vocabulary(self, values: Tensor) -> Tensor:
         """Return the columns [..., D] of the head's tokens from values [..., V] of the target."""
@@ -330,10 +341,9 @@ class Eagle3(nn.Module):
             states.append(state)
         return states
 
-    def logits(self, state: Tensor, _step: int) -> Tensor:
-        """Return the logits [..., D] over the head's vocabulary for the states [..., H]."""
-        logits: Tensor = self.lm_head(self.norm(state))
-        return logits
+    def factors(self, state: Tensor, _step: int) -> Factors:
+        """Return what makes the logits [..., D] over its vocabulary for the states [..., H]."""
+        return Factors(self.norm(state), self.lm_head.weight, None)
 
     def of_vocabulary(self, values: Tensor) -> Tensor:
         """Return the columns [..., D] of the head's tokens from values [..., V] of the target."""

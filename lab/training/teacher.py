@@ -49,15 +49,22 @@ class Teacher:
         """Return V, the number of logits of a row."""
         return len(self.shared.output)
 
-    def read(self, text: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def read(
+        self, text: Tensor, layers: tuple[int, ...], *, with_logits: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Return the features [B, T, len(layers) * H] of these layers, and the logits [B, T, V].
 
-        text  int64 [B, T]
+        text         int64 [B, T]
+        with_logits  False: the logits may be those of the last row alone, [B, 1, V]
 
         Raises ModelError: the model hands out no such hidden states.
         """
         out = self.loaded.model(
-            input_ids=text, use_cache=False, output_hidden_states=True, return_dict=True
+            input_ids=text,
+            use_cache=False,
+            output_hidden_states=True,
+            return_dict=True,
+            **({} if with_logits else self.last_logits),
         )
         states = getattr(out, "hidden_states", None)
         wanted = (*text.shape, self.loaded.hidden_size)
@@ -67,6 +74,12 @@ class Teacher:
         if any(part.shape != wanted for part in parts):
             raise ModelError(no_features(self.loaded.name))
         return torch.cat(parts, dim=-1), out.logits
+
+    @property
+    def last_logits(self) -> dict[str, int]:
+        """Return the argument that makes the model leave out all logits but a text's last ones."""
+        parameters = inspect.signature(self.loaded.model.forward).parameters
+        return {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
 
     @torch.inference_mode()
     def write(self, prompts: Sequence[Tokens], length: int, noise: Noise) -> Tensor:
@@ -84,8 +97,7 @@ class Teacher:
             text[row, : len(prompt)] = torch.from_numpy(prompt).to(self.device)
         ends = torch.tensor(self.loaded.eos_token_ids, dtype=torch.int64, device=self.device)
         start, cache = int(given.min()), None
-        parameters = inspect.signature(self.loaded.model.forward).parameters
-        options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        options = self.last_logits
         new, is_over = text[:, :start], torch.zeros_like(given, dtype=torch.bool)
         for place in range(start, length):
             out = self.loaded.model(input_ids=new, past_key_values=cache, use_cache=True, **options)

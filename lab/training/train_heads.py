@@ -34,7 +34,9 @@ LAST = -1  # the layer after the last norm, whose features the output matrix mul
 TEXT_SHARE = 0.3  # share of the minutes in which the target writes
 NUM_TEXTS = 512  # texts if the budget is a number of steps
 WINDOW = 256  # tokens of a text
-BATCH_TOKENS = 4096  # of a step with chains of one step; longer chains have half
+# Tokens of a step with chains of one step; longer chains have half. In the minutes that a CPU has,
+# many small steps bring a head further than few large ones; a GPU is idle during small ones.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 4096}
 WRITTEN_AT_ONCE = 64  # texts; half of them greedy, half sampled at temperature 1
 NUM_STEPS = 5  # steps of a chain in training
 STEP_WEIGHT = 0.8  # weight of a step's loss, relative to that of the step before
@@ -42,6 +44,8 @@ ONE_STEP_UNTIL = 0.4  # share of the budget with chains of one step; then the le
 FEATURE_WEIGHT = 1.0  # weight of EAGLE's error in features, relative to the loss of tokens
 START_WINDOWS = 64  # about how many windows EAGLE's least-squares start uses
 MOST_LOGITS = 1 << 30  # numbers of a batch's logits; of large vocabularies fewer texts are read
+# Logits that are made and used at once: on a CPU as many as fit into a cache.
+LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 27}
 FEATURE_BYTES = 2 << 30  # of features kept in memory
 CHECKPOINT_S = 30.0  # seconds of computing between two checkpoints
 LR_MAX = {HeadKind.MEDUSA: 1e-3, HeadKind.EAGLE: 1.5e-3, HeadKind.EAGLE3: 1.5e-3}
@@ -64,13 +68,13 @@ class Plan:
     num_texts: int | None = None
     as_is: bool = False
 
-    def shape(self, progress: float) -> tuple[int, int]:
+    def shape(self, progress: float, batch_tokens: int) -> tuple[int, int]:
         """Return (windows in a batch, steps of a chain) after this share of the budget.
 
         EAGLE heads begin with chains of one step, because features that a head made itself mislead
         it as long as they are bad.
         """
-        whole = max(1, BATCH_TOKENS // WINDOW)
+        whole = max(1, batch_tokens // WINDOW)
         if self.kind is HeadKind.MEDUSA:
             return whole, NUM_MEDUSA_HEADS
         return (whole, 1) if progress < ONE_STEP_UNTIL else (max(1, whole // 2), NUM_STEPS)
@@ -136,8 +140,8 @@ def written(
 
     Every second text is greedy, the others are sampled at temperature 1.
     """
-    longest = max(1, WINDOW // 2 - len(texts.start))
-    prompts = [texts.prompt(first + at, longest, held_out=held_out) for at in range(count)]
+    length = WINDOW // 2
+    prompts = [texts.prompt(first + at, length, held_out=held_out) for at in range(count)]
     noise = teacher.noise([float(at % 2) for at in range(count)], SEED + 1 + first)
     return teacher.write(prompts, WINDOW, noise)
 
@@ -155,14 +159,16 @@ def commonest(windows: Tensor, count: int, vocab_size: int) -> Tensor:
 class Lessons:
     """The texts with what the target says about them: features and distributions.
 
-    windows    int64 [n, WINDOW]; ENDED after the end of a text
-    kept       features in bfloat16 on the host by window; at most FEATURE_BYTES
-    is_linear  True if the target's logits follow from its last features by its output matrix, so
-               that kept features save the target's pass; some models scale their logits
+    windows        int64 [n, WINDOW]; ENDED after the end of a text
+    of_vocabulary  takes the columns [..., D] of the head's tokens from values [..., V]
+    kept           features in bfloat16 on the host by window; at most FEATURE_BYTES
+    is_linear      True if the target's logits follow from its last features by its output matrix,
+                   so that kept features save the target's pass; some models scale their logits
     """
 
     teacher: Teacher
     windows: Tensor
+    of_vocabulary: Callable[[Tensor], Tensor] = lambda values: values
     kept: dict[int, Tensor] = field(default_factory=dict)
     is_linear: bool = False
 
@@ -185,20 +191,24 @@ class Lessons:
 
         text      int64 [B, T]
         features  float32 [B, T, F], rounded to bfloat16
-        p         float32 [B, T, V]: the target's distributions
+        p         float32 [B, T, D]: the target's probabilities of the head's tokens
         counts    float32 [B, T]: 0 where p is of no token of the text
         """
         width, own = self.teacher.loaded.hidden_size, self.windows[torch.from_numpy(rows)]
         read = [self._read(row) for row in rows.tolist()]
         states = torch.stack([states for states, _ in read]).to(self.teacher.device)
-        if self.is_linear:
-            logits = self.logits_of(states[..., -width:].float())
-        else:
-            logits = torch.stack([logits for _, logits in read]).float()
+        p = torch.stack([self._probabilities(*one) for one in read])
         counts = torch.zeros(own.shape)
         counts[:, :-1] = (own[:, 1:] != ENDED).float()
         text, counts = (one.to(self.teacher.device) for one in (own.clamp(min=0), counts))
-        return text, states[..., :-width].float(), logits.softmax(dim=-1), counts
+        return text, states[..., :-width].float(), p, counts
+
+    def _probabilities(self, states: Tensor, logits: Tensor | None) -> Tensor:
+        """Return float32 [T, D] of what `_read` gave: the probabilities of the head's tokens."""
+        if logits is None:
+            last = states[:, -self.teacher.loaded.hidden_size :]
+            logits = self.logits_of(last.to(self.teacher.device, torch.float32))
+        return self.of_vocabulary(logits.float().softmax(dim=-1))
 
     def _read(self, row: int) -> tuple[Tensor, Tensor | None]:
         """Return a window's features [T, F] of all layers; its logits [T, V] or None.
@@ -208,7 +218,8 @@ class Lessons:
         if (states := self.kept.get(row)) is not None:
             return states, None
         text = self.windows[row : row + 1].clamp(min=0).to(self.teacher.device)
-        found, logits = self.teacher.read(text, (*self.teacher.shared.layers, LAST))
+        layers = (*self.teacher.shared.layers, LAST)
+        found, logits = self.teacher.read(text, layers, with_logits=not self.is_linear)
         states = found[0].to(torch.bfloat16)
         if not self.is_linear:
             return states, logits[0]
@@ -222,29 +233,47 @@ class Lessons:
 
 
 class Distance(torch.autograd.Function):
-    """How far a head's distributions are from the target's, a number for each row.
+    """How far a head's distributions are from the target's, summed over rows.
 
-    It is the cross entropy + the rejection rate. Where the head lacks tokens of the target, `p`
-    lacks them too and its sum is below one. The gradient is written out: autograd would keep
-    several tensors as large as the logits.
+    Of a row it is the cross entropy + the rejection rate. Where the head lacks tokens of the
+    target, `p` lacks them too and its sum is below one. The gradients are written out and made with
+    the value, for some rows at a time, so that their logits are used while the processor's caches
+    hold them. Autograd would move several tensors as large as all logits.
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, p: Tensor) -> Tensor:
-        """Return [N] for the head's logits [N, D] and the target's probabilities p [N, D]."""
-        logq = logits.float().log_softmax(dim=-1)
-        q = logq.exp()
-        ctx.save_for_backward(q, p)
-        ctx.dtype = logits.dtype
-        return 1.0 - torch.minimum(p, q).sum(dim=-1) - (p * logq).sum(dim=-1)
+    def forward(
+        ctx, rows: Tensor, matrix: Tensor, bias: Tensor | None, p: Tensor, places: Tensor
+    ) -> Tensor:
+        """Return [] for the logits that factors make of rows [N, H], and p[places] of p [M, D]."""
+        device = rows.device
+        low = torch.get_autocast_dtype(device.type)
+        dtype = low if torch.is_autocast_enabled(device.type) else rows.dtype
+        narrow, output = rows.to(dtype), matrix.detach().to(dtype)
+        to_rows = torch.empty_like(rows)
+        to_matrix = torch.zeros_like(matrix) if ctx.needs_input_grad[1] else None
+        value = rows.new_zeros((), dtype=p.dtype)
+        count = max(1, LOGITS_AT_ONCE[device.type] // len(matrix))
+        for some in torch.arange(len(rows), device=device).split(count):
+            part, wanted = narrow[some], p[places[some]]
+            logq = F.linear(part, output, bias).to(p.dtype).log_softmax(dim=-1)
+            q = logq.exp()
+            below = torch.where(q < wanted, q, 0.0)
+            sums = wanted.sum(dim=-1, keepdim=True)
+            value += (1.0 - torch.minimum(wanted, q).sum(dim=-1)).sum() - (wanted * logq).sum()
+            gradient = q * (sums + below.sum(dim=-1, keepdim=True)) - wanted - below
+            gradient = gradient.to(dtype)
+            to_rows[some] = (gradient @ output).to(rows.dtype)
+            if to_matrix is not None:
+                to_matrix += gradient.T @ part
+        ctx.save_for_backward(to_rows, to_matrix)
+        return value
 
     @staticmethod
-    def backward(ctx, above: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient [N, D] of the logits for the rows' gradients [N]."""
-        q, p = ctx.saved_tensors
-        below = (q < p).float() * q
-        gradient = q * (p.sum(dim=-1, keepdim=True) + below.sum(dim=-1, keepdim=True)) - p - below
-        return (above[:, None] * gradient).to(ctx.dtype), None
+    def backward(ctx, above: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of rows [N, H] and matrix [D, H] for that of the value."""
+        to_rows, to_matrix = ctx.saved_tensors
+        return above * to_rows, None if to_matrix is None else above * to_matrix, None, None, None
 
 
 def chain_loss(
@@ -254,15 +283,16 @@ def chain_loss(
 
     The arguments are those of `Lessons.batch`.
     """
-    p, losses = head.of_vocabulary(p), []
+    all_places = torch.arange(text.numel(), device=text.device).view(text.shape)
+    losses = []
     for step, state in enumerate(head.states(features, text, num_steps)):
         num_rows = state.shape[1]
         chosen = at_step(counts, step, num_rows).flatten().nonzero()[:, 0]
-        rows, wanted = state.flatten(0, 1)[chosen], at_step(p, step, num_rows).flatten(0, 1)[chosen]
-        count = max(1, len(chosen))  # of short texts there may be none
-        loss = Distance.apply(head.logits(rows, step), wanted).sum() / count
+        places = at_step(all_places, step, num_rows).flatten()[chosen]
+        rows, count = state.flatten(0, 1)[chosen], max(1, len(chosen))  # of short texts none
+        loss = Distance.apply(*head.factors(rows, step), p.flatten(0, 1), places) / count
         if isinstance(head, Eagle):
-            near = at_step(features, step, num_rows).flatten(0, 1)[chosen]
+            near = features.flatten(0, 1)[places]
             loss = loss + FEATURE_WEIGHT * F.smooth_l1_loss(rows, near, reduction="sum") / (
                 count * near.shape[-1]
             )
@@ -311,10 +341,11 @@ def train(teacher: Teacher, texts: Texts, plan: Plan, work: Path, say: Say) -> H
     device, shared = teacher.device, teacher.shared
     with autocast(device):
         windows, spent_s = own_windows(teacher, texts, plan, work, say)
-        lessons = Lessons(teacher, windows)
     ids = commonest(windows, shared.num_draft_tokens, teacher.vocab_size)
     torch.manual_seed(SEED)
     head = new_head(plan.kind, shared, ids)
+    with autocast(device):
+        lessons = Lessons(teacher, windows, head.of_vocabulary)
     run = Run(head, plan, work / "checkpoint.safetensors", shared.config.hidden_size, spent_s)
     if not run.resume() and isinstance(head, Eagle):
         some = np.arange(len(windows))[:: max(1, len(windows) // START_WINDOWS)]
@@ -351,7 +382,8 @@ class Run:
         begun_s = computing_s()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._lr, self.step, progress)
-        num_windows, num_steps = self._plan.shape(progress)
+        batch_tokens = BATCH_TOKENS[lessons.teacher.device.type]
+        num_windows, num_steps = self._plan.shape(progress, batch_tokens)
         room = MOST_LOGITS // (WINDOW * lessons.teacher.vocab_size * num_steps)
         count = max(1, min(num_windows, len(lessons.windows), room))
         rows = np.sort(batch_rows(self.step, len(lessons.windows), count)[1])

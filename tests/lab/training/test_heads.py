@@ -18,6 +18,7 @@ from lab.training.heads import (
     Attention,
     Eagle,
     Eagle3,
+    Factors,
     Head,
     Medusa,
     Shared,
@@ -140,7 +141,7 @@ def test_every_medusa_head_reads_the_feature_alone(folder: Path, text: Tensor) -
     for step, (block, output) in enumerate(head):
         f = features[0, 3]
         want = output.weight @ (f + F.silu(block.linear.weight @ f + block.linear.bias))
-        torch.testing.assert_close(head.logits(states[step], step)[0, 3], want)
+        torch.testing.assert_close(head.factors(states[step], step).logits()[0, 3], want)
 
 
 def test_features_are_what_enters_a_layer_and_what_the_output_matrix_multiplies(
@@ -180,9 +181,9 @@ class AllKnowing(Eagle):
         ]
         return [100.0 * F.one_hot(tokens, VOCAB).float() for tokens in said]
 
-    def logits(self, state: Tensor, _step: int) -> Tensor:
-        """The states themselves."""
-        return state
+    def factors(self, state: Tensor, _step: int) -> Factors:
+        """The states themselves are the logits."""
+        return Factors(state, torch.eye(VOCAB), None)
 
 
 def test_the_loss_is_none_for_who_knows_the_next_token_and_for_nobody_else(
@@ -212,19 +213,26 @@ def test_what_stands_behind_the_end_of_a_text_is_not_learned(
     assert train_heads.chain_loss(head, features, text, p, 0 * counts, 3) == 0
 
 
-def test_the_written_gradient_is_that_of_autograd() -> None:
+@pytest.mark.parametrize("at_once", [1, 1 << 18])
+def test_the_written_gradients_are_those_of_autograd(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_heads, "LOGITS_AT_ONCE", {"cpu": at_once})
     generator = torch.Generator().manual_seed(6)
-    logits = torch.randn(5, 9, generator=generator, dtype=torch.float64, requires_grad=True)
-    p = torch.rand(5, 9, generator=generator, dtype=torch.float64)
+    rows, matrix, bias, p = (
+        torch.rand(shape, generator=generator, dtype=torch.float64)
+        for shape in ((5, 4), (9, 4), (9,), (7, 9))
+    )
+    places = torch.tensor([6, 0, 1, 3, 4])
     p = p / (1.2 * p.sum(dim=-1, keepdim=True))  # the head lacks some tokens of the target
-    logq = logits.log_softmax(dim=-1)
-    plain = 1.0 - torch.minimum(p, logq.exp()).sum(dim=-1) - (p * logq).sum(dim=-1)
-    weights = torch.rand(5, generator=generator, dtype=torch.float64)
-    (want,) = torch.autograd.grad((weights * plain).sum(), logits)
-    found = train_heads.Distance.apply(logits, p)
-    torch.testing.assert_close(found, plain, check_dtype=False)
-    (gradient,) = torch.autograd.grad((weights * found).sum(), logits)
-    torch.testing.assert_close(gradient, want, rtol=1e-5, atol=1e-6)
+    learned = [rows.requires_grad_(), (4 * matrix - 2).requires_grad_()]
+    logq = Factors(learned[0], learned[1], bias).logits().log_softmax(dim=-1)
+    wanted = p[places]
+    plain = (1.0 - torch.minimum(wanted, logq.exp()).sum(dim=-1) - (wanted * logq).sum(-1)).sum()
+    found = train_heads.Distance.apply(*learned, bias, p, places)
+    torch.testing.assert_close(found, plain)
+    want = torch.autograd.grad(3 * plain, learned)
+    torch.testing.assert_close(torch.autograd.grad(3 * found, learned), want)
 
 
 def test_who_knows_the_text_has_every_draft_accepted(folder: Path) -> None:
@@ -297,7 +305,7 @@ def test_a_few_steps_bring_every_head_nearer_to_the_target(
     head = new_head(kind, teacher.shared, IDS)
     with torch.no_grad():
         features, logits = teacher.read(text, teacher.shared.layers)
-    p, counts = logits.softmax(dim=-1), torch.ones(text.shape)
+    p, counts = head.of_vocabulary(logits.softmax(dim=-1)), torch.ones(text.shape)
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
@@ -312,6 +320,7 @@ def test_a_few_steps_bring_every_head_nearer_to_the_target(
 
 def test_the_plan_gives_chains_to_a_head_only_once_its_states_are_worth_reading() -> None:
     plan = Plan(HeadKind.EAGLE)
-    assert plan.shape(0.0) == (16, 1)
-    assert plan.shape(0.5) == (8, train_heads.NUM_STEPS)
-    assert Plan(HeadKind.MEDUSA).shape(0.0) == (16, NUM_MEDUSA_HEADS)
+    assert plan.shape(0.0, 4096) == (16, 1)
+    assert plan.shape(0.5, 4096) == (8, train_heads.NUM_STEPS)
+    assert plan.shape(0.5, 100) == (1, train_heads.NUM_STEPS)
+    assert Plan(HeadKind.MEDUSA).shape(0.0, 4096) == (16, NUM_MEDUSA_HEADS)

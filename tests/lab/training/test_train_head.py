@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from coordinator.api.prompts import Tokenization
 from coordinator.cli.app import EXIT_FAILED, EXIT_USAGE, command_line, run
 from engine.heads.eagle import EagleExecutor
 from engine.heads.head_loading import load_head as load_for_engine
 from engine.heads.medusa_executor import MedusaExecutor
 from engine.layout.slots import Feed
 from lab.training import command, files, head_texts, train_heads
+from lab.training.head_texts import Texts
 from lab.training.heads import load_head, new_head, write_head
 from lab.training.teacher import load_teacher
 from lab.training.train_heads import LAST, Lessons
@@ -159,7 +162,9 @@ def test_what_is_written_has_in_the_engine_the_logits_of_the_plain_implementatio
     with torch.inference_mode():
         features, _ = teacher.read(text, teacher.shared.layers)
         states = plain.states(features, text, 3)
-        wanted = [plain.of_target(plain.logits(s, at)[0, -1]) for at, s in enumerate(states)]
+        wanted = [
+            plain.of_target(plain.factors(s, at).logits()[0, -1]) for at, s in enumerate(states)
+        ]
     # The last row of the plain head holds token 9 at step 0: it and those before it have features.
     given = [b"", *(row.numpy().tobytes() for row in features[0, :9])]
     is_medusa = kind is HeadKind.MEDUSA
@@ -203,7 +208,7 @@ def test_bad_input_is_refused_in_a_line_before_anything_is_loaded(
     assert said("--texts", binary) == f"--texts: {binary} is no text (character 4)"
     binary.write_bytes(b"\xff\xfe")
     assert said("--texts", binary) == f"{binary} is not UTF-8 (byte 0)"
-    assert said("--texts", short).startswith(f"--texts: {short} has 3 tokens, and at least 64 are")
+    assert said("--texts", short).startswith(f"--texts: {short} has 6 tokens, and at least 64 are")
     assert said("--texts", tmp_path / "none").startswith(
         f"cannot read {tmp_path / 'none'}: No such"
     )
@@ -221,6 +226,22 @@ def test_bad_input_is_refused_in_a_line_before_anything_is_loaded(
     monkeypatch.setattr(command.shutil, "disk_usage", lambda _: usage._replace(free=10**6))
     assert " are needed and 0.0 GB are free on the disk of" in said()
     assert not (tmp_path / "head").exists()
+
+
+def test_room_that_an_unfinished_run_has_taken_is_not_asked_for_again(
+    target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    out = tmp_path / "head"
+    usual = arguments_of(target, texts, HeadKind.EAGLE3, out)
+    length = ("--num-texts", 8, "--num-steps", 2)
+    with monkeypatch.context() as patch:
+        killing(patch, 3)
+        with pytest.raises(Killed):
+            call(patch, *usual, *length)
+    (out / command.WORK / "more").write_bytes(bytes(5_000_000))
+    usage = command.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    assert call(monkeypatch, *usual, *length) == 0
 
 
 def test_a_target_with_too_few_layers_has_no_features_for_eagle3(
@@ -268,8 +289,12 @@ def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_later(
         line = line_of(monkeypatch, capsys, *usual, *length)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert line.startswith(f"cannot write {out / command.WORK}/checkpoint.safetensors: ")
-    assert line.endswith("; then the same command goes on")
+    assert line == (
+        f"cannot write {out / command.WORK}/checkpoint.safetensors: File too large; "
+        "raise the limit of how long files may be (ulimit -f); then the same command goes on"
+    )
+    names = sorted(path.name for path in (out / command.WORK).iterdir())
+    assert names == ["run.json", "texts-00000.safetensors"]
     assert call(monkeypatch, *usual, *length) == 0
 
 
@@ -288,12 +313,84 @@ def test_a_prompt_is_a_short_text_or_a_piece_of_a_long_one_and_each_comes_once()
     long = np.arange(1000, 1400)
     texts = head_texts.Texts([*short, long], [short[0]], np.array([7]), None, "")
     num_units = 3 + len(long) // 100
-    found = [texts.prompt(at, 100) for at in range(num_units)]
+    found = [texts.prompt(at, 101) for at in range(num_units)]
     assert sorted(len(one) for one in found) == [6] * 3 + [head_texts.PROMPT_LEN + 1] * 4
     assert all(one[0] == 7 for one in found)
     assert {one[1] // 1000 for one in found} == {0, 1}
     assert len({tuple(one) for one in found}) == num_units
-    assert texts.prompt(3, 100, held_out=True).tolist() == [7, 0, 1, 2, 3, 4]
+    assert texts.prompt(3, 101, held_out=True).tolist() == [7, 0, 1, 2, 3, 4]
+
+
+class Reached(Exception):
+    """Training would begin now."""
+
+
+def prompts_of(monkeypatch: Patch, *arguments: object) -> list[str]:
+    """The first prompts that the command would have the target continue."""
+    found: list[str] = []
+
+    def trained(target: str, _revision: None, _plan: object, read: Texts, *_: object, **__: object):
+        tokenization = Tokenization.of_model(target, None)
+        assert tokenization is not None
+        prompts = [read.prompt(at, 96).tolist() for at in range(4)]
+        found.extend(tokenization.raw.decode(one, skip_special_tokens=False) for one in prompts)
+        raise Reached
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_trained", trained)
+        with pytest.raises(Reached):
+            call(patch, *arguments)
+    return found
+
+
+def chatty(target: Path, folder: Path, template: str) -> Path:
+    """A copy of the target that has a chat template."""
+    shutil.copytree(target, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_a_target_with_a_chat_template_answers_each_prompt_as_a_users_message(
+    target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    form = "<{{ messages[0].role }}>{{ messages[0].content | trim }}<assistant>"
+    chat = chatty(target, tmp_path / "chat", form)
+    usual = arguments_of(chat, texts, HeadKind.EAGLE, tmp_path / "head")
+    bare = prompts_of(monkeypatch, *usual, "--no-chat-template", "--out", tmp_path / "bare")
+    assert set(bare) < set(PROMPTS.split("\n"))
+    assert prompts_of(monkeypatch, *usual) == [f"<user>{one}<assistant>" for one in bare]
+    as_is = prompts_of(monkeypatch, *usual, "--as-is", "--out", tmp_path / "as-is")
+    assert all(one in PROMPTS for one in as_is)
+    # Of a prompt that does not fit a piece does; cut characters take more tokens than they had.
+    texts.write_text("\n".join("é" * 200 + str(at) for at in range(80)))
+    for one in prompts_of(monkeypatch, *usual, "--out", tmp_path / "long"):
+        assert one.startswith("<user>")
+        assert one.endswith("<assistant>")
+        assert len(one.encode()) <= 96
+
+
+@pytest.mark.parametrize(
+    ("template", "wrong"),
+    [
+        ("{{ raise_exception('begin with a system message') }}", "begin with a system message"),
+        ("rule " * 30, "its chat template is 149 tokens long, and at most 96 fit"),
+    ],
+)
+def test_a_chat_template_that_takes_no_prompt_is_named_with_the_flag_that_leaves_it_out(
+    template: str,
+    wrong: str,
+    target: Path,
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: Patch,
+    capsys: Capture,
+) -> None:
+    chat = chatty(target, tmp_path / "chat", template)
+    usual = arguments_of(chat, texts, HeadKind.EAGLE, tmp_path / "head")
+    line = line_of(monkeypatch, capsys, *usual)
+    assert line.endswith(f": {wrong}; add --no-chat-template")
+    assert not (tmp_path / "head").exists()
+    assert len(prompts_of(monkeypatch, *usual, "--no-chat-template")) == 4
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox", "qwen3_moe", "gemma2", "cohere"])
@@ -348,6 +445,7 @@ def test_a_target_that_takes_too_few_tokens_is_refused(
     usual = arguments_of(target, texts, HeadKind.EAGLE3, tmp_path / "head")
     line = line_of(monkeypatch, capsys, *usual)
     assert line == f"{target}: it takes 1024 tokens, and training needs 2048; use another target"
+    assert not (tmp_path / "head").exists()
 
 
 def test_a_lack_of_memory_is_said_in_a_line(
