@@ -137,6 +137,8 @@ class Drafting:
         self._has_drafted = False  # a Draft message with nodes was sent in this life
         self._numbers = Numbers(known.source, opened.incarnation)
         self._said_done = 0  # root for which the target was told that no more drafts will come
+        # What `go_on` has told: the root at that time, and the end of the text behind it.
+        self._certain: tuple[int, bytes] = self.tree.root, b""
         self._num_steps, self._model_us = 0, 0  # since the last Draft message
         self._attempt = opened.attempt  # that of the newest verdict
         self._is_hit = False  # the newest verdict accepted all drafts of its pass
@@ -224,7 +226,9 @@ class Drafting:
         self.frontier.knows(keys)
         self.slots.advance((), self._fed)
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
-        self._said_done = 0
+        if (self.tree.root, said) != self._certain:
+            self._certain = self.tree.root, said
+            self._said_done = 0
         return ()
 
     def _forget_steps(self) -> None:
@@ -429,6 +433,8 @@ class Drafting:
         """Attach children to a node; returns the first new one, None if there is none."""
         if parent != self.tree.root and parent not in self.tree.nodes:
             return None
+        if self.frontier.is_passed(parent):
+            return None  # meanwhile another tokenizer's text has become longer
         new = self.tree.grow(
             parent, chosen.tokens, chosen.scores, self._known.source, chosen.proposals
         )

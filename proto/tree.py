@@ -406,6 +406,8 @@ class SpeculationTree:
     def prune(self, said: bytes, follows: Callable[[bytes, int], bytes | None]) -> None:
         """Remove the nodes below the root that contradict what is known of the text's end.
 
+        So are those that end within it: what they say of the text is known.
+
         said     what follows the root, in bytes
         follows  returns what of such bytes is left behind a token; None: the token contradicts them
         """
@@ -422,9 +424,11 @@ class SpeculationTree:
             rest = follows(said, node.token)
             if rest is None:
                 continue
-            kept.append(key)
             if rest:  # else nothing is known of what is below it
                 node.children = self._kept(node.children, rest, follows)
+                if not node.children:
+                    continue
+            kept.append(key)
         return kept
 
     def clear(self) -> int:
