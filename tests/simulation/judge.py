@@ -424,6 +424,8 @@ class Judge:
             self.stats["copied"] += 1
         if EARLIER_SOURCE in verdict.sources:
             self.stats["copied from earlier texts"] += 1
+        if self.scenario.languages is not None:
+            self.stats["translated"] += verdict.num_accepted
         self.stats[f"cause {verdict.cause.name}"] += 1
         for ack in verdict.acks:
             come = self._come[verdict.session][ack.incarnation]
