@@ -237,7 +237,10 @@ class Translation:
         tree  the machine's tree, which has the nodes of the message
         """
         new: list[int] = []
-        for node in _nodes_of(message, tree):
+        passed = set(message.parents)
+        for index, node in enumerate(_nodes_of(message, tree)):
+            if index in passed:
+                continue  # a longer path of this message says it too
             is_last = message.done and not node.children
             new += self._say(_path(node, tree), is_last=is_last)
         speech = self.speech
@@ -284,7 +287,7 @@ class Translation:
     def _spoken(self, tokens: Sequence[int]) -> tuple[bytes, bool] | None:
         """Return what a path adds to the text, and whether it ends the text there.
 
-        None: the path contradicts the text, or says what cannot be translated.
+        It is read up to a token that cannot be translated. None: the path contradicts the text.
         """
         languages, rest = self._languages, self.tail.said
         said = b""
@@ -292,7 +295,7 @@ class Translation:
         for token in tokens:
             word = languages.said_by(token)
             if word is None:
-                return None
+                break
             if token in languages.eos_ids and not rest[len(said) :]:
                 has_end = True
                 break
