@@ -4,7 +4,8 @@ Safety, after every step of every machine
     * every copy of the text is a beginning of what the target alone would have written, and within
       one life of a session at a node it never gets shorter
     * every token of the target's tree was drafted by the drafter, for that very path (path hashes)
-    * what the drafter drafts is what its model says about that path: its cache is right
+    * what the drafter drafts is what its model says about that path: its cache is right; with
+      other tokens than the target's it reads the text as its own tokenizer does
     * a verdict goes on from its base with the accepted tokens and one more, and is the truth
     * a pass is told once, with the drafts that it had when it was launched, whatever came since
     * an ack never counts over a gap, an Open that is not newer than another of its text changes
@@ -335,6 +336,22 @@ class Judge:
         if before is not None and before[0] == life:
             assert len(tokens) >= before[1], f"the {node.role}'s text got shorter"
         self._lengths[node.name, opened.session] = life, len(tokens)
+        if isinstance(node.follower, TranslatingFollower):
+            self._check_reading(node.follower, opened.session, tokens)
+
+    def _check_reading(
+        self, follower: TranslatingFollower, session: int, tokens: Sequence[int]
+    ) -> None:
+        languages = self.scenario.languages
+        assert languages is not None
+        ends = self.scenario.model.stop_ids
+        said = b"".join(languages.heard(token, ends) for token in tokens)
+        own = [
+            *follower.texts[session].tree.text.tokens,
+            *follower.translations[session].tail.tokens,
+        ]
+        read = [*languages.own.starts, *languages.own.read(said)[0]]
+        assert own == read, "the drafter reads the text as its tokenizer does not"
 
     def _check_target(self, machine: verifying.Verifying, truth: Truth) -> None:
         self._check_copies(machine, truth)
