@@ -59,7 +59,7 @@ from drafter_node.feeding import Change, HeadReading, Reading
 from drafter_node.frontier import Frontier, Pace, Tip
 from drafter_node.sending import Numbers, Reminder, Said, all_of, some_of
 from drafter_node.statistics import Known
-from drafter_node.tail import Follows, TextEnd
+from drafter_node.tail import TextEnd
 from engine.layout.slots import Feed
 from node.follower import (
     Arrived,
@@ -73,7 +73,7 @@ from node.follower import (
     gap,
 )
 from proto.messages import MAX_NODES_PER_DRAFT, Cause, Draft, Features, Open, Rule, Verdict
-from proto.tree import Diverged, Node, SpeculationTree
+from proto.tree import Diverged, Follows, Node, SpeculationTree
 
 MAX_NODES = MAX_NODES_PER_DRAFT  # most live nodes of the drafter's tree; the target's has more
 
@@ -139,6 +139,8 @@ class Drafting:
         self._has_drafted = False  # a Draft message with nodes was sent in this life
         self._numbers = Numbers(known.source, opened.incarnation)
         self._said_done = 0  # root for which the target was told that no more drafts will come
+        # What `go_on` has told: the root at that time, and the end of the text behind it.
+        self._certain: tuple[int, bytes] = self.tree.root, b""
         self._num_steps, self._model_us = 0, 0  # since the last Draft message
         self._attempt = opened.attempt  # that of the newest verdict
         self._is_hit = False  # the newest verdict accepted all drafts of its pass
@@ -209,12 +211,14 @@ class Drafting:
         said     the end in bytes
         follows  as for `SpeculationTree.prune`
         """
-        self.end.prune(said, follows)
+        self.end.prune(tail, said, follows)
         self.frontier.moved()
         self.frontier.knows(self.end.grow(tail, said))
         self.slots.advance((), self._fed)
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
-        self._said_done = 0
+        if (self.tree.root, said) != self._certain:
+            self._certain = self.tree.root, said
+            self._said_done = 0
         return ()
 
     def _forget_steps(self) -> None:

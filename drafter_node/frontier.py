@@ -18,6 +18,7 @@ chances counts: unlikely nodes may together be worth a step.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp
 
 from proto.messages import MAX_WINDOW, Open
@@ -85,9 +86,10 @@ class Frontier:
         # path are not first children (detours). Both include nodes that are committed by now.
         self._paths: dict[int, tuple[float, int]] = {tree.root: (0.0, 0)}
         self._expanded: set[int] = set()
-        # The last node that is certain (of another vocabulary's tail), or the root; and how many
-        # nodes are certain.
-        self._start, self._num_known = tree.root, 0
+        # The last node that is certain (of another vocabulary's tail), or the root; and the path
+        # hashes above it, from the root on, as many as nodes are certain.
+        self._start: int = tree.root
+        self._above: tuple[int, ...] = ()
         # For live nodes that were not expanded and do not end the text: position, chance, detours.
         self._open: dict[int, tuple[int, float, int]] = {}
 
@@ -122,13 +124,13 @@ class Frontier:
     def end(self) -> int:
         """Return the length that a path must be below for drafts to follow it, in tokens."""
         num_text = len(self._tree.text)
-        most = min(self._window + self._num_known, self._opened.limits.max_drafts(num_text))
+        most = min(self._window + len(self._above), self._opened.limits.max_drafts(num_text))
         return min(num_text + most, self._max_len)
 
     @property
     def has_tail(self) -> bool:
         """True if nodes behind the root are certain, so that the root itself is not expanded."""
-        return self._num_known > 0
+        return bool(self._above)
 
     def least_below(self, key: int) -> float:
         """Return the least sum of scores below this node at which a node is still expanded.
@@ -145,13 +147,12 @@ class Frontier:
 
         They were added to the tree, and those above the last are not expanded.
         """
-        above = self._tree.root
-        for key in tail:
+        path = (self._tree.root, *tail)
+        for above, key in pairwise(path):
             self.expanded(above)
             if key not in self._paths:
                 self.grew(above, (key,))
-            above = key
-        self._start, self._num_known = above, len(tail)
+        self._start, self._above = path[-1], path[:-1]
 
     def expanded(self, key: int) -> None:
         """Note that the children of the root or of a live node have been chosen."""
@@ -174,7 +175,7 @@ class Frontier:
     def moved(self) -> None:
         """Drop the nodes that died when the root moved."""
         root, nodes, paths = self._tree.root, self._tree.nodes, self._paths
-        self._start, self._num_known = root, 0
+        self._start, self._above = root, ()
         self._paths = {key: paths[key] for key in nodes}
         self._paths[root] = paths.get(root, (0.0, 0))
         self._expanded.intersection_update(self._paths)
@@ -189,7 +190,7 @@ class Frontier:
         self._expanded.clear()
         self._open.clear()
         self._paths = {self._tree.root: (0.0, 0)}
-        self._start, self._num_known = self._tree.root, 0
+        self._start, self._above = self._tree.root, ()
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""

@@ -14,14 +14,11 @@ not learned to go on there. So if the last token of the tail was not drafted, th
 asked as well, for the longer tokens that begin like the end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from drafter_node.compute import Children
 from engine.layout.slots import SlotMap
-from proto.tree import Node, SpeculationTree
-
-# Returns what of some bytes is left behind a token; None: the token contradicts them.
-Follows = Callable[[bytes, int], bytes | None]
+from proto.tree import Follows, Node, SpeculationTree
 
 
 class TextEnd:
@@ -39,10 +36,10 @@ class TextEnd:
         self._follows: Follows = lambda _, __: b""
         self.above: int | None = None
 
-    def prune(self, said: bytes, follows: Follows) -> None:
-        """Remove the drafts that contradict the end, which is `said`."""
+    def prune(self, tail: Sequence[int], said: bytes, follows: Follows) -> None:
+        """Remove the drafts that contradict the end, which is `said`, or say no more than it."""
         self._follows = follows
-        self._tree.prune(said, follows)
+        self._tree.prune(tail, said, follows)
 
     def grow(self, tail: Sequence[int], said: bytes) -> list[int]:
         """Add the tokens of the tail to the tree; return their path hashes."""

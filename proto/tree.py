@@ -34,6 +34,8 @@ from math import exp
 
 from proto.messages import Draft, Proposal
 
+# Returns what of some bytes is left behind a token; None: the token contradicts them.
+Follows = Callable[[bytes, int], bytes | None]
 EMPTY_HASH = 0
 MAX_ORPHANS = 64  # as many tokens as a drafter may be ahead: one late draft must not lose the rest
 
@@ -403,28 +405,36 @@ class SpeculationTree:
         self._adopt_orphans()
         return path, num_dead
 
-    def prune(self, said: bytes, follows: Callable[[bytes, int], bytes | None]) -> None:
+    def prune(self, tail: Sequence[int], said: bytes, follows: Follows) -> None:
         """Remove the nodes below the root that contradict what is known of the text's end.
 
-        said     what follows the root, in bytes
+        So are those that end within it, but for the tokens of the end itself: what they say is
+        known.
+
+        tail     the tokens of the end, behind the root
+        said     the same in bytes
         follows  returns what of such bytes is left behind a token; None: the token contradicts them
         """
-        self._root_children = self._kept(self._root_children, said, follows)
+        self._root_children = self._kept(self._root_children, tail, said, follows)
         survivors = self.below(self.root)
         self.nodes = {node.key: node for node in survivors}
 
     def _kept(
-        self, children: list[int], said: bytes, follows: Callable[[bytes, int], bytes | None]
+        self, children: list[int], tail: Sequence[int], said: bytes, follows: Follows
     ) -> list[int]:
         kept: list[int] = []
         for key in children:
             node = self.nodes[key]
+            is_known = bool(tail) and node.token == tail[0]
             rest = follows(said, node.token)
-            if rest is None:
+            if rest is None and not is_known:
                 continue
+            if rest or is_known:  # else nothing is known of what is below it
+                below = tail[1:] if is_known else ()
+                node.children = self._kept(node.children, below, rest or b"", follows)
+                if not node.children and not is_known:
+                    continue
             kept.append(key)
-            if rest:  # else nothing is known of what is below it
-                node.children = self._kept(node.children, rest, follows)
         return kept
 
     def clear(self) -> int:

@@ -13,6 +13,7 @@ from coordinator.text.session import NodeId
 from drafter_node import compute as drafter
 from drafter_node import scheduling as drafter_scheduling
 from drafter_node import statistics as drafter_known
+from drafter_node.translation.follower import TranslatingFollower
 from node.economics import Costs, Passes
 from node.follower import (
     Afterwards,
@@ -106,15 +107,19 @@ class Node:
         count = setting.num_lanes(self.role)
         is_head = setting.is_head and self.role is Role.DRAFTER
         make = HeadCache if is_head else VirtualCache
-        caches = [make(setting.capacity) for _ in range(count)]
+        capacity = setting.capacity(self.role)
+        caches = [make(capacity) for _ in range(count)]
         self.device = Device(caches, self.world.timeline, self._ended)
         self._running, self.progress = None, 0
         self.deadline = float("inf")
         self._inbox.clear()
         self._stamp = None
-        lanes = Lanes(count, setting.capacity, is_head=is_head)
+        lanes = Lanes(count, capacity, is_head=is_head)
         together = min(count, setting.num_per_pass)
-        self.follower = Follower(lanes, self._schedule(lanes, source, together))
+        follower: Any = Follower(lanes, self._schedule(lanes, source, together))
+        if self.role is Role.DRAFTER and setting.languages is not None:
+            follower = TranslatingFollower(follower, setting.languages, setting.drafter_max_len)
+        self.follower = follower
         self._later(HEARTBEAT_INTERVAL_S * self.world.luck.random(), self._beat)
 
     def _schedule(self, lanes: Lanes, source: int, together: int) -> Any:
@@ -122,7 +127,11 @@ class Node:
         if self.role is Role.DRAFTER:
             steps = Passes(setting.drafter.measured)
             reads = drafter_known.Known(
-                setting.drafter_max_len, source, steps, is_head=setting.is_head
+                setting.drafter_max_len,
+                source,
+                steps,
+                is_head=setting.is_head,
+                is_translated=setting.languages is not None,
             )
             return drafter_scheduling.Schedule(lanes, reads, num_per_pass=together)
         known = target_known.Known(setting.fixed_rows, Costs(setting.target.measured))

@@ -3,10 +3,12 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from drafter_node.translation.text import Languages
 from node.economics import Measured
 from proto.messages import Limits, Lookup, Policy, Role, Rule
 
 NUM_TREE_SLOTS = 64
+MOST_PER_TOKEN = 4  # tokens of another vocabulary that say one of the target's
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Setting:
     drafter_lanes    number of texts for which a drafter has room
     num_per_pass     most texts that share a pass
     is_head          True: the drafters are heads of the target
+    languages        the vocabularies of drafters and target; None: they have the same
     submit_every_s   seconds between the submission of two texts; 0: all at the start; None: each
                      text a while after the one before is complete
     """
@@ -100,6 +103,7 @@ class Setting:
     num_per_pass: int = 64
     submit_every_s: float | None = None
     is_head: bool = False
+    languages: Languages | None = None
 
     def costs(self, role: Role) -> NodeCosts:
         """Return how long things take at a node of this role."""
@@ -109,7 +113,9 @@ class Setting:
         """Return for how many texts at once a node of this role has room."""
         return self.drafter_lanes if role is Role.DRAFTER else self.max_num_seqs
 
-    @property
-    def capacity(self) -> int:
-        """Return the number of slots with which a lane has room for every text."""
-        return max(text.limits.max_len for text in self.texts) + NUM_TREE_SLOTS
+    def capacity(self, role: Role) -> int:
+        """Return the number of slots with which a lane at such a node has room for every text."""
+        longest = max(text.limits.max_len for text in self.texts)
+        if role is Role.DRAFTER and self.languages is not None:
+            longest *= MOST_PER_TOKEN
+        return longest + NUM_TREE_SLOTS

@@ -60,6 +60,11 @@ class TranslatingFollower:
         return self._inner.texts
 
     @property
+    def translations(self) -> Mapping[int, Translation]:
+        """Return the open texts in both vocabularies, by session."""
+        return {session: self._translations[session] for session in self._inner.texts}
+
+    @property
     def marks(self) -> tuple[SessionMark, ...]:
         """Return how far each open text has come here, in the target's tokens, for a heartbeat."""
         found = []

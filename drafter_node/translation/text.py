@@ -119,6 +119,7 @@ class Translation:
         """
         self._languages = languages
         self._limits = opened.limits
+        self._window = opened.policy.window
         self.speech = SpeculationTree(opened.key, opened.tokens, max_nodes=MAX_NODES_PER_DRAFT)
         self._text = bytearray()
         self._num_settled = 0  # bytes of the text that the committed tokens say
@@ -165,15 +166,19 @@ class Translation:
 
         committed  the machine's text
 
-        Raises Diverged, or Unsettled: the text must be opened anew.
+        Raises Diverged, or Unsettled: the text must be opened anew, and stays as it was until then.
         """
         news = self.speech.news(message.base_len, message.base_hash, message.tokens)
         if news is None:
             return None
-        self.speech.advance(news)
+        text, num_heard = committed.text, len(self._text)
         self._hear(news)
-        text = committed.text
-        tokens = tuple(self._read())
+        try:
+            tokens = tuple(self._read())
+        except Unsettled:
+            del self._text[num_heard:]
+            raise
+        self.speech.advance(news)
         return replace(message, base_len=len(text), base_hash=text.root, tokens=tokens)
 
     def _hear(self, tokens: Sequence[int]) -> None:
@@ -232,7 +237,10 @@ class Translation:
         tree  the machine's tree, which has the nodes of the message
         """
         new: list[int] = []
-        for node in _nodes_of(message, tree):
+        passed = set(message.parents)
+        for index, node in enumerate(_nodes_of(message, tree)):
+            if index in passed:
+                continue  # a longer path of this message says it too
             is_last = message.done and not node.children
             new += self._say(_path(node, tree), is_last=is_last)
         speech = self.speech
@@ -271,14 +279,15 @@ class Translation:
             if key is None:
                 return new
             parent, before = key, chance
-        if has_end and num_whole == len(tokens) and (eos := self._eos()) is not None:
+        # What the target has no token for stays unsaid, and so does the end behind it.
+        if has_end and end == len(said) and (eos := self._eos()) is not None:
             self._grow(parent, eos, chances[-1][1] - before, path[-1].source, new)
         return new
 
     def _spoken(self, tokens: Sequence[int]) -> tuple[bytes, bool] | None:
         """Return what a path adds to the text, and whether it ends the text there.
 
-        None: the path contradicts the text, or says what cannot be translated.
+        It is read up to a token that cannot be translated. None: the path contradicts the text.
         """
         languages, rest = self._languages, self.tail.said
         said = b""
@@ -286,7 +295,7 @@ class Translation:
         for token in tokens:
             word = languages.said_by(token)
             if word is None:
-                return None
+                break
             if token in languages.eos_ids and not rest[len(said) :]:
                 has_end = True
                 break
@@ -311,12 +320,15 @@ class Translation:
     ) -> int | None:
         """Return the child of a draft with this token; None: none may follow, or there is no room.
 
+        None may follow at the end of the target's window, which the drafter's own only resembles.
         A new one is added to the keys in `new`.
         """
         speech, limits = self.speech, self._limits
         above = speech.nodes.get(parent)
         length = len(speech.text) if above is None else above.position + 1
-        if length + 1 >= limits.max_len or (above is not None and above.token in limits.stop_ids):
+        if length + 1 > min(limits.max_len - 1, len(speech.text) + self._window):
+            return None
+        if above is not None and above.token in limits.stop_ids:
             return None
         if (child := speech.child(parent, token)) is not None:
             return child.key

@@ -30,7 +30,7 @@ class Text:
         return self.tree.grow(parent, tokens, (-1.0,) * len(tokens), MODEL)
 
     def goes_on(self, tail: list[int], said: bytes) -> list[int]:
-        self.end.prune(said, follows)
+        self.end.prune(tail, said, follows)
         return self.end.grow(tail, said)
 
 

@@ -363,7 +363,7 @@ FAULTS = (
     Fault(the_target_uses_the_result_of_an_earlier_life, f"{BAD_CACHE}|never came", first_seed=12),
     Fault(
         the_drafter_uses_the_result_of_an_earlier_life,
-        f"{BAD_CACHE}|{NOT_DRAFTED_THERE}|hangs|ValueError",
+        f"{BAD_CACHE}|{NOT_DRAFTED_THERE}|hangs|ValueError|KeyError",
         first_seed=1300,
     ),
     Fault(

@@ -4,7 +4,8 @@ Safety, after every step of every machine
     * every copy of the text is a beginning of what the target alone would have written, and within
       one life of a session at a node it never gets shorter
     * every token of the target's tree was drafted by the drafter, for that very path (path hashes)
-    * what the drafter drafts is what its model says about that path: its cache is right
+    * what the drafter drafts is what its model says about that path: its cache is right; with
+      other tokens than the target's it reads the text as its own tokenizer does
     * a verdict goes on from its base with the accepted tokens and one more, and is the truth
     * a pass is told once, with the drafts that it had when it was launched, whatever came since
     * an ack never counts over a gap, an Open that is not newer than another of its text changes
@@ -17,6 +18,7 @@ Liveness is defined in `liveness.py`.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from coordinator.cluster.registry import Health
 from coordinator.cluster.routing import Router
 from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Session
 from drafter_node import compute as drafter
-from drafter_node import drafting
+from drafter_node.translation.follower import TranslatingFollower
 from node.economics import WAIT_S_MAX
 from node.follower import Arrived
 from proto import codec
@@ -94,6 +96,16 @@ class Truth:
         self.hashes = hashes
 
 
+def _in_the_targets_tokens(node: "Node", machine: Any) -> SpeculationTree:
+    """Return the tree of a text at a node, with what its tokens say as the target would say it."""
+    follower = node.follower
+    if not isinstance(follower, TranslatingFollower):
+        tree = machine.tree
+        assert isinstance(tree, SpeculationTree)
+        return tree
+    return follower.translations[machine.opened.session].speech
+
+
 class Judge:
     """Watches one world. Raises AssertionError."""
 
@@ -112,6 +124,8 @@ class Judge:
         self._opened: dict[tuple[str, int, int], int] = {}
         self._trees: dict[tuple[str, int, int], Any] = {}
         self._closed: set[tuple[str, int, int]] = set()  # per life of a node: texts
+        # Drafters and texts of which this event has made them say that no more drafts come.
+        self._done: set[tuple[str, int]] = set()
         # Per tree of the target: the draft numbers that have come, by life of the drafter.
         self._target_trees: dict[int, Any] = {}
         self._come: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -231,6 +245,8 @@ class Judge:
             case Draft():
                 said_by = self._sources.setdefault((message.session, message.source), node.id)
                 assert said_by == node.id, "a source number is used twice"
+                if message.done:
+                    self._done.add((node.name, message.session))
                 self.liveness[message.session].draft_sent(node.name, message)
             case _:
                 pass
@@ -252,11 +268,14 @@ class Judge:
             assert text not in self._closed, "a closed text is open again"
             assert machine.opened.session == session
             truth = self.truths[session]
-            self._check_text(node, machine, truth)
+            tree, opened = _in_the_targets_tokens(node, machine), machine.opened
+            self._check_text(node, tree, opened, truth)
             if node.role is Role.DRAFTER:
-                self._check_drafts(node, machine, truth)
+                is_done = (node.name, session) in self._done
+                self._check_drafts(node, tree, truth, is_done=is_done)
             else:
                 self._check_target(machine, truth)
+        self._done.clear()
         if isinstance(message, Verdict) and message.session in node.follower.texts:
             self.liveness[message.session].verdict_applied(node.name, message)
 
@@ -307,8 +326,8 @@ class Judge:
         assert message.incarnation > self._opened.get(text, 0), "an old Open has been obeyed"
         self._opened[text], self._trees[text] = message.incarnation, tree
 
-    def _check_text(self, node: "Node", machine: Any, truth: Truth) -> None:
-        tokens, opened = machine.tree.text.tokens, machine.opened
+    def _check_text(self, node: "Node", tree: SpeculationTree, opened: Open, truth: Truth) -> None:
+        tokens = tree.text.tokens
         life = (node.life, opened.incarnation)
         before = self._lengths.get((node.name, opened.session))
         if before == (life, len(tokens)):
@@ -317,6 +336,22 @@ class Judge:
         if before is not None and before[0] == life:
             assert len(tokens) >= before[1], f"the {node.role}'s text got shorter"
         self._lengths[node.name, opened.session] = life, len(tokens)
+        if isinstance(node.follower, TranslatingFollower):
+            self._check_reading(node.follower, opened.session, tokens)
+
+    def _check_reading(
+        self, follower: TranslatingFollower, session: int, tokens: Sequence[int]
+    ) -> None:
+        languages = self.scenario.languages
+        assert languages is not None
+        ends = self.scenario.model.stop_ids
+        said = b"".join(languages.heard(token, ends) for token in tokens)
+        own = [
+            *follower.texts[session].tree.text.tokens,
+            *follower.translations[session].tail.tokens,
+        ]
+        read = [*languages.own.starts, *languages.own.read(said)[0]]
+        assert own == read, "the drafter reads the text as its tokenizer does not"
 
     def _check_target(self, machine: verifying.Verifying, truth: Truth) -> None:
         self._check_copies(machine, truth)
@@ -327,20 +362,36 @@ class Judge:
             self._target_trees[session] = machine.tree
             self._come.pop(session, None)
 
-    def _check_drafts(self, at: "Node", machine: drafting.Drafting, truth: Truth) -> None:
+    def _check_drafts(
+        self, at: "Node", tree: SpeculationTree, truth: Truth, *, is_done: bool
+    ) -> None:
         model = self.scenario.model
-        for key, node in machine.tree.nodes.items():
+        for key, node in tree.nodes.items():
             if key in truth.paths:
                 continue
             digest, length = truth.paths[node.parent]
             tokens, _ = model.propose(digest, at.index)
-            assert node.token in tokens, "the drafter drafts what its model does not say"
+            is_said = node.token in tokens or self._is_meant(node.token, tokens, is_done=is_done)
+            assert is_said, "the drafter drafts what its model does not say"
             truth.paths[key] = fold(digest, node.token), length + 1
-        deepest = max((node.position for node in machine.tree.nodes.values()), default=0)
-        ahead = deepest + 1 - len(machine.tree.text)
-        assert ahead <= machine.opened.policy.window, "the drafter runs beyond its window"
+        deepest = max((node.position for node in tree.nodes.values()), default=0)
+        ahead = deepest + 1 - len(tree.text)
+        assert ahead <= self.scenario.policy.window, "the drafter runs beyond its window"
         # The target adds a token itself, so a draft of the very last one is never worth anything.
         assert deepest + 1 < truth.limits.max_len, "the drafter drafts past the longest text"
+
+    def _is_meant(self, token: int, tokens: Sequence[int], *, is_done: bool) -> bool:
+        """Whether a drafter that has other tokens says this one where it means one of `tokens`.
+
+        It knows a single end of a text. Of what it has no time to end it says what there is.
+        """
+        languages, ends = self.scenario.languages, self.scenario.model.stop_ids
+        if languages is None:
+            return False
+        if token in ends or not is_done:
+            return token in ends and any(one in ends for one in tokens)
+        words = [languages.target.bytes_of[one] or b"" for one in (token, *tokens)]
+        return any(word.startswith(words[0]) for word in words[1:])
 
     def _check_copies(self, machine: verifying.Verifying, truth: Truth) -> None:
         """What the target drafts by itself stands somewhere in what was written, or given to it."""
@@ -378,9 +429,10 @@ class Judge:
             self._check_told(verdict, truth)
         if self.scenario.is_oracle and end < len(truth.tokens):
             num_right = verdict.num_drafted
-            if self.scenario.policy.branches > 1:
+            if self.scenario.policy.branches > 1 or self.scenario.languages is not None:
                 # Of a tree a path is right, and it begins with a draft; but a detour may have come
-                # while the first choice is still on its way.
+                # while the first choice is still on its way. So may a token that another one begins
+                # with, from a drafter that has other tokens.
                 had_right = truth.ended is not None and truth.ended.has_right
                 num_right = max(had_right * min(1, num_right), verdict.num_accepted)
             assert verdict.num_accepted == num_right, "an oracle is contradicted"
@@ -389,6 +441,8 @@ class Judge:
             self.stats["copied"] += 1
         if EARLIER_SOURCE in verdict.sources:
             self.stats["copied from earlier texts"] += 1
+        if self.scenario.languages is not None:
+            self.stats["translated"] += verdict.num_accepted
         self.stats[f"cause {verdict.cause.name}"] += 1
         for ack in verdict.acks:
             come = self._come[verdict.session][ack.incarnation]

@@ -80,6 +80,6 @@ PAST_FAULTS = (
         "sync",
         oracle=True,
         alone=True,
-        first_seed=386,
+        first_seed=413,
     ),
 )

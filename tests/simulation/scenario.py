@@ -3,18 +3,22 @@
 from dataclasses import dataclass, replace
 from random import Random
 
+from drafter_node.translation.text import Languages
 from node.economics import WAIT_S_MAX
 from proto.messages import MAX_WINDOW, Limits, Lookup, Policy, Role, Rule
 from proto.policies import REST_AFTER, as_chain, without_drafter
 from rehearsal.setting import NUM_TREE_SLOTS, Forwards, NodeCosts, Setting
 from rehearsal.setting import Text as Text
 from tests.policies import autoregressive, pipelined, synchronous
+from tests.simulation.languages import toy_languages
 from tests.simulation.toys import LIKELY, ToyModel
 
 POLICIES = ("ar", "sync", "pipelined")
 ORACLE_TOKENS = 60
 MAX_TEXTS = 6
 # By how much a draft is faster than a pass: slow, usual and fast drafters.
+SHARE_TRANSLATED = 0.35  # of the scenarios in which the drafters may have other tokens
+STEPS_PER_TOKEN = 3  # letters of the longest token of a target
 SPEED_UPS = ((0.5, 2.0), (1.0, 12.0), (4.0, 30.0))
 
 
@@ -75,6 +79,7 @@ class Scenario:
     # Between two texts. 0: all at the start; None: each a while after the one before is complete.
     submit_every_s: float | None = 0.0
     is_head: bool = False  # the drafters read the target's features
+    languages: Languages | None = None  # the drafters have other tokens than the target
 
     @property
     def setting(self) -> Setting:
@@ -99,6 +104,7 @@ class Scenario:
             num_per_pass=self.num_per_pass,
             submit_every_s=self.submit_every_s,
             is_head=self.is_head,
+            languages=self.languages,
         )
 
     @property
@@ -110,6 +116,8 @@ class Scenario:
     def is_oracle(self) -> bool:
         """Whether all drafts are right: the drafter's are, and it reads the whole text."""
         is_right = self.model.agreement == 1.0 and self.lookup is None
+        if self.languages is not None and len(self.model.stop_ids) > 1:
+            is_right = False  # it knows a single end of a text
         return is_right and self.drafter_max_len >= self.capacity
 
     @property
@@ -135,10 +143,16 @@ class Scenario:
         return 1 if self.at_once == 1 else 2 * -(-self.at_once // self.num_per_pass)
 
     @property
+    def num_steps(self) -> int:
+        """Steps of a drafter for one token of the target, at worst."""
+        return 1 if self.languages is None else STEPS_PER_TOKEN
+
+    @property
     def step_s(self) -> float:
         """What a draft takes, with those of other texts and other branches."""
         num_rows = self.at_once * self.policy.width
-        return (self.costs.draft_s + (num_rows - 1) * self.costs.row_s) * self.turns
+        forward_s = self.costs.draft_s + (num_rows - 1) * self.costs.row_s
+        return forward_s * self.turns * self.num_steps
 
     @property
     def num_wanted(self) -> int:
@@ -158,7 +172,7 @@ class Scenario:
                 return False
             if policy.window <= min(policy.launch_min, policy.launch_hit):
                 return True  # it is waited for as long as that takes
-        window = min(policy.window, int(-policy.min_score / -LIKELY) + 1)
+        window = min(policy.window, int(-policy.min_score / -LIKELY) + 1) // self.num_steps
         ahead_s = (window - policy.group) * pass_s
         return ahead_s > self.round_trip_s and pass_s > 1.25 * step_s
 
@@ -179,8 +193,9 @@ class Scenario:
         return sum(map(self._read_s, (length, *others[: self.at_once - 1])))
 
     def _read_s(self, length: int) -> float:
-        num_chunks, costs = -(-length // 256), self.costs
-        return num_chunks * (costs.pass_s + costs.draft_s) + 2 * length * costs.row_s
+        num_chunks, costs = -(-length * self.num_steps // 256), self.costs
+        num_rows = (1 + self.num_steps) * length
+        return num_chunks * (costs.pass_s + costs.draft_s) + num_rows * costs.row_s
 
 
 def draw(
@@ -197,7 +212,7 @@ def draw(
 
     oracle  the drafter is always right and the texts are longer: what costs only speed shows
     plain   two texts and one drafter, all else being equal
-    alone   one text at a time, all else being equal
+    alone   one text at a time, and drafters with the target's tokens, all else being equal
     chain   the drafter has one choice, all else being equal
     leaving most readers leave before their text has come to its end, all else being equal
     """
@@ -248,6 +263,8 @@ def draw(
         scenario = _left_early(scenario, Random(f"readers {seed}"))
     if alone:
         scenario = replace(scenario, max_num_seqs=1, drafter_lanes=1)
+    else:
+        scenario = _translated(scenario, Random(f"languages {seed}"))
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))
@@ -274,6 +291,14 @@ def _at_once(scenario: Scenario, random: Random) -> Scenario:
         for crash in faults.crashes
     )
     return replace(scenario, num_drafters=2, faults=replace(faults, crashes=crashes))
+
+
+def _translated(scenario: Scenario, random: Random) -> Scenario:
+    """In some of the scenarios the drafters have another vocabulary than the target."""
+    may_be = scenario.rule is Rule.COUPLED and scenario.policy.has_drafter and not scenario.is_head
+    if random.random() > SHARE_TRANSLATED or not may_be:
+        return scenario
+    return replace(scenario, languages=toy_languages(scenario.model, random))
 
 
 def _with_lookup(scenario: Scenario, random: Random) -> Scenario:

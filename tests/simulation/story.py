@@ -7,7 +7,7 @@ from coordinator.text.session import Result, SessionFigures
 from drafter_node import compute as drafter
 from engine.layout.slots import Feed
 from proto import codec
-from proto.messages import Draft, Fault, Features, Heartbeat, Open, Verdict
+from proto.messages import Draft, Fault, Features, Heartbeat, Open, Verdict, Welcome
 from target_node import compute as target
 
 
@@ -47,6 +47,8 @@ def brief(what: Any) -> str:
             return f"features of {what.num_rows}"
         case Fault():
             return f"Fault {_life(what)} {what.code}: {what.detail}"
+        case Welcome():
+            return f"Welcome source {what.source}"
         case Heartbeat():
             marks = " ".join(f"{_life(mark)} {mark.length}" for mark in what.marks)
             return f"Heartbeat [{marks}] {what.progress}"

@@ -13,12 +13,13 @@ from tests.simulation.routing_faults import ROUTING_FAULTS
 from tests.simulation.run import SimulationFailure, simulate
 from tests.simulation.scenario import draw
 from tests.simulation.scheduling_faults import SCHEDULING_FAULTS
+from tests.simulation.translation_faults import TRANSLATION_FAULTS
 from tests.simulation.tree_faults import TREE_FAULTS
 
 NUM_SEEDS = 400
 ALL_FAULTS = (
     *(*FAULTS, *SCHEDULING_FAULTS, *ROUTING_FAULTS, *PAST_FAULTS),
-    *(*TREE_FAULTS, *HEAD_FAULTS, *DEVICE_FAULTS),
+    *(*TREE_FAULTS, *HEAD_FAULTS, *DEVICE_FAULTS, *TRANSLATION_FAULTS),
 )
 
 

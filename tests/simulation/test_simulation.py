@@ -89,6 +89,16 @@ def test_most_nodes_hear_messages_during_a_forward_and_one_in_four_does_not() ->
     assert 200 < num_blocking < 300
 
 
+def test_drafters_that_have_other_tokens_are_of_as_much_use() -> None:
+    drawn = [draw(seed) for seed in range(400)]
+    assert 30 < sum(one.languages is not None for one in drawn) < 100
+    seed = 124  # nothing is lost there, and the drafter is always right
+    num_new = sum(one.limits.max_len - len(one.prompt) for one in drawn[seed].texts)
+    assert drawn[seed].languages is not None
+    assert simulate(seed)["translated"] > 0.75 * num_new
+    assert simulate(138, oracle=True)["accepted again"] > 0
+
+
 def test_readers_that_leave_early_leave_the_other_texts_as_they_are() -> None:
     seen: Counter[str] = Counter()
     for seed in range(40):

@@ -13,7 +13,7 @@ from rehearsal import world
 from rehearsal.node import Node
 from rehearsal.timeline import Timeline
 from tests.simulation.judge import Judge
-from tests.simulation.models import Deterministic
+from tests.simulation.models import models_of
 from tests.simulation.scenario import Scenario
 from tests.simulation.story import Line
 
@@ -79,7 +79,7 @@ class World:
         self.judge = make_judge(scenario, self.timeline)
         self._machines = world.World(
             scenario.setting,
-            models or Deterministic(scenario.model),
+            models or models_of(scenario),
             self.timeline,
             self.judge,
             self.random,

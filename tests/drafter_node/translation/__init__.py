@@ -1,0 +1,1 @@
+"""Drafters with another tokenizer than the target."""
