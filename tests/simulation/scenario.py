@@ -261,10 +261,8 @@ def draw(
         scenario = _at_once(scenario, Random(f"at once {seed}"))
     if leaving:
         scenario = _left_early(scenario, Random(f"readers {seed}"))
-    if alone:
-        scenario = replace(scenario, max_num_seqs=1, drafter_lanes=1)
-    else:
-        scenario = _translated(scenario, Random(f"languages {seed}"))
+    by_itself = replace(scenario, max_num_seqs=1, drafter_lanes=1)
+    scenario = by_itself if alone else _translated(scenario, Random(f"languages {seed}"))
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))
