@@ -62,8 +62,11 @@ NOT_LEARNED = -100  # stands for a next token that counts for nothing
 SMALLEST, LARGEST = 300, 60_000  # of --size: all bytes must have a token, and ids fit into 16 bits
 UNKNOWN, UNIGRAM_END = "<unk>", "</s>"
 SPACE = "\u2581"  # the sentencepiece space
-# A piece lies in one of these: spaces before the last one, a word, other signs, spaces.
-PIECES = Regex(rf"[\s{SPACE}]+(?={SPACE})|{SPACE}?\w+|{SPACE}?[^\w\s{SPACE}]+|[\s{SPACE}]+")
+# A piece lies in one of these: spaces before the last one, which belongs to the next word; a word;
+# other signs; spaces. Spaces that end a text are read as if one more and a word followed.
+PIECES = Regex(
+    rf"[\s{SPACE}]+(?={SPACE}[^\s{SPACE}])|{SPACE}?\w+|{SPACE}?[^\w\s{SPACE}]+|[\s{SPACE}]+"
+)
 # The trainer's time grows faster than its text: it reads one file of the library in so many.
 UNIGRAM_EVERY = 3
 # So unlikely that the text "<0x41>" is read as six characters, and not as the piece of a byte.

@@ -62,6 +62,13 @@ def test_a_unigram_says_in_bytes_what_it_has_no_piece_for() -> None:
     assert "<0x41>" not in tokenizer.encode("<0x41>").tokens
 
 
+def test_spaces_at_the_end_of_a_text_are_read_as_they_are_before_the_next_word() -> None:
+    tokenizer = new_vocabulary("unigram", SIZE).tokenizer
+    ended, going_on = tokenizer.encode("x\n   ").tokens, tokenizer.encode("x\n    return").tokens
+    assert going_on[: len(ended)] == ended == ["▁", "x", "\n▁▁▁"]
+    assert tokenizer.encode("x\n\ny").tokens == ["▁", "x", "\n\n", "y"]
+
+
 def test_the_end_of_a_text_is_learned_only_where_the_target_ended_it() -> None:
     vocabulary = new_vocabulary("same", 0)
     assert lesson(vocabulary, WHOLE).learned.tolist() == [*vocabulary.tokens(WHOLE.text), 0]
