@@ -204,16 +204,19 @@ class Drafting:
         self._numbers.suspect()
         return (*moves, *self.send(now))
 
-    def go_on(self, tail: Sequence[int], said: bytes, follows: Follows) -> Sequence[SharedAction]:
+    def go_on(
+        self, tail: Sequence[int], said: bytes, follows: Follows, *, may_be_longer: bool = False
+    ) -> Sequence[SharedAction]:
         """Note how the text goes on behind the committed tokens (`tail.py`); returns the actions.
 
         tail     the tokens of the end, as they are now
         said     the end in bytes
         follows  as for `SpeculationTree.prune`
+        may_be_longer  True: longer tokens begin like the last one of the tail
         """
         self.end.prune(tail, said, follows)
         self.frontier.moved()
-        self.frontier.knows(self.end.grow(tail, said))
+        self.frontier.knows(self.end.grow(tail, said, may_be_longer=may_be_longer))
         self.slots.advance((), self._fed)
         self._unsent = [key for key in self._unsent if key in self.tree.nodes]
         if (self.tree.root, said) != self._certain:

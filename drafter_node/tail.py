@@ -41,8 +41,11 @@ class TextEnd:
         self._follows = follows
         self._tree.prune(tail, said, follows)
 
-    def grow(self, tail: Sequence[int], said: bytes) -> list[int]:
-        """Add the tokens of the tail to the tree; return their path hashes."""
+    def grow(self, tail: Sequence[int], said: bytes, *, may_be_longer: bool) -> list[int]:
+        """Add the tokens of the tail to the tree; return their path hashes.
+
+        may_be_longer  True: longer tokens begin like the last one
+        """
         tree, keys = self._tree, []
         self._rests.clear()
         self.above = None
@@ -53,7 +56,7 @@ class TextEnd:
             new = tree.grow(parent, (token,), (0.0,), self._source)
             if (node := tree.child(parent, token)) is None:
                 break  # the tree is full
-            if new and is_alone and index == len(tail) - 1:
+            if may_be_longer and new and is_alone and index == len(tail) - 1:
                 self.above = parent
             rest = self._follows(rest, token) or b""
             parent = node.key
@@ -65,13 +68,13 @@ class TextEnd:
         return self._rests.get(key, b"")
 
     def fitting(self, parent: int, chosen: Children) -> Children:
-        """Return those of the children chosen for a node that do not contradict the end."""
+        """Return those of the children chosen for a node that say the end, or more."""
         if not (rest := self.rest_behind(parent)):
             return chosen
         kept = [
             pair
             for pair in zip(chosen.tokens, chosen.scores, strict=True)
-            if self._follows(rest, pair[0]) is not None
+            if self._follows(rest, pair[0]) == b""
         ]
         return Children(tuple(token for token, _ in kept), tuple(score for _, score in kept))
 
@@ -94,8 +97,8 @@ class TextEnd:
         cache, in which nothing lies below it.
         """
         above, self.above = self.above, None
-        if above is None or len(keys) != 1:
-            return tuple(keys)
+        if above is None or len(keys) != 1 or self._tree.nodes[keys[0]].parent != above:
+            return tuple(keys)  # what is expanded is not the text's end
         slots, root = self._slots, self._tree.root
         if above == root:
             slots.truncate(min(slots.prefix_len, len(self._tree.text) - 1))

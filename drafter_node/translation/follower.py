@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from drafter_node.compute import Action, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
-from drafter_node.translation.text import Languages, Translation, Unsettled
+from drafter_node.translation.text import Languages, Tail, Translation, Unsettled
 from node.follower import Afterwards, Arrived, Follower, Send, Tick, gap
 from proto.messages import Draft, Heartbeat, Open, SessionMark, Verdict, Welcome
 from proto.tree import Diverged
@@ -95,7 +95,7 @@ class TranslatingFollower:
         open_ = self._inner.texts
         self._translations = {key: one for key, one in self._translations.items() if key in open_}
         self._translations[message.session] = made
-        return (*actions, *text.go_on(made.tail.tokens, made.tail.said, self._languages.follows))
+        return (*actions, *self._go_on(text, made.tail))
 
     def _on_verdict(self, message: Verdict, now: float) -> Sequence[Action]:
         text = self._inner.texts.get(message.session)
@@ -112,7 +112,12 @@ class TranslatingFollower:
         tail = translation.tail
         # Translated at once: what it names may be gone afterwards.
         actions = self._spoken(self._inner.handle(Arrived(own), now))
-        return (*actions, *text.go_on(tail.tokens, tail.said, self._languages.follows))
+        return (*actions, *self._go_on(text, tail))
+
+    def _go_on(self, text: Drafting, tail: Tail) -> Sequence[Action]:
+        return text.go_on(
+            tail.tokens, tail.said, self._languages.follows, may_be_longer=tail.may_be_longer
+        )
 
     def _own_mark(self, mark: SessionMark) -> SessionMark:
         text = self._inner.texts.get(mark.session)

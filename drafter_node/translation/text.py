@@ -50,10 +50,12 @@ class Tail:
 
     tokens  the drafter's tokens of it, which may change
     said    the same in bytes
+    may_be_longer  True: longer tokens begin like the last one
     """
 
     tokens: tuple[int, ...]
     said: bytes
+    may_be_longer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,10 @@ class Translation:
             count += 1
         self._num_settled = end
         said = bytes(self._text[end:])
-        self.tail = Tail(tuple(token for token, _ in pairs[count:]), said)
+        tail = tuple(token for token, _ in pairs[count:])
+        last = (self._languages.said_by(tail[-1]) if tail else None) or b""
+        longer = self._languages.own.beginning_with(last) if last else iter(())
+        self.tail = Tail(tail, said, next(longer, None) is not None)
         return [token for token, _ in pairs[:count]]
 
     def _unsettled_tokens(self) -> list[tuple[int, int]]:

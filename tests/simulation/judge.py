@@ -217,7 +217,10 @@ class Judge:
         if isinstance(part, drafter.Part):
             last = max(part.feed.positions)
             assert last < self.scenario.drafter_max_len, "the drafter reads beyond its model's end"
-            assert part.num_asked <= max(1, part.opened.policy.width)
+            num_again = sum(bool(place.rest) for place in part.places)
+            assert num_again <= 1, "only what lies above the text's end is asked along with it"
+            num_asked = part.num_asked - num_again
+            assert num_asked <= max(1, part.opened.policy.width), "too many rows are asked"
         else:
             asked = part.feed.positions[num_rows - part.num_asked :]
             assert part.positions == tuple(position + 1 for position in asked)

@@ -93,14 +93,18 @@ class Translated:
         for token in own:
             seen = fold(seen, token)
         assert seen == digest, "the drafter's cache holds another path"
-        tokens, begun = self._thought(self._said(own), part.opened.session, place)
+        said = self._said(own) + place.rest
+        tokens, begun = self._thought(said, part.opened.session, place)
         text = 0
         for token in tokens:
             text = fold(text, token)
         chosen: dict[int, float] = {}
         for rank, token in enumerate(self.alone.model.propose(text, index)[0]):
             said = self._written(token)
-            if said.startswith(begun):
+            if place.rest and said.startswith(begun):
+                longer = place.rest + said[len(begun) :]
+                chosen.setdefault(self.languages.own.following(longer)[0], LIKELY - rank)
+            elif said.startswith(begun):
                 self._say(text, token, begun, rank, index, chosen)
         assert chosen, "the drafter is asked about what it has not drafted"
         return drafter.Children(tuple(chosen), tuple(chosen.values()))

@@ -211,7 +211,7 @@ def draw(
     """The scenario of a seed, with another policy if one is given.
 
     oracle  the drafter is always right and the texts are longer: what costs only speed shows
-    plain   two texts and one drafter, all else being equal
+    plain   two texts and one drafter with the target's tokens, all else being equal
     alone   one text at a time, and drafters with the target's tokens, all else being equal
     chain   the drafter has one choice, all else being equal
     leaving most readers leave before their text has come to its end, all else being equal
@@ -262,7 +262,10 @@ def draw(
     if leaving:
         scenario = _left_early(scenario, Random(f"readers {seed}"))
     by_itself = replace(scenario, max_num_seqs=1, drafter_lanes=1)
-    scenario = by_itself if alone else _translated(scenario, Random(f"languages {seed}"))
+    if alone:
+        scenario = by_itself
+    elif not plain:
+        scenario = _translated(scenario, Random(f"languages {seed}"))
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from drafter_node.drafting import Drafting
-from drafter_node.frontier import Frontier
+from drafter_node.tail import TextEnd
 from drafter_node.translation.follower import TranslatingFollower
 from drafter_node.translation.text import Tail, Translation
 from proto.messages import Draft, Verdict
@@ -17,7 +17,7 @@ NOT_MEANT = "drafts what its model does not say"
 
 
 def the_tail_is_not_taken_back_when_the_text_contradicts_it(patch: Patch) -> None:
-    patch.setattr(SpeculationTree, "prune", lambda self, said, follows: None)
+    patch.setattr(SpeculationTree, "prune", lambda self, tail, said, follows: None)
 
 
 def the_tail_stays_as_it_was_when_the_text_was_opened(patch: Patch) -> None:
@@ -25,7 +25,7 @@ def the_tail_stays_as_it_was_when_the_text_was_opened(patch: Patch) -> None:
 
     def stale(self: TranslatingFollower, message: Verdict, now: float) -> Any:
         with Patch.context() as inner:
-            inner.setattr(Drafting, "go_on", lambda self, *_: ())
+            inner.setattr(Drafting, "go_on", lambda self, *_, **__: ())
             return on_verdict(self, message, now)
 
     patch.setattr(TranslatingFollower, "_on_verdict", stale)
@@ -56,9 +56,9 @@ def every_token_is_said_before_it_is_known_whether_it_is_whole(patch: Patch) -> 
 def the_end_is_never_said_again_after_a_verdict(patch: Patch) -> None:
     go_on = Drafting.go_on
 
-    def silent(self: Drafting, *end: Any) -> Any:
+    def silent(self: Drafting, *end: Any, **more: Any) -> Any:
         said_done = self._said_done
-        actions = go_on(self, *end)
+        actions = go_on(self, *end, **more)
         self._said_done = self.tree.root if said_done else 0
         return actions
 
@@ -95,20 +95,20 @@ def a_place_is_counted_from_the_beginning_of_the_tail(patch: Patch) -> None:
 
 
 def what_is_certain_is_fed_without_what_is_above_it(patch: Patch) -> None:
-    unfed: Callable[[Drafting, Sequence[int]], list[Node]] = Drafting._unfed_above
-    patch.setattr(Drafting, "_unfed_above", lambda self, keys: unfed(self, keys)[1:])
+    unfed: Callable[[TextEnd, Sequence[int]], list[Node]] = TextEnd.unfed_above
+    patch.setattr(TextEnd, "unfed_above", lambda self, keys: unfed(self, keys)[1:])
 
 
 def what_is_known_already_is_drafted_too(patch: Patch) -> None:
-    patch.setattr(Frontier, "is_passed", lambda self, key: False)
+    patch.setattr(TextEnd, "fitting", lambda self, parent, chosen: chosen)
 
 
 BEYOND = "a choice is placed beyond what is said"
 
 TRANSLATION_FAULTS = (
     Fault(the_tail_is_not_taken_back_when_the_text_contradicts_it, BEYOND, first_seed=9),
-    Fault(the_tail_stays_as_it_was_when_the_text_was_opened, BEYOND, first_seed=27),
-    Fault(a_tail_is_drafted_as_if_it_followed_the_text, BEYOND, first_seed=9),
+    Fault(the_tail_stays_as_it_was_when_the_text_was_opened, f"{BEYOND}|KeyError", first_seed=27),
+    Fault(a_tail_is_drafted_as_if_it_followed_the_text, f"{BEYOND}|too many rows", first_seed=9),
     Fault(every_token_is_said_before_it_is_known_whether_it_is_whole, NOT_MEANT, first_seed=18),
     Fault(the_end_is_never_said_again_after_a_verdict, NO_SPEED, oracle=True, first_seed=138),
     Fault(a_token_that_was_settled_too_early_is_not_noticed, NOT_READ, first_seed=290),
