@@ -262,10 +262,8 @@ def draw(
     if leaving:
         scenario = _left_early(scenario, Random(f"readers {seed}"))
     by_itself = replace(scenario, max_num_seqs=1, drafter_lanes=1)
-    if alone:
-        scenario = by_itself
-    elif not plain:
-        scenario = _translated(scenario, Random(f"languages {seed}"))
+    translated = scenario if plain else _translated(scenario, Random(f"languages {seed}"))
+    scenario = by_itself if alone else translated
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))
