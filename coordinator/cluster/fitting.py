@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from coordinator.text.session import NodeId
-from proto.messages import PROTOCOL_VERSION, Hello, Role
+from proto.messages import MAX_TOKENIZER_BYTES, PROTOCOL_VERSION, Hello, Role
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,16 @@ def _may_translate(hello: Hello, other: Hello) -> bool:
     """True if tokenizers may differ: both have one, and none is that of a head."""
     both = (hello, other)
     return all(one.fingerprint.digest and not one.layers for one in both)
+
+
+def size_difference(words: TargetWords) -> str | None:
+    """Return why the target's tokenizer cannot be given to a drafter; None: it can."""
+    if len(words.packed) <= MAX_TOKENIZER_BYTES:
+        return None
+    return (
+        "the target's tokenizer is too large to be sent to a drafter that has another; choose a "
+        "drafter with the same"
+    )
 
 
 def layers_difference(name: str, hello: Hello, other_name: str, other: Hello) -> str | None:

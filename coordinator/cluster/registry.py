@@ -29,6 +29,7 @@ from coordinator.cluster.fitting import (
     first_difference,
     release_difference,
     replacement_difference,
+    size_difference,
 )
 from coordinator.cluster.round_trips import RoundTrips
 from coordinator.text.session import NodeId
@@ -304,7 +305,7 @@ class Registry:
 
     def greet(self, node: Node, hello: Hello, source: int) -> Welcome | Fault:
         """Return Welcome and make the node ready with `source`, or a Fault that refuses it."""
-        reason = self._why_not(node, hello)
+        reason = self._why_not(node, hello) or self._why_untold(hello)
         if reason is not None:
             node.has_rival = node.is_by_hand
             return Fault(0, 0, FaultCode.REFUSED, reason)
@@ -319,9 +320,20 @@ class Registry:
         sizes = [hello.logits_size, *(one.logits_size for one in alike)]
         if digest:
             sizes.append(hello.fingerprint.vocab_size)
-        is_other = self.words is not None and digest not in ("", self.words.digest)
-        tokenizer = self.words.packed if self.words is not None and is_other else b""
+        tokenizer = self.words.packed if self.words and self._has_other_words(hello) else b""
         return Welcome(min(sizes), source, self.traced, tokenizer)
+
+    def _has_other_words(self, hello: Hello) -> bool:
+        """True if a drafter has another tokenizer than the target, and may have it."""
+        digest = hello.fingerprint.digest
+        is_drafter = hello.role is Role.DRAFTER and not hello.layers
+        return is_drafter and self.words is not None and digest not in ("", self.words.digest)
+
+    def _why_untold(self, hello: Hello) -> str | None:
+        """Return why a drafter cannot be given the target's tokenizer, or None."""
+        if self.words is None or not self._has_other_words(hello):
+            return None
+        return size_difference(self.words)
 
     def joined(self, node: Node, now: float) -> None:
         """Note that a node was accepted; its silence counts from now on."""

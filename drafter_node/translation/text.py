@@ -88,7 +88,7 @@ class Languages:
             return said
         if token in words.starts:
             return b""
-        return self.eos if token in ends else words.specials[token].encode()
+        return self.eos if token in ends else words.specials.get(token, "").encode()
 
     def follows(self, said: bytes, token: int) -> bytes | None:
         """Return what of these bytes is left behind a token of the drafter; None: it differs."""
@@ -224,11 +224,11 @@ class Translation:
 
     def _settled_end(self, pairs: Sequence[tuple[int, int]]) -> int:
         """Return up to which byte tokens are settled: the last word may change, others hardly."""
-        text = self._text
+        text, settled = self._text, self._num_settled
         end = len(text)
-        while end > 0 and not text[end - 1 : end].isspace():
+        while end > settled and not text[end - 1 : end].isspace():
             end -= 1
-        while end > 0 and text[end - 1 : end].isspace():
+        while end > settled and text[end - 1 : end].isspace():
             end -= 1
         if sum(stop > end for _, stop in pairs) > TAIL_MAX:
             end = pairs[-TAIL_KEPT][1] - 1

@@ -147,6 +147,22 @@ def test_special_tokens_are_matched_by_role_and_others_read_as_they_are_written(
     assert OWN_EOS not in machine.tree.text.tokens
 
 
+def test_ids_that_are_no_token_say_nothing() -> None:
+    assert LANGUAGES.heard(len(TARGET) + 3, (EOS,)) == b""
+    gap = ToyWords([b"a"], ("<eos>",))
+    gap.specials = {}
+    assert Languages(OWN, gap, (OWN_EOS,)).heard(1, ()) == b""
+
+
+def test_a_text_without_spaces_is_settled_too() -> None:
+    machine = Machine(translation(*[1] * 30))
+    assert len(machine.translated.tail.tokens) == 8
+    machine.hears(*[1] * 16)
+    assert len(machine.translated.tail.tokens) == 24
+    machine.hears(1)
+    assert len(machine.translated.tail.tokens) == 8
+
+
 def test_a_token_that_may_become_a_longer_one_is_not_drafted_yet() -> None:
     machine = Machine(translation(*ids(TARGET, b"abc", b" ")))
     assert machine.drafts(b"a", b"bc") == []
