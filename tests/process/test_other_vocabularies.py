@@ -76,8 +76,10 @@ def check(pair: Pair, prompts: tuple[str, ...], policies: tuple[SpeculationConfi
             assert share(metrics) > least, (speculation.policy, params.temperature)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("make", [smaller, unigram])
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(smaller, marks=pytest.mark.long), pytest.param(unigram, marks=pytest.mark.slow)],
+)
 def test_texts_are_the_targets_and_drafts_are_accepted(
     make: Callable[[Path], Path], tmp_path: Path
 ) -> None:

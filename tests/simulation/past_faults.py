@@ -72,7 +72,7 @@ PAST_FAULTS = (
     ),
     Fault(a_drafter_that_runs_ahead_is_waited_for_like_any_other, "still missing", first_seed=207),
     Fault(
-        the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True, first_seed=206
+        the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True, first_seed=248
     ),
     Fault(
         a_drafter_that_gets_no_answer_says_nothing_again,
