@@ -20,6 +20,7 @@ from tests.process.reference import PROMPTS
 
 pytestmark = pytest.mark.process
 
+AT_ONCE = 50  # more texts are not queued
 ALONE = SpeculationConfig(policy="ar")
 SYNC = SpeculationConfig(policy="sync", num_speculative_tokens=4, adaptive=False)
 TREE, AUTO = SpeculationConfig(policy="tree"), SpeculationConfig(policy="auto")
@@ -53,10 +54,15 @@ def pair(make: Callable[[Path], Path], folder: Path) -> Iterator[Pair]:
 def together(
     pair: Pair, prompts: tuple[str, ...], speculation: SpeculationConfig, params: SamplingParams
 ) -> tuple[list[list[int]], list[Metrics]]:
-    """Return the texts of all prompts, written at once, and what was measured."""
-    streams = [pair.generate(pair.encode(one), speculation, params)[0] for one in prompts]
-    texts = [[token for chunk in stream for token in chunk.tokens] for stream in streams]
-    return texts, [stream.result.metrics for stream in streams if stream.result is not None]
+    """Return the texts of all prompts, many written at once, and what was measured."""
+    texts: list[list[int]] = []
+    measured: list[Metrics] = []
+    for first in range(0, len(prompts), AT_ONCE):
+        asked = [pair.encode(one) for one in prompts[first : first + AT_ONCE]]
+        streams = [pair.generate(ids, speculation, params)[0] for ids in asked]
+        texts += [[token for chunk in stream for token in chunk.tokens] for stream in streams]
+        measured += [stream.result.metrics for stream in streams if stream.result is not None]
+    return texts, measured
 
 
 def share(metrics: list[Metrics]) -> float:
