@@ -14,6 +14,7 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
+from lab.lossless.command import rules_for
 from proto.errors import ConfigurationError, IncompatibleError
 from tests.other_vocabulary import permuted, smaller, unigram
 from tests.process.reference import PROMPTS
@@ -126,3 +127,5 @@ def test_what_other_vocabularies_cannot_do_is_refused(tmp_path: Path) -> None:
     block = SpeculationConfig(verify="block")
     with pytest.raises(ConfigurationError, match="--verify block needs a drafter with the target"):
         block.check(PairConfig(drafter=str(drafter)))
+    assert rules_for(PairConfig(drafter=str(drafter))) == ("coupled",)
+    assert rules_for(PairConfig()) == ("coupled", "token", "block")
