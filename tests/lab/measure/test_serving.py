@@ -72,8 +72,8 @@ def test_both_kinds_ask_for_the_same_texts_and_every_token_counts(
     for line, kind in ((speculative, "speculative"), (plain, "plain")):
         clients, said, rate, *_, num_texts, num_errors = line.split()
         assert (clients, said, num_errors) == ("3", kind, "0")
-        # Texts that a slice's beginning or end cuts add a few tokens, or leave some out.
-        assert abs(int(num_texts) * LENGTH - float(rate) * 0.3) < 9 * LENGTH
+        # In each of three slices each of three clients adds up to a text, or leaves it out.
+        assert abs(int(num_texts) * LENGTH - float(rate) * 0.3) <= 9 * LENGTH
     assert "speculative / plain" in ratio
 
 
