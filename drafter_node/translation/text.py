@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from drafter_node.compute import Place
 from drafter_node.sending import all_of, some_of
 from engine.words import Words
-from proto.messages import MAX_NODES_PER_DRAFT, MAX_WINDOW, Draft, Open, SamplingSpec, Verdict
+from proto.messages import MAX_NODES_PER_DRAFT, MAX_WINDOW, Draft, Open, Rule, SamplingSpec, Verdict
 from proto.tree import Node, SpeculationTree
 
 LOOK_BACK = 64  # bytes before the tail that are encoded along with it
@@ -142,6 +142,8 @@ class Translation:
         languages, policy, spec = self._languages, opened.policy, opened.sampling
         ends = any(id_ in languages.target.specials for id_ in opened.limits.stop_ids)
         window = min(MAX_WINDOW, round(policy.window * self._num_per_token) + 1)
+        if not policy.window or opened.rule is not Rule.COUPLED:
+            window = 0  # the classical rules judge a draft by the chance that its drafter gave it
         return replace(
             opened,
             tokens=tuple(settled),
@@ -155,7 +157,8 @@ class Translation:
                 seed=spec.seed,
                 sample_index=spec.sample_index,
             ),
-            policy=replace(policy, window=window if policy.window else 0),
+            rule=Rule.COUPLED,
+            policy=replace(policy, window=window),
             limits=replace(
                 opened.limits, max_len=max_len, stop_ids=languages.eos_ids if ends else ()
             ),

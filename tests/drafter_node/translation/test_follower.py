@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from drafter_node.compute import Action, Compute
 from drafter_node.scheduling import Schedule
 from drafter_node.translation.follower import TranslatingFollower
 from drafter_node.translation.text import Languages
 from node.follower import Follower, Send, gap
-from proto.messages import Draft, Limits, Open
+from proto.messages import Draft, Limits, Open, Rule
 from tests.drafter_node.drafter import Drafter, part_of
-from tests.simulation.languages import END, ToyWords
+from tests.simulation.languages import END
 from tests.texts import SYNC_4, name, opening, verdict
+from tests.words import ToyWords
 
 AB, AB_DASH, CD, EOS = range(4)
 TARGET = ToyWords(("ab", "ab-", "cd"), (END,))
@@ -132,3 +135,13 @@ def test_a_choice_is_placed_where_the_target_makes_it() -> None:
     drafter.writes("c", "d", "a")
     (place,) = part_of(drafter.ticks()).places
     assert (place.position, place.begun) == (1, b"cd")
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_of_a_text_under_a_classical_rule_it_says_at_once_that_it_drafts_nothing(
+    rule: Rule,
+) -> None:
+    drafter = Translating()
+    drafter.hears(replace(text(AB, CD), rule=rule))
+    (told,) = said(drafter.ticks())
+    assert (told.done, told.tokens, told.proposals) == (True, (), ())
