@@ -18,7 +18,7 @@ from engine.choice.coupling import chain_choice, rank_scored
 from engine.choice.judging import life_of, sample_draft
 from engine.choice.sampling import sampling_of
 from engine.choice.translated import TranslatedChoice
-from engine.errors import GrammarError, ModelError, NotFinite
+from engine.errors import EngineError, GrammarError, NotFinite
 from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed
 from engine.loading import Engine, tokenizer_of
@@ -35,6 +35,7 @@ from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop
 from node.process import Heart
+from proto.errors import ModelError
 from proto.links.transport import Connection
 from proto.messages import MAX_WINDOW, Proposal, Welcome
 from proto.node_config import NodeConfig
@@ -78,7 +79,7 @@ def serve(
 def languages_of(config: NodeConfig, engine: Engine, welcome: Welcome) -> Languages | None:
     """Return the vocabularies of drafter and target; None: they have the same.
 
-    Raises ModelError if one of them cannot be translated.
+    Raises ModelError if one of them cannot be read or translated.
     """
     if not welcome.tokenizer:
         return None
@@ -87,6 +88,8 @@ def languages_of(config: NodeConfig, engine: Engine, welcome: Welcome) -> Langua
         target = TokenizerWords(unpacked(welcome.tokenizer))
     except UnknownKind as error:
         raise ModelError(UNTRANSLATABLE) from error
+    except EngineError as error:
+        raise ModelError(str(error)) from error
     return Languages(own, target, engine.loaded.eos_token_ids)
 
 
