@@ -410,6 +410,14 @@ class SpeculationConfig(Frozen):
         }
         return [name for name, is_used in drafters.items() if is_used]
 
+    @property
+    def needs_one_tokenizer(self) -> str:
+        """Return the line that refuses a classical rule for a drafter with another tokenizer.
+
+        Such rules compare the chances that both models give to one token.
+        """
+        return f"--verify {self.verify} needs a drafter with the target's tokenizer; use coupled"
+
     def check(self, pair: PairConfig) -> None:
         """Raise ConfigurationError if these settings contradict each other or the pair's."""
         if self.drafts:
@@ -421,10 +429,8 @@ class SpeculationConfig(Frozen):
                 f"{several[0]} beside {several[1]} needs coupled verification, not {self.verify}: "
                 "to choose between two drafters would bias the text"
             )
-        if self.verify != "coupled" and pair.drafts_in_other_words:
-            raise ConfigurationError(
-                f"--verify {self.verify} needs a drafter with the target's tokenizer; use coupled"
-            )
+        if self.drafts and self.verify != "coupled" and pair.drafts_in_other_words:
+            raise ConfigurationError(self.needs_one_tokenizer)
         if self.remember and self.verify != "coupled":
             raise ConfigurationError(
                 f"remember needs coupled verification, not {self.verify}: copies of earlier texts "

@@ -302,7 +302,8 @@ class Pair:
         seed = secrets.randbits(63) if request.seed is None else request.seed
         if not request.speculate:
             speculation = ALONE
-        self._check_vocabularies(speculation)
+        if speculation.drafts and speculation.verify != "coupled" and self.drafts_in_other_words:
+            raise ConfigurationError(speculation.needs_one_tokenizer)
         lookup = None
         if speculation.uses_ngrams(self.config):
             lookup = speculation.lookup(self._reference(speculation.reference))
@@ -319,20 +320,12 @@ class Pair:
         )
         return stream, seed
 
-    def _check_vocabularies(self, speculation: SpeculationConfig) -> None:
-        """Raise ConfigurationError: a drafter's vocabulary is another one, and the rule classical.
-
-        Such rules compare the probabilities that both models give to one token.
-        """
-        if speculation.verify == "coupled" or not speculation.drafts:
-            return
+    @property
+    def drafts_in_other_words(self) -> bool:
+        """True if a drafter that has joined has another tokenizer than the target."""
         digest = self.hello(Role.TARGET).fingerprint.digest
         drafters = self.service.registry.hellos(Role.DRAFTER)
-        if any(not one.layers and one.fingerprint.digest != digest for one in drafters):
-            raise ConfigurationError(
-                f"--verify {speculation.verify} needs drafters with the target's tokenizer; "
-                "use coupled"
-            )
+        return any(not one.layers and one.fingerprint.digest != digest for one in drafters)
 
     def _limits(self) -> tuple[int, int]:
         """Return (most tokens of a text, size of logits); bounds until the target runs."""

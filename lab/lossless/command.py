@@ -91,7 +91,7 @@ def verify_lossless(
         proved = _proved(running)
         say(f"pair under test: {proved}")
         pace = lossless.pace(running, prompts[0], policies[0], start_s)
-        rules = rules_for(pair)
+        rules = rules_for(running)
         if len(rules) < len(VERIFY):
             say("token, block and their planted mistake need the target's tokenizer: left out")
         expected_s = pace.duration_s(len(prompts), len(policies), len(rules), num_texts)
@@ -138,7 +138,7 @@ def _checks(
             yield lossless.sampled(pair, prompts[0], chances, ruled, num_texts)
 
 
-def rules_for(pair: PairConfig) -> tuple[str, ...]:
+def rules_for(pair: Pair) -> tuple[str, ...]:
     """Return the rules of verification to check: the classical ones need one vocabulary."""
     return VERIFY[:1] if pair.drafts_in_other_words else VERIFY
 

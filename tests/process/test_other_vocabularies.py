@@ -16,6 +16,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
 from lab.lossless.command import rules_for
 from proto.errors import ConfigurationError, IncompatibleError
+from proto.installation import MODELS
 from tests.other_vocabulary import permuted, smaller, unigram
 from tests.process.reference import PROMPTS
 
@@ -93,6 +94,10 @@ def test_texts_are_the_targets_and_drafts_are_accepted(
     with pair(make, tmp_path) as started:
         check(started, PROMPTS[:8], (SYNC, TREE))
         check(started, ODD, (AUTO,))
+        assert rules_for(started) == ("coupled",)
+        block = SpeculationConfig(verify="block")
+        with pytest.raises(ConfigurationError, match="--verify block needs a drafter with the"):
+            started.generate(started.encode("x"), block, SEEDED)
 
 
 @pytest.mark.slow
@@ -112,7 +117,7 @@ def test_a_hundred_texts_are_the_targets(make: Callable[[Path], Path], tmp_path:
 @pytest.mark.slow
 def test_the_same_tokens_with_other_numbers_are_drafted_as_well(tmp_path: Path) -> None:
     shares = []
-    for make in (permuted, lambda _: Path("models/drafter").absolute()):
+    for make in (permuted, lambda _: MODELS / "drafter"):
         with pair(make, tmp_path) as started:
             _, metrics = together(started, PROMPTS, SYNC, SEEDED)
             shares.append(share(metrics))
@@ -127,5 +132,3 @@ def test_what_other_vocabularies_cannot_do_is_refused(tmp_path: Path) -> None:
     block = SpeculationConfig(verify="block")
     with pytest.raises(ConfigurationError, match="--verify block needs a drafter with the target"):
         block.check(PairConfig(drafter=str(drafter)))
-    assert rules_for(PairConfig(drafter=str(drafter))) == ("coupled",)
-    assert rules_for(PairConfig()) == ("coupled", "token", "block")
