@@ -10,56 +10,25 @@ from hypothesis import strategies as st
 
 from drafter_node.compute import Place
 from drafter_node.translation.text import Languages, Translation, Unsettled
-from proto.messages import Ack, Cause, Draft, Limits, Open, Policy, SamplingSpec, Verdict
+from proto.messages import Ack, Limits, Rule, SamplingSpec, Verdict
 from proto.tree import SpeculationTree, path_hash
+from tests.texts import draft, key_of, opening, verdict
 from tests.words import ToyWords
 
-KEY = bytes(16)
 # The target writes words whole, the drafter in syllables, and one of its tokens is two of them.
-TARGET = ToyWords([b"a", b"b", b"c", b" ", b"ab", b"abc", b" ab"], ("<eos>", "<user>"))
-OWN = ToyWords(
-    [*(b"a", b"b", b"c", b" ", b"bc", b"c ab"), *(b"<", b"u", b"s", b"e", b"r", b">")],
-    ("<eos>",),
-)
+TARGET = ToyWords(["a", "b", "c", " ", "ab", "abc", " ab"], ("<eos>", "<user>"))
+OWN = ToyWords(["a", "b", "c", " ", "bc", "c ab", *"<user>"], ("<eos>",))
 EOS, USER, OWN_EOS = 7, 8, 12
 LANGUAGES = Languages(OWN, TARGET, (OWN_EOS,))
-POLICY = Policy("chain", 4, 1, 1, 8)
 
 
-def translation(*tokens: int, max_len: int = 100) -> Translation:
-    opened = Open(
-        session=1,
-        incarnation=1,
-        key=KEY,
-        tokens=tokens,
-        num_prompt=len(tokens),
+def translation(*tokens: int, max_len: int = 100, rule: Rule = Rule.COUPLED) -> Translation:
+    opened = replace(
+        opening(*tokens, limits=Limits(max_len, (EOS,))),
         sampling=SamplingSpec(temperature=0.5, seed=3, repetition_penalty=1.5),
-        policy=POLICY,
-        limits=Limits(max_len, (EOS,)),
+        rule=rule,
     )
     return Translation(opened, LANGUAGES, 60)
-
-
-def verdict(translated: Translation, *tokens: int) -> Verdict:
-    text = translated.speech.text
-    return Verdict(
-        session=1,
-        incarnation=2,
-        base_len=len(text),
-        base_hash=text.root,
-        tokens=tokens,
-        acks=(Ack(0, 1, 3),),
-        num_drafted=0,
-        num_accepted=0,
-        rejected=(),
-        cause=Cause.READY,
-        num_rolled_back=0,
-        num_stale=0,
-        wait_us=0,
-        model_us=0,
-        host_us=0,
-        drafter_us=0,
-    )
 
 
 def ids(words: ToyWords, *said: bytes) -> tuple[int, ...]:
@@ -73,11 +42,12 @@ class Machine:
 
     def __init__(self, translated: Translation) -> None:
         self.translated = translated
-        self.tree = SpeculationTree(KEY, translated.opened.tokens, max_nodes=256)
+        self.tree = SpeculationTree(key_of(1), translated.opened.tokens, max_nodes=256)
         self.number = 0
 
     def hears(self, *tokens: int) -> Verdict:
-        own = self.translated.verdict(verdict(self.translated, *tokens), self.tree)
+        told = verdict(self.translated.speech.text.tokens, *tokens, acked=3)
+        own = self.translated.verdict(told, self.tree)
         assert own is not None
         news = self.tree.news(own.base_len, own.base_hash, own.tokens)
         assert news is not None
@@ -88,26 +58,20 @@ class Machine:
         """Draft these tokens behind the tail; returns the drafts in the target's tokens."""
         path = [*self.translated.tail.tokens, *ids(OWN, *(one for one in said if one != b"<eos>"))]
         path += [OWN_EOS] * (b"<eos>" in said)
-        above = self.tree.root
         num_tail = len(self.translated.tail.tokens)
-        for index, token in enumerate(path):
-            self.tree.grow(above, (token,), (0.0 if index < num_tail else log(chance),), 0)
-            above = path_hash(above, token, KEY)
+        scores = [0.0 if index < num_tail else log(chance) for index in range(len(path))]
+        return self.says(path, scores, done=done)
+
+    def says(
+        self, path: Sequence[int], scores: Sequence[float], *, done: bool = False
+    ) -> list[bytes]:
+        """Draft this path below the root; returns the drafts in the target's tokens."""
+        above = self.tree.root
+        for token, score in zip(path, scores, strict=True):
+            self.tree.grow(above, (token,), (score,), 0)
+            above = path_hash(above, token, key_of(1))
         self.number += 1
-        message = Draft(
-            session=1,
-            incarnation=1,
-            source=0,
-            first_number=self.number,
-            number=self.number,
-            parent_hash=self.tree.root,
-            parent_len=len(self.tree.text),
-            tokens=tuple(path),
-            parents=tuple(range(-1, len(path) - 1)),
-            scores=(0.0,) * len(path),
-            done=done,
-            model_us=7,
-        )
+        message = draft(self.tree.text.tokens, *path, number=self.number, done=done)
         self.said = self.translated.draft(message, self.tree)
         return [TARGET.bytes_of[token] or b"<eos>" for token in self.said.tokens]
 
@@ -149,7 +113,7 @@ def test_special_tokens_are_matched_by_role_and_others_read_as_they_are_written(
 
 def test_ids_that_are_no_token_say_nothing() -> None:
     assert LANGUAGES.heard(len(TARGET) + 3, (EOS,)) == b""
-    gap = ToyWords([b"a"], ("<eos>",))
+    gap = ToyWords(["a"], ("<eos>",))
     gap.specials = {}
     assert Languages(OWN, gap, (OWN_EOS,)).heard(1, ()) == b""
 
@@ -197,13 +161,17 @@ def test_only_new_drafts_are_sent_again() -> None:
 
 def test_a_path_that_contradicts_the_text_says_nothing() -> None:
     machine = Machine(translation(*ids(TARGET, b"abc", b" ")))
-    machine.drafts(b"a", b"bc", b" ")
+    assert machine.drafts(b"a", b"bc", b" ") == [b"abc"]
     machine.hears(*ids(TARGET, b"b"))
-    path = [*ids(OWN, b" "), *ids(OWN, b"a", b"bc", b" ")]
+    path = ids(OWN, b" ", b"a", b"bc", b" ")
+    assert machine.says(path, (0.0,) * 4) == []
     assert machine.translated.place(path) == Place(3, b"")
-    node = machine.tree.path_to(len(machine.tree.text) + 4, machine.tree.root)
-    assert node is None
-    assert machine.translated._spoken(path) is None
+
+
+def test_under_a_classical_rule_nothing_is_drafted() -> None:
+    for rule in (Rule.TOKEN, Rule.BLOCK):
+        opened = translation(*ids(TARGET, b"abc", b" "), rule=rule).opened
+        assert (opened.rule, opened.policy.window) == (Rule.COUPLED, 0)
 
 
 def test_the_end_of_the_text_is_the_targets_token_for_it() -> None:
@@ -230,7 +198,7 @@ def test_where_the_target_is_when_the_drafter_chooses() -> None:
 
 def test_a_message_that_was_missed_is_noticed() -> None:
     machine = Machine(translation(*ids(TARGET, b"abc", b" ")))
-    message = replace(verdict(machine.translated, 1), base_len=9)
+    message = replace(verdict(machine.translated.speech.text.tokens, 1), base_len=9)
     assert machine.translated.verdict(message, machine.tree) is None
 
 

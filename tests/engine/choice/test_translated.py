@@ -11,12 +11,12 @@ from engine.errors import NotFinite
 from tests.words import ToyWords
 
 WORDS = [b"a", b"b", b"ab", b"abc", b"c", b" d", b"e"]
-TARGET = ToyWords(WORDS, ("<end>",))
+TARGET = ToyWords([word.decode() for word in WORDS], ("<end>",))
 SETTINGS = (Sampling(0.8), Sampling(1.0, top_k=3), Sampling(0.7, top_p=0.8, min_p=0.05))
 
 
 def permuted(order: list[int]) -> ToyWords:
-    return ToyWords([WORDS[index] for index in order], ("<end>",))
+    return ToyWords([WORDS[index].decode() for index in order], ("<end>",))
 
 
 @pytest.mark.parametrize("sampling", [*SETTINGS, Sampling()], ids=str)
@@ -62,7 +62,7 @@ def chances_of_letters(target: np.ndarray) -> dict[bytes, dict[bytes, float]]:
 
 def test_letters_make_the_targets_words_more_often_than_without_its_noise() -> None:
     """A drafter that knows the target's chances, letter by letter, mostly makes its choice."""
-    letters = ToyWords([b"a", b"b", b"c", b" d", b"e"], ("<end>",))
+    letters = ToyWords(["a", "b", "c", " d", "e"], ("<end>",))
     choice = TranslatedChoice(letters, TARGET, ())
     target = np.array([0.2, 0.15, 0.2, 0.1, 0.1, 0.15, 0.1])
     chances = chances_of_letters(target)
@@ -95,7 +95,7 @@ def test_letters_make_the_targets_words_more_often_than_without_its_noise() -> N
 
 
 def test_what_says_nothing_is_never_chosen_but_the_end_is() -> None:
-    own = ToyWords([b"a", b""], ("<s>", "<end>"))
+    own = ToyWords(["a", ""], ("<s>", "<end>"))
     choice = TranslatedChoice(own, TARGET, (3,))
     logits = torch.tensor([[0.0, 9.0, 9.0, 5.0]])
     ids, _ = choice.rank_scored(logits, Sampling(), 1, 0, [(5, b"", b"")], 4, num_valid=4)
@@ -117,7 +117,7 @@ def test_behind_known_bytes_only_tokens_that_begin_with_them_are_chosen(sampling
 
 
 def test_a_longer_token_has_the_noise_of_what_follows_the_known_bytes() -> None:
-    own = ToyWords([b"ab", b"abe", b"abc"], ("<end>",))
+    own = ToyWords(["ab", "abe", "abc"], ("<end>",))
     choice = TranslatedChoice(own, TARGET, (3,))
     flat = torch.zeros(1, 8)
     right = 0

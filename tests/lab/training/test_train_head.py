@@ -228,20 +228,27 @@ def test_bad_input_is_refused_in_a_line_before_anything_is_loaded(
     assert not (tmp_path / "head").exists()
 
 
+def unfinished(
+    monkeypatch: Patch, target: Path, texts: Path, kind: HeadKind, out: Path
+) -> tuple[object, ...]:
+    """Begin a short run and let it die; return the arguments with which it goes on."""
+    usual = (*arguments_of(target, texts, kind, out), "--num-texts", 8, "--num-steps", 2)
+    with monkeypatch.context() as patch:
+        killing(patch, 3)
+        with pytest.raises(Killed):
+            call(patch, *usual)
+    return usual
+
+
 def test_room_that_an_unfinished_run_has_taken_is_not_asked_for_again(
     target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     out = tmp_path / "head"
-    usual = arguments_of(target, texts, HeadKind.EAGLE3, out)
-    length = ("--num-texts", 8, "--num-steps", 2)
-    with monkeypatch.context() as patch:
-        killing(patch, 3)
-        with pytest.raises(Killed):
-            call(patch, *usual, *length)
+    usual = unfinished(monkeypatch, target, texts, HeadKind.EAGLE3, out)
     (out / command.WORK / "more").write_bytes(bytes(5_000_000))
     usage = command.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(command.shutil, "disk_usage", lambda _: usage._replace(free=10))
-    assert call(monkeypatch, *usual, *length) == 0
+    assert call(monkeypatch, *usual) == 0
 
 
 def test_a_target_with_too_few_layers_has_no_features_for_eagle3(
@@ -263,17 +270,12 @@ def test_another_run_in_the_folder_is_named_and_left_alone(
     target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     out = tmp_path / "head"
-    usual = arguments_of(target, texts, HeadKind.EAGLE, out)
-    length = ("--num-texts", 8, "--num-steps", 2)
-    with monkeypatch.context() as patch:
-        killing(patch, 3)
-        with pytest.raises(Killed):
-            call(patch, *usual, *length)
-    line = line_of(monkeypatch, capsys, *usual, *length, "--kind", "medusa")
+    usual = unfinished(monkeypatch, target, texts, HeadKind.EAGLE, out)
+    line = line_of(monkeypatch, capsys, *usual, "--kind", "medusa")
     assert line == f"--out: {out} holds a run with another --kind; name another folder"
-    assert call(monkeypatch, *usual, *length) == 0
+    assert call(monkeypatch, *usual) == 0
     capsys.readouterr()
-    line = line_of(monkeypatch, capsys, *usual, *length, "--as-is")
+    line = line_of(monkeypatch, capsys, *usual, "--as-is")
     assert line.startswith(f"--out: {out} holds a run with another --")
 
 
@@ -282,11 +284,11 @@ def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_later(
 ) -> None:
     out = tmp_path / "head"
     usual = arguments_of(target, texts, HeadKind.EAGLE3, out)
-    length = ("--num-texts", 8, "--num-steps", 2)
+    usual = (*usual, "--num-texts", 8, "--num-steps", 2)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        line = line_of(monkeypatch, capsys, *usual, *length)
+        line = line_of(monkeypatch, capsys, *usual)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert line == (
@@ -295,7 +297,7 @@ def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_later(
     )
     names = sorted(path.name for path in (out / command.WORK).iterdir())
     assert names == ["run.json", "texts-00000.safetensors"]
-    assert call(monkeypatch, *usual, *length) == 0
+    assert call(monkeypatch, *usual) == 0
 
 
 def test_texts_may_be_learned_as_they_are(
