@@ -208,6 +208,7 @@ def test_whoever_waits_for_a_grammar_is_told_when_the_process_is_ended() -> None
     process = made._compiler._process
     assert process is not None
     process.send_signal(signal.SIGSTOP)  # so that it does not answer
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # a signal may take a while
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(made.of, StructuredOutputsParams(regex="b+"))
         while not made._compiler._lock.locked():

@@ -47,6 +47,7 @@ def test_a_tokenizer_that_cannot_be_translated_ends_the_node_in_one_line(data: b
 
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer\.json: cannot be read"):
         languages_of(config(tmp_path), ENGINE, Welcome(100, 0, tokenizer=TARGET))
