@@ -3,6 +3,7 @@
 An example of hypothesis takes as long as it takes: a busy machine is no mistake.
 """
 
+import gc
 import os
 import signal
 import tempfile
@@ -24,6 +25,12 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option of the tests that drive a browser."""
     parser.addoption("--screenshots", help="folder for the screenshots of tests/browser")
+
+
+def pytest_collection_finish() -> None:
+    """What collecting thousands of tests leaves is not looked through again for rubbish."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -174,7 +174,7 @@ def test_nothing_is_recorded_and_nothing_blocks_once_a_model_is_loaded(
     draw = random.Random(1)
     seen = set()
     with device.watch() as noted:
-        for _ in range(200):
+        for _ in range(100):
             lanes = draw.sample(range(NUM_LANES), draw.randint(1, NUM_LANES))
             feeds = [a_step(draw.randint(0, CAPACITY - 5), draw.randint(1, 4), i) for i in lanes]
             asks = [range(draw.randrange(len(feed.tokens)), len(feed.tokens)) for feed in feeds]

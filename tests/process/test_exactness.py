@@ -69,7 +69,7 @@ def test_every_policy_gives_the_same_sampled_text_run_after_run(embedded: Pair) 
         ids = embedded.encode(prompt)
         texts = [
             generate(embedded, ids, speculation, SAMPLED).tokens
-            for speculation in (*EVERY_POLICY, *EVERY_POLICY[1:])
+            for speculation in (*EVERY_POLICY, EVERY_POLICY[2], EVERY_POLICY[-1])
         ]
         assert all(text == texts[0] for text in texts)
         other = SAMPLED.model_copy(update={"seed": 8})

@@ -58,7 +58,7 @@ def test_a_target_that_is_started_again_goes_on_with_the_texts_and_new_ones_get_
         )
         asking.join(LIMIT_S)
         assert wait_for(lambda: pair.is_ready, LIMIT_S)
-        answer = server.complete("class Reader:\n", **ASKED)
+        answer = server.complete("class Reader:\n", **ASKED, speculative={"policy": "sync"})
         made.append(answer["choices"][0]["text"])
         assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
     assert len(made) == 3

@@ -51,7 +51,13 @@ def test_many_more_seeds_do(first: int) -> None:
     assert seen_in(range(first, min(first + 10 * BLOCK, NUM_SLOW_SEEDS)))["accepted again"] > 0
 
 
-@pytest.mark.parametrize("first", range(0, NUM_ORACLE_SEEDS, BLOCK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=pytest.mark.long if first + BLOCK < NUM_ORACLE_SEEDS else ())
+        for first in range(0, NUM_ORACLE_SEEDS, BLOCK)
+    ],
+)
 def test_a_drafter_that_is_always_right_is_soon_of_use_again(first: int) -> None:
     for seed in range(first, first + BLOCK):
         assert simulate(seed, oracle=True)["texts"] == len(draw(seed, oracle=True).texts)
