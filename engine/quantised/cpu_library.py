@@ -15,8 +15,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 from engine.checkpoint.files import one_line
 from engine.device import cpu_flags
@@ -32,12 +34,21 @@ _OPTIONS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp"
 _NUM_FORMS, _NUM_POINTERS, _NUM_SIZES = 4, 5, 4
 
 
-@cache
-def library() -> "ctypes._NamedFuncPointer | None":
-    """Return the function `slipstream_product` of cpu_products.cpp; None if there is none here.
+Function = Callable[..., int]
+"""The function `slipstream_product` of cpu_products.cpp"""
 
-    The reason is logged as a warning, once.
+
+def library(*, compiles: bool = True) -> Function | None:
+    """Return the products' function; None if there is none here.
+
+    compiles  True: compile it if no earlier start has, and log a warning that says why it cannot
+              be. False: take it from the cache or not at all
     """
+    return _library() if compiles else _kept()
+
+
+@cache
+def _library() -> Function | None:
     why = why_not_here()
     try:
         if why is None:
@@ -46,6 +57,23 @@ def library() -> "ctypes._NamedFuncPointer | None":
         why = f"{SOURCE.name} cannot be compiled: {one_line(error)}"
     logger.warning("quantised weights are dequantised: %s", why)
     return None
+
+
+@cache
+def _kept() -> Function | None:
+    if why_not_here() is not None:
+        return None
+    try:
+        path = _path()
+        return _loaded(path) if path.exists() else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def forget() -> None:
+    """Look for the library anew at the next call."""
+    _library.cache_clear()
+    _kept.cache_clear()
 
 
 def why_not_here() -> str | None:
@@ -62,8 +90,8 @@ def _compiler() -> str | None:
     return shutil.which(named) if named else next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
-def _compiled() -> Path:
-    """Return the path of the compiled library, which is compiled if an earlier start has not.
+def _path() -> Path:
+    """Return the path of the library for this processor and compiler.
 
     Raises OSError, SubprocessError.
     """
@@ -74,11 +102,19 @@ def _compiled() -> Path:
     ).stdout
     flags = " ".join(sorted(cpu_flags()))
     key = hashlib.sha256("\0".join((SOURCE.read_text(), about, flags, *_OPTIONS)).encode())
-    path = _folder() / f"cpu-products-{key.hexdigest()[:20]}.so"
+    return _folder() / f"cpu-products-{key.hexdigest()[:20]}.so"
+
+
+def _compiled() -> Path:
+    """Return the path of the library, compiled now if an earlier start has not.
+
+    Raises OSError, SubprocessError.
+    """
+    path = _path()
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            command = [compiler, *_OPTIONS, str(SOURCE), "-o", str(made)]
+            command = [str(_compiler()), *_OPTIONS, str(SOURCE), "-o", str(made)]
             subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
             made.replace(path)  # whole or not at all, whoever else compiles at the same time
     return path
@@ -94,8 +130,8 @@ def _folder() -> Path:
     return folder
 
 
-def _loaded(path: Path) -> "ctypes._NamedFuncPointer":
-    product = ctypes.CDLL(str(path)).slipstream_product
+def _loaded(path: Path) -> Function:
+    product: Any = ctypes.CDLL(str(path)).slipstream_product
     product.restype = ctypes.c_int
     product.argtypes = (
         *(ctypes.c_int,) * _NUM_FORMS,
@@ -103,4 +139,4 @@ def _loaded(path: Path) -> "ctypes._NamedFuncPointer":
         *(ctypes.c_int64,) * _NUM_SIZES,
         *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
     )
-    return product
+    return cast(Function, product)

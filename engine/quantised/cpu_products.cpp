@@ -27,8 +27,6 @@
 
 namespace {
 
-constexpr int AHEAD = 2048;  // bytes of a tile that are asked for early
-
 enum Scales { ONE, FLOAT32, FLOAT16, BYTES };
 
 struct Matrix {
@@ -51,6 +49,7 @@ struct Pair {
     int32_t bits;
     memcpy(&bits, x, 4);
     both = _mm512_set1_epi32(bits);
+    asm("" : "+v"(both));  // in a register: reading it anew for each tile takes twice as long
   }
 #else
   Floats first, second;
@@ -187,6 +186,7 @@ template <int BITS, int SCALES, bool SIGNED, bool OFFSETS, int ROWS, int TILES, 
 void block(const Matrix& a, const Decoder<BITS>& decoder, const X* x, const float* sums, X* y,
            int64_t tile) {
   constexpr int PAIRS = Decoder<BITS>::num_pairs, INPUTS = 2 * PAIRS;
+  constexpr int AHEAD = TILES == 1 ? 4096 : 8192 / TILES;  // bytes of a tile that are asked for early
   const int64_t k_all = a.num_inputs, num_groups = k_all / a.group;
   const int64_t bytes_of_tile = k_all / INPUTS * 64;
   const uint8_t* codes = a.codes + tile * bytes_of_tile;
@@ -241,14 +241,18 @@ void block(const Matrix& a, const Decoder<BITS>& decoder, const X* x, const floa
   }
 }
 
-// Tiles that are computed together: enough independent sums to hide an instruction's latency.
-constexpr int tiles_for(int rows) { return rows == 1 ? 4 : rows == 2 ? 6 : rows <= 4 ? 4 : rows <= 6 ? 3 : 2; }
+// Tiles that are computed together: enough independent sums to hide an instruction's latency, as
+// many as there are registers for. One row of bfloat16 waits for memory alone.
+constexpr int tiles_for(int rows, int bits) {
+  if (rows == 1) return bits == 16 ? 1 : 4;
+  return rows == 2 ? 6 : rows <= 4 ? 4 : rows <= 6 ? 3 : 2;
+}
 constexpr int MOST_ROWS = 8;
 
 template <int BITS, int SCALES, bool SIGNED, bool OFFSETS, int ROWS, typename X>
 void some_tiles(const Matrix& a, const Decoder<BITS>& decoder, const X* x, const float* sums, X* y,
                 int64_t first, int64_t last) {
-  constexpr int TILES = tiles_for(ROWS);
+  constexpr int TILES = tiles_for(ROWS, BITS);
   int64_t tile = first;
   for (; tile + TILES <= last; tile += TILES)
     block<BITS, SCALES, SIGNED, OFFSETS, ROWS, TILES>(a, decoder, x, sums, y, tile);

@@ -1,17 +1,21 @@
-"""Products of a few rows with a quantised matrix on a CPU, without dequantising it.
+"""Products of a few rows with a quantised or bfloat16 matrix on a CPU, without dequantising it.
 
 Owns the layout that cpu_products.cpp reads (it is described there). Inputs and outputs are float32
 or bfloat16; codes, scales and sums are exact or float32, so the weight is the matrix itself and no
-rounded copy of it.
+rounded copy of it. A row's outputs are the same bits whatever other rows there are, and however
+many threads compute.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from engine.forward.operators import Product
 from engine.quantised.cpu_library import library
 from engine.quantised.matrix import QuantisedMatrix
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Function: x [n, in] -> x W^T + b [n, out]"""
 
 DTYPES = (torch.float32, torch.bfloat16)
 TILE = 16  # outputs that lie side by side
@@ -29,9 +33,38 @@ def quantised_product(
     bias    [out] or None
     dtype   of inputs and outputs
     """
-    if not _is_covered(matrix, dtype) or library() is None:
+    found = library() if _is_covered(matrix, dtype) else None
+    if found is None:
         return None
-    return _Packed(matrix, bias)
+    codes, num_inputs, units = matrix.codes, matrix.shape[1], matrix.units
+    form, is_signed = _FORMS[matrix.scales.dtype], int(matrix.scales.dtype == torch.int8)
+    memory = (
+        codes_of_8_bits(codes) if matrix.bits == 8 else codes_of_4_bits(codes),
+        by_tile(matrix.scales),
+        None if matrix.offsets is None else by_tile(matrix.offsets),
+        None if units is None else torch.stack([by_tile(one) for one in units], dim=2),
+        None if bias is None else bias.float().contiguous(),
+    )
+    unit = num_inputs if units is None else num_inputs // units.shape[2]
+    product = partial(found, matrix.bits, form, is_signed)
+    return TiledProduct(product, memory, (*matrix.shape, matrix.group, unit))
+
+
+def tiled_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
+    """Return the product with a bfloat16 matrix [out, in] in tiles, or None.
+
+    None: another dtype, an odd number of inputs, or the library was not compiled by an earlier
+    start (this one does not compile it: that takes ten seconds).
+    """
+    num_outputs, num_inputs = weight.shape
+    is_covered = weight.dtype == torch.bfloat16 and num_inputs % 2 == 0
+    found = library(compiles=False) if is_covered else None
+    if found is None:
+        return None
+    pairs = _padded(weight).view(-1, TILE, num_inputs // 2, 2).transpose(1, 2).contiguous()
+    memory = pairs, None, None, None, None if bias is None else bias.float().contiguous()
+    sizes = num_outputs, num_inputs, num_inputs, num_inputs
+    return TiledProduct(partial(found, 16, 0, 0), memory, sizes)
 
 
 def _is_covered(matrix: QuantisedMatrix, dtype: torch.dtype) -> bool:
@@ -45,29 +78,25 @@ def _is_covered(matrix: QuantisedMatrix, dtype: torch.dtype) -> bool:
     return fits and dtype in DTYPES and (matrix.offsets is not None) == has_offsets
 
 
-class _Packed:
-    """x [n, in] -> x W^T + b [n, out], with W laid out as cpu_products.cpp reads it."""
+class TiledProduct:
+    """x [n, in] -> x W^T + b [n, out], with W laid out as cpu_products.cpp reads it.
 
-    def __init__(self, matrix: QuantisedMatrix, bias: torch.Tensor | None) -> None:
-        self.shape, self.group = matrix.shape, matrix.group
-        num_inputs = self.shape[1]
-        units = matrix.units
-        unit = num_inputs if units is None else num_inputs // units.shape[2]
-        self._has_sums = matrix.offsets is not None
-        self._num_groups = num_inputs // self.group
-        self._memory = (  # keeps alive what the addresses below point to
-            codes_of_8_bits(matrix.codes) if matrix.bits == 8 else codes_of_4_bits(matrix.codes),
-            by_tile(matrix.scales),
-            None if matrix.offsets is None else by_tile(matrix.offsets),
-            None if units is None else torch.stack([by_tile(one) for one in units], dim=2),
-            None if bias is None else bias.float().contiguous(),
-        )
-        addresses = [0 if one is None else one.data_ptr() for one in self._memory]
-        form, is_signed = _FORMS[matrix.scales.dtype], int(matrix.scales.dtype == torch.int8)
-        found = library()
-        assert found is not None
-        self._product = partial(found, matrix.bits, form, is_signed)
-        self._rest = (*addresses, *self.shape, self.group, unit)
+    memory  codes, scales, offsets, units, bias: each a tensor or None
+    sizes   numbers of outputs and inputs; of inputs that share a scale, and a unit
+    """
+
+    def __init__(
+        self,
+        product: Callable[..., int],
+        memory: tuple[torch.Tensor | None, ...],
+        sizes: tuple[int, int, int, int],
+    ) -> None:
+        self._product = product
+        self._memory = memory  # keeps alive what the addresses point to
+        self._rest = (*(0 if one is None else one.data_ptr() for one in memory), *sizes)
+        self._num_outputs, num_inputs, group, _ = sizes
+        has_offsets = memory[2] is not None
+        self._num_sums = num_inputs // group if has_offsets else 0  # of a row's inputs, by group
 
     @property
     def nbytes(self) -> int:
@@ -77,8 +106,8 @@ class _Packed:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs [n, out], of the type of x."""
         x = x.contiguous()
-        y = x.new_empty(len(x), self.shape[0])
-        sums = x.new_empty(len(x) * self._num_groups if self._has_sums else 0, dtype=torch.float32)
+        y = x.new_empty(len(x), self._num_outputs)
+        sums = x.new_empty(len(x) * self._num_sums, dtype=torch.float32)
         addresses = x.data_ptr(), y.data_ptr(), len(x), sums.data_ptr()
         if self._product(int(x.dtype == torch.float32), *self._rest, *addresses):
             raise AssertionError("cpu_products.cpp has no such form")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from engine.quantised import cpu_library
 from engine.quantised.cpu_library import library, why_not_here
-from engine.quantised.cpu_products import quantised_product
+from engine.quantised.cpu_products import quantised_product, tiled_product
 from engine.quantised.matrix import QuantisedMatrix, stacked
 
 NUM_INPUTS = 512
@@ -124,6 +124,19 @@ def test_stacked_matrices_have_the_outputs_of_all(kind: str) -> None:
     assert torch.equal(whole.dequantised(), want)
 
 
+@pytest.mark.parametrize("num_outputs", [16, 100, 257])
+def test_a_bfloat16_matrix_may_lie_in_tiles_too(num_outputs: int) -> None:
+    skip_without_a_library()
+    assert library() is not None
+    weight, bias = numbers(num_outputs, NUM_INPUTS).bfloat16(), numbers(num_outputs).bfloat16()
+    product = tiled_product(weight, bias)
+    assert product is not None
+    for num_rows in NUM_ROWS:
+        x = numbers(num_rows, NUM_INPUTS).bfloat16()
+        want = F.linear(x.double(), weight.double(), bias.double())
+        assert relative_error(product(x), want) < TOLERANCES[torch.bfloat16]
+
+
 def test_matrices_of_different_kinds_are_not_stacked() -> None:
     matrices = [make(32) for make in KINDS.values()]
     for i, one in enumerate(matrices):
@@ -140,9 +153,9 @@ def test_what_the_kernel_cannot_do_is_left_to_others() -> None:
 
 @pytest.fixture
 def _nothing_is_loaded() -> Iterator[None]:
-    library.cache_clear()
+    cpu_library.forget()
     yield
-    library.cache_clear()
+    cpu_library.forget()
 
 
 @pytest.mark.usefixtures("_nothing_is_loaded")
@@ -188,8 +201,11 @@ def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     source = tmp_path / "small.cpp"
     source.write_text('extern "C" int slipstream_product() { return 0; }\n')
     monkeypatch.setattr(cpu_library, "SOURCE", source)
+    assert library(compiles=False) is None
+    assert tiled_product(torch.zeros(16, 16).bfloat16(), None) is None
+    cpu_library.forget()
     assert library() is not None
-    library.cache_clear()
+    cpu_library.forget()
     ran = Mock(wraps=subprocess.run)
     monkeypatch.setattr(subprocess, "run", ran)
     assert library() is not None
