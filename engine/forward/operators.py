@@ -21,7 +21,8 @@ from typing import ParamSpec
 import torch
 import torch.nn.functional as F
 
-from engine.quantised.cpu_products import Product, tiled_product
+from engine.quantised.cpu_products import Product as Product
+from engine.quantised.cpu_products import tiled_product
 
 # -- timing ----------------------------------------------------------------------------------------
 
