@@ -44,36 +44,55 @@ def library(*, compiles: bool = True) -> Function | None:
     compiles  True: compile it if no earlier start has, and log a warning that says why it cannot
               be. False: take it from the cache or not at all
     """
-    return _library() if compiles else _kept()
+    if not compiles:
+        return _kept()
+    found, why = made()
+    if why is not None:
+        _warn(why)
+    return found
 
 
 @cache
-def _library() -> Function | None:
+def made() -> tuple[Function | None, str | None]:
+    """Return the products' function, compiled if no earlier start has; or None and why not."""
     why = why_not_here()
     try:
         if why is None:
-            return _loaded(_compiled())
+            return _loaded(_compiled()), None
     except (OSError, subprocess.SubprocessError) as error:
         why = f"{SOURCE.name} cannot be compiled: {one_line(error)}"
-    logger.warning("quantised weights are dequantised: %s", why)
-    return None
+    return None, why
 
 
 @cache
+def _warn(why: str) -> None:
+    logger.warning("quantised weights are dequantised: %s", why)
+
+
 def _kept() -> Function | None:
-    if why_not_here() is not None:
-        return None
+    path = _path_or_none()
+    return _loaded(path) if path is not None and path.exists() else None
+
+
+@cache
+def _path_or_none() -> Path | None:
     try:
-        path = _path()
-        return _loaded(path) if path.exists() else None
+        return None if why_not_here() is not None else _path()
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def forget() -> None:
     """Look for the library anew at the next call."""
-    _library.cache_clear()
-    _kept.cache_clear()
+    made.cache_clear()
+    _warn.cache_clear()
+    _loaded.cache_clear()
+    _path_or_none.cache_clear()
+
+
+def is_kept() -> bool:
+    """True if an earlier start has compiled the products."""
+    return _kept() is not None
 
 
 def why_not_here() -> str | None:
@@ -130,6 +149,7 @@ def _folder() -> Path:
     return folder
 
 
+@cache
 def _loaded(path: Path) -> Function:
     product: Any = ctypes.CDLL(str(path)).slipstream_product
     product.restype = ctypes.c_int
