@@ -25,7 +25,7 @@ from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices,
 from engine.choice.first_uses import use_once
 from engine.choice.sampling import Sampling
 from engine.device import pin_ahead, send
-from engine.forward.backends import KEPT, make_backend
+from engine.forward.backends import make_backend, num_scratch
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
     FEWEST_LARGE_ROWS,
@@ -50,7 +50,6 @@ from engine.forward.masks import MASK_BITS
 from engine.layout.attention_windows import AttentionWindow
 from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps, lane_counts
 
-_SCRATCH = 16  # scratch slots of a lane under compiled programs: a multiple of this
 _NUM_TIMED = 3  # passes timed per shape; the quickest counts
 
 
@@ -210,11 +209,7 @@ class ModelExecutor(Executor):
         # On a GPU attention copies a mask whose width is no multiple of 8, in every layer.
         is_on_gpu = self.pads_prompts or backend == "graphs"
         self._most_visible = in_steps(capacity) if is_on_gpu else capacity
-        num_scratch = max(row_counts, default=int(self.pads_prompts))
-        if backend in ("compiled", KEPT) and fixed_rows is None:
-            # Programs are made for one number of slots, whichever of them were too slow to stay.
-            num_scratch = -(-num_scratch // _SCRATCH) * _SCRATCH
-        num_slots = self._most_visible + num_scratch
+        num_slots = self._most_visible + num_scratch(backend, row_counts, int(self.pads_prompts))
         if backend == "graphs":  # its attention reads blocks of slots, each within one lane
             num_slots = -(-num_slots // BLOCK) * BLOCK
         self.lanes = LaneLayout(num_lanes, num_slots)

@@ -1,5 +1,6 @@
 """Make a backend with its cache by name, on all ranks of a model."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from engine.checkpoint.files import one_line
@@ -17,6 +18,7 @@ from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import MakeBackend
 
 KEPT = "kept"  # under `auto` on CPUs: the compiled backend with programs of earlier starts only
+_SCRATCH = 16
 
 
 def make_backend(
@@ -38,6 +40,18 @@ def make_backend(
         raise ModelError(f"{loaded.name}: the compiled forward has one rank; use the backend fused")
     call = MakeBackend(name, lanes, row_counts, layers)
     return LeadingBackend(loaded.rank.followers, loaded.rank, loaded.device, call, make)
+
+
+def num_scratch(name: str, row_counts: Sequence[int], fewest: int) -> int:
+    """Return how many scratch slots a lane has behind its text, for the padding of passes.
+
+    Compiled programs are made for one number of slots: it must not depend on which of them stay.
+
+    name, row_counts  as for `make_backend`
+    fewest  the number for a backend that has no `row_counts`
+    """
+    most_rows = max(row_counts, default=fewest)
+    return -(-most_rows // _SCRATCH) * _SCRATCH if name in ("compiled", KEPT) else most_rows
 
 
 def _make_backend(

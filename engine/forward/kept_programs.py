@@ -232,11 +232,11 @@ def kept(key: str, module: torch.nn.Module) -> Program | None:
     If there is a note and the program cannot be used, a line in the log says why.
     """
     try:
-        text = _path(key).read_text()
+        written = _path(key).read_bytes()
     except OSError:
         return None
     try:
-        note = json.loads(text)
+        note = json.loads(written)
         weights = _weights(module)
         library = _folder() / note["library"]
         if _sha256(library) != note["sha256"]:

@@ -180,9 +180,12 @@ def test_what_cannot_be_used_is_none_and_one_line_says_why(
     without = Layer(0)
     del without.first
     assert kept(KEY, without) is None
-    for content in ("{", "[]", "{}", json.dumps(note | {"library": "gone.so"})):
-        file.write_text(content)
+    for content in ("{", "[]", "{}", "\udcff", json.dumps(note | {"library": "gone.so"})):
+        file.write_text(content, errors="surrogateescape")
+        caplog.clear()
         assert kept(KEY, layer) is None
+        (line,) = caplog.messages
+        assert line.startswith("a kept program is not used (")
     caplog.clear()
     file.unlink()
     assert kept(KEY, layer) is None
