@@ -32,6 +32,7 @@ import torch.nn.functional as F
 
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
+from engine.device import cpu_flags
 from engine.errors import ModelError
 from engine.forward import forward
 from engine.forward.forward import LAST, Backend, Layers, Output, Say, Spans, features_of, silent
@@ -157,12 +158,24 @@ def _verdicts() -> dict[str, list[int]]:
 
 # -- compiled --------------------------------------------------------------------------------------
 
-_SETTINGS: dict[str, Any] = {
-    "freezing": True,
-    "max_autotune": True,
-    "max_autotune_gemm_backends": "CPP",
-    "cpp_wrapper": True,
-}
+
+def _settings(dtype: torch.dtype) -> dict[str, Any]:
+    """Return inductor's settings for programs in `dtype`.
+
+    Matrix products are inductor's own kernels in float32, and with AMX (there nothing else was
+    measured). Else oneDNN's, which in bfloat16 multiply in hardware: inductor's widen each weight
+    to float32 first. Timing both at compile time decides wrongly, because a single matrix stays in
+    a cache that the whole model does not fit into.
+    """
+    is_own = dtype == torch.float32 or "amx_tile" in cpu_flags()
+    return {
+        "freezing": True,
+        "max_autotune": True,
+        "max_autotune_gemm_backends": "CPP" if is_own else "ATEN",
+        "cpp_wrapper": True,
+    }
+
+
 _Program = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 """Function that runs a pass: returns logits [n, V], and features as in `Output`"""
 # Weights of `_CompiledPass` that are in no matrix product; tied embeddings equal the head's weight.
@@ -372,7 +385,7 @@ class CompiledBackend(Backend):
             # The settings count when the program is traced, so they are set for all of it.
             with (
                 torch.compiler.set_stance("default"),
-                torch._inductor.config.patch(_SETTINGS),
+                torch._inductor.config.patch(_settings(self.cache.dtype)),
                 torch.no_grad(),
             ):
                 return self._program(*inputs, self._caches)

@@ -9,11 +9,11 @@ program with its own weights. A later start opens the library itself, in millise
 torch's compiler takes a second.
 
 A program is kept only if all of this is certain: each constant is bit by bit a weight, or a single
-weight packed into blocks; the program takes every length; and called directly it gives the same
-result as called through torch. Otherwise only torch's own cache is used. The module relies on
-internals of torch, whose version is pinned; with another torch nothing is kept. A library is opened
-only if it has the size and the bytes that it was kept with: to run a damaged one may end the
-process.
+weight packed into blocks, by inductor or by oneDNN; the program takes every length; and called
+directly it gives the same result as called through torch. Otherwise only torch's own cache is used.
+The module relies on internals of torch, whose version is pinned; with another torch nothing is
+kept. A library is opened only if it has the bytes that it was kept with: to run a
+damaged one may end the process.
 """
 
 import contextlib
@@ -55,14 +55,20 @@ class Constant:
     shape   (): the constant is the weight itself; else the shape [blocks, K, width] of the blocks
             into which the matrix [N, K] is packed
     interleaved  number of consecutive rows of K that are interleaved in a block
+    num_rows  0, or for products of how many rows oneDNN lays the matrix out, in a way of its own
     """
 
     weight: str
     shape: tuple[int, ...] = ()
     interleaved: int = 1
+    num_rows: int = 0
 
     def made_of(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the constant made from `weight`."""
+        if self.num_rows:
+            reorder = torch.ops.mkldnn._reorder_linear_weight
+            made: torch.Tensor = reorder(weight.detach(), self.num_rows)
+            return made
         return blocked(weight, self.shape, self.interleaved) if self.shape else weight
 
 
@@ -185,7 +191,7 @@ def keep(
     key        the program's name (`program_key`)
     module     the module that was compiled
     call       the program's first call
-    tensors    the tensors of that call, in the caller's order
+    tensors    the tensors of that call, in the caller's order; the first has an element per row
     num_visible  the number of visible slots of that call
     looked_up  names of weights that are in no matrix product, and so never packed
     """
@@ -194,7 +200,8 @@ def keep(
         inputs = tuple(_place(one, tensors, num_visible) for one in call.inputs)
         weights = _weights(module)
         constants = [
-            _constant(getattr(loaded, name), weights, looked_up) for name in _names(loaded)
+            _constant(getattr(loaded, name), weights, looked_up, len(tensors[0]))
+            for name in _names(loaded)
         ]
         library = Path(loaded.inductor_entry.__self__.__file__)
         note = {
@@ -332,12 +339,23 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _constant(
-    value: torch.Tensor, weights: Mapping[str, torch.Tensor], looked_up: Collection[str]
+    value: torch.Tensor,
+    weights: Mapping[str, torch.Tensor],
+    looked_up: Collection[str],
+    num_rows: int,
 ) -> Constant:
-    """Return how a constant is made from a weight.
+    """Return how a constant of a program of `num_rows` rows is made from a weight.
 
     Raises ValueError if no weight gives it, or several do: these may differ in another model.
     """
+    if value.is_mkldnn:
+        plain = value.to_dense()
+        (constant,) = (
+            Constant(name, num_rows=num_rows)
+            for name, weight in weights.items()
+            if name not in looked_up and weight.dtype == plain.dtype and torch.equal(weight, plain)
+        )
+        return constant
     for name, weight in weights.items():
         if _is_same(value, weight):
             return Constant(name)

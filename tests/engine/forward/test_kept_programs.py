@@ -142,6 +142,20 @@ def test_another_model_of_the_shape_has_its_own_weights_in_it(interleaved: int, 
     assert kept(KEY, other) is None
 
 
+def test_a_matrix_that_onednn_has_laid_out_is_laid_out_anew(made: Make) -> None:
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    layer, other = Layer(0), Layer(1)
+    packed = reorder(layer.first.detach(), 2)
+    assert kept_of(made, layer, bias=layer.bias, packed=packed) is not None
+    found = kept(KEY, other)
+    assert found is not None
+    blocks = found((torch.zeros(5), torch.ones(5)), 5)[-1]
+    assert blocks.is_mkldnn
+    assert torch.equal(blocks.to_dense(), other.first)
+    changed = reorder(layer.first.detach() + 1, 2)
+    assert kept_of(made, layer, bias=layer.bias, packed=changed) is None
+
+
 def test_of_what_a_constant_is_made_must_be_certain(made: Make) -> None:
     layer = Layer(0)
     packed = blocked(layer.first, (3, 8, 4))
