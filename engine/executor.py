@@ -25,7 +25,7 @@ from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices,
 from engine.choice.first_uses import use_once
 from engine.choice.sampling import Sampling
 from engine.device import pin_ahead, send
-from engine.forward.backends import make_backend
+from engine.forward.backends import make_backend, num_scratch
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
     FEWEST_LARGE_ROWS,
@@ -186,7 +186,7 @@ class ModelExecutor(Executor):
         capacity    slots of each lane
         num_lanes   number of lanes (texts at once)
         fixed_rows  rows per lane of every pass in reproducible mode; None: normal mode
-        backend     reference, fused, compiled or graphs (`loading.make_executor` chooses)
+        backend     as for `make_backend` (`loading.make_executor` chooses)
         row_counts  numbers of rows for which the backend makes programs or graphs, ascending; not
                     used with `fixed_rows`
         layers      layers whose hidden states will be asked for (`forward.py`): programs and graphs
@@ -209,7 +209,7 @@ class ModelExecutor(Executor):
         # On a GPU attention copies a mask whose width is no multiple of 8, in every layer.
         is_on_gpu = self.pads_prompts or backend == "graphs"
         self._most_visible = in_steps(capacity) if is_on_gpu else capacity
-        num_slots = self._most_visible + max(row_counts, default=int(self.pads_prompts))
+        num_slots = self._most_visible + num_scratch(backend, row_counts, int(self.pads_prompts))
         if backend == "graphs":  # its attention reads blocks of slots, each within one lane
             num_slots = -(-num_slots // BLOCK) * BLOCK
         self.lanes = LaneLayout(num_lanes, num_slots)

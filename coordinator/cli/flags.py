@@ -258,7 +258,7 @@ Verbose = Annotated[
     bool,
     typer.Option(
         "--verbose",
-        help="Show all figures of the text, and what ran the models.",
+        help="Show all figures of the text.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

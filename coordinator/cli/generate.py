@@ -180,7 +180,7 @@ def generate(
         finally:
             if trace is not None:
                 running.write_trace(trace)
-        if verbose and not as_json:
+        if not as_json:
             typer.echo(for_stderr(engines(running.service.registry.nodes)), err=True)
         if trace is not None:
             words = f"trace: {trace} (for ui.perfetto.dev, or trace-summary)"

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from coordinator.launching.compile_cache import VARIABLES, cache_variables
+from coordinator.launching.compile_cache import VARIABLES, cache_variables, kept_variables
 from coordinator.launching.devices import default_device, gpus_of, visible_gpus
 from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.logs import Logs, without_stamp
@@ -281,8 +281,12 @@ class Launcher:
         of_mps = self._mps.environment(config.role) if self._mps is not None else {}
         # Files that its libraries leave in TMPDIR are removed together with our runtime folder.
         own = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(self.folder)}
-        compiles = config.backend == "compiled" or config.device.startswith("cuda")
-        return {**given, **own, **of_mps, **(self._of_compilers() if compiles else {})}
+        compilers: Mapping[str, str] = {}
+        if config.backend == "compiled" or config.device.startswith("cuda"):
+            compilers = self._of_compilers()
+        elif config.backend == "auto":  # compiles nothing on a CPU
+            compilers = kept_variables(os.environ)
+        return {**given, **own, **of_mps, **compilers}
 
     def _of_compilers(self) -> Mapping[str, str]:
         """Return the environment variables that show nodes where compiled programs are kept."""

@@ -4,8 +4,9 @@ The whole pass (norms, rotary embedding, attention, products) becomes C++ code, 
 packed into the blocks of inductor's own kernels. That saves the time between operators and the
 memory traffic of their intermediate results: half of a pass of a small target. It needs a C++
 compiler, at the first load up to half a minute for each number of rows (later loads find the
-program: `kept_programs.py`), and a copy of the weights for each: so it is used only if the user
-asks for it.
+program: `kept_programs.py`), and a copy of the weights for each: so programs are made only if the
+user asks for it. Where an earlier start has made them, the backend `auto` uses them too, for small
+models (`kept_only`); it never compiles.
 
 All other passes, prefills among them, run as in `fused`. So do passes for which `fused` is faster,
 which is timed: on some processors a program of nine rows takes five times as long as one of one
@@ -31,11 +32,21 @@ import torch.nn.functional as F
 
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
+from engine.device import cpu_flags
 from engine.errors import ModelError
 from engine.forward import forward
 from engine.forward.forward import LAST, Backend, Layers, Output, Say, Spans, features_of, silent
 from engine.forward.fused import FusedBackend, qkv_of
-from engine.forward.kept_programs import Lengths, Program, calls, forget, keep, kept, program_key
+from engine.forward.kept_programs import (
+    Lengths,
+    Program,
+    calls,
+    forget,
+    is_kept,
+    keep,
+    kept,
+    program_key,
+)
 from engine.forward.masks import KindMasks
 from engine.forward.operators import stack
 from engine.layout.slots import LaneLayout, Span
@@ -112,18 +123,20 @@ def note_slower(about: str, counts: Collection[int]) -> None:
 def verdict_key(loaded: LoadedModel, num_lanes: int, layers: Layers) -> str:
     """Return a hash of all that a program's speed depends on, except its number of rows."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in loaded.model.named_parameters()]
-    said = torch.__version__, torch.__config__.show(), _processor(), torch.get_num_threads()
+    said = torch.__version__, torch.__config__.show(), *_processor(), torch.get_num_threads()
     asked = loaded.dtype, shapes, num_lanes, layers
     return hashlib.sha256(repr((*said, *asked)).encode()).hexdigest()
 
 
-def _processor() -> str:
-    """Return the processor's model name."""
+@functools.cache
+def _processor() -> tuple[str, ...]:
+    """Return the processor's model name and the instructions that it has."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line
-    return platform.processor()
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        found = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+        if found:
+            return tuple(found)
+    return (platform.processor(),)
 
 
 def _verdicts_path() -> Path:
@@ -145,24 +158,37 @@ def _verdicts() -> dict[str, list[int]]:
 
 # -- compiled --------------------------------------------------------------------------------------
 
-_SETTINGS: dict[str, Any] = {
-    "freezing": True,
-    "max_autotune": True,
-    "max_autotune_gemm_backends": "CPP",
-    "cpp_wrapper": True,
-}
+
+def _settings(dtype: torch.dtype) -> dict[str, Any]:
+    """Return inductor's settings for programs in `dtype`.
+
+    Matrix products are inductor's own kernels in float32, and with AMX (there nothing else was
+    measured). Else oneDNN's, which in bfloat16 multiply in hardware: inductor's widen each weight
+    to float32 first. Timing both at compile time decides wrongly, because a single matrix stays in
+    a cache that the whole model does not fit into.
+    """
+    is_own = dtype == torch.float32 or "amx_tile" in cpu_flags()
+    return {
+        "freezing": True,
+        "max_autotune": True,
+        "max_autotune_gemm_backends": "CPP" if is_own else "ATEN",
+        "cpp_wrapper": True,
+    }
+
+
 _Program = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 """Function that runs a pass: returns logits [n, V], and features as in `Output`"""
 # Weights of `_CompiledPass` that are in no matrix product; tied embeddings equal the head's weight.
 _LOOKED_UP = ("embeddings",)
 _TIMED_SLOTS = 256
-_NUM_TIMED = 10
+_NUM_TIMED = 15
+# Bytes of the largest model for which `auto` uses kept programs. Each program has a copy of the
+# weights, and in a larger model memory traffic decides, which no program makes less.
+MOST_BYTES_UNASKED = 1 << 28
 
 
 class CompiledBackend(Backend):
     """Backend for CPUs whose decode passes are programs made by torch.compile; see `Backend`."""
-
-    name = "compiled"
 
     def __init__(
         self,
@@ -170,18 +196,26 @@ class CompiledBackend(Backend):
         lanes: LaneLayout,
         row_counts: Sequence[int],
         layers: Layers = (),
+        *,
+        kept_only: bool = False,
     ) -> None:
         """Prepare, without compiling: a program is made when a pass first has its number of rows.
 
         row_counts  numbers of rows for which programs are made, ascending
         layers  layers whose hidden states the programs return
+        kept_only  True: use the programs that an earlier start has kept, and never compile
 
         Raises:
-            ModelError: this backend cannot run the model, or cannot compile here.
+            ModelError: this backend cannot run the model, or cannot compile here; with `kept_only`:
+                the model is large, or no program is kept for it.
         """
         if loaded.device.type != "cpu":
             raise ModelError(f"{loaded.name}: the compiled forward is for CPUs; use fused")
-        if shutil.which(os.environ.get("CXX", "g++")) is None:
+        self._about = verdict_key(loaded, lanes.count, layers)
+        self._asked = self._about, lanes, loaded.model.config.to_json_string(), _code()
+        if kept_only:
+            row_counts = self._kept(loaded, row_counts)
+        elif shutil.which(os.environ.get("CXX", "g++")) is None:
             raise ModelError("the compiled forward needs a C++ compiler: install g++, or use fused")
         self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
@@ -191,16 +225,48 @@ class CompiledBackend(Backend):
         self.cache = self._fused.cache
         # One tensor per layer: after a write to a view of an input, all of it would be copied back.
         self._caches = list(self.cache.unbind())
-        self._about = verdict_key(loaded, lanes.count, layers)
         self.row_counts = tuple(row_counts)
         self._layers = layers
         self._made: set[int] = set()  # numbers of rows for which there is a program
         self._lengths = Lengths(lanes.num_slots)
         self._direct: dict[int, Program] = {}  # by rows: those that later starts find again
+        self._kept_only = kept_only
+        self._program: _Program | None = None  # torch's, of all that are not found
         if self.row_counts:
-            self._asked = self._about, lanes, loaded.model.config.to_json_string(), _code()
-            self._pass = _CompiledPass(loaded, self._fused, layers).eval()
-            self._program: _Program | None = None  # torch's, of all that are not found
+            self._pass: _CompiledPass | None = _CompiledPass(loaded, self._fused, layers).eval()
+        if kept_only:
+            self._open_kept()
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Return "compiled" if any pass is run by a program, else "fused": what runs them all."""
+        return "compiled" if self.row_counts else self._fused.name
+
+    def _kept(self, loaded: LoadedModel, row_counts: Sequence[int]) -> tuple[int, ...]:
+        """Return the numbers of rows for which programs are kept that were not clearly slower.
+
+        Raises ModelError if there are none, or the model is large.
+        """
+        num_bytes = loaded.num_parameters * loaded.dtype.itemsize
+        if num_bytes > MOST_BYTES_UNASKED:
+            raise ModelError(f"{loaded.name}: too large for programs that nobody has asked for")
+        there = {count for count in row_counts if is_kept(program_key(*self._asked, count))}
+        found = tuple(sorted(there - known_slower(self._about))) if there else ()
+        if not found:
+            raise ModelError(f"{loaded.name}: no earlier start with `compiled` has left programs")
+        return found
+
+    def _open_kept(self) -> None:
+        """Open the programs that an earlier start has kept. Raises ModelError if none can be."""
+        assert self._pass is not None
+        for count in self.row_counts:
+            if (found := kept(program_key(*self._asked, count), self._pass)) is not None:
+                self._direct[count] = found
+        self.row_counts = tuple(self._direct)
+        self._made = set(self._direct)
+        self._pass = None  # frees the weights that it has stacked: the programs have their own
+        if not self.row_counts:
+            raise ModelError(f"{self._name}: no kept program can be used")
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """Time the programs against the fused forward, and keep only those that are faster.
@@ -217,21 +283,27 @@ class CompiledBackend(Backend):
             count: self._times_fused(packed, (fewer + 1 + count) // 2, count)
             for fewer, count in zip((0, *self.row_counts), self.row_counts, strict=False)
         }
-        if slower := [count for count, times in taken.items() if times > _CLEARLY]:
+        slower = [count for count, times in taken.items() if times > _CLEARLY]
+        if slower and not self._kept_only:
             note_slower(self._about, slower)
         kept = tuple(count for count, times in taken.items() if times < 1)
-        if kept != self.row_counts or self._num_lanes > 1 or known_slower(self._about):
+        is_all = kept == self.row_counts and self._num_lanes == 1 and not self._kept_only
+        if not is_all or known_slower(self._about):
             self._fused = packed
             self.row_counts = kept
+            self._direct = {n: one for n, one in self._direct.items() if n in kept}  # frees memory
 
     def _times_fused(self, packed: FusedBackend, num_rows: int, count: int) -> float:
         """Return the time of the program of `count` rows, divided by that of `num_rows` fused."""
         num_visible = min(_TIMED_SLOTS, self.cache.shape[2] // self._num_lanes)
         windows = len(self._kinds.windows)
-        program = _rows(count, windows)
+        program, rows = _rows(count, windows), _rows(num_rows, windows)
         self.forward(program, (Span(0, count),), num_visible=num_visible)  # makes it
-        taken_s = _seconds(self, program, num_visible)
-        return taken_s / _seconds(packed, _rows(num_rows, windows), num_visible)
+        best, best_fused = math.inf, math.inf
+        for _ in range(_NUM_TIMED):  # in turn: other load on the machine then slows both
+            best = min(best, _seconds(self, program, num_visible))
+            best_fused = min(best_fused, _seconds(packed, rows, num_visible))
+        return best / best_fused
 
     def forward(
         self,
@@ -271,6 +343,7 @@ class CompiledBackend(Backend):
 
     def _make(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Find the program for this many rows, or compile it; run it; return (logits, features)."""
+        assert self._pass is not None, "only kept programs are used"
         num_rows = len(inputs[0])
         key = program_key(*self._asked, num_rows)
         found = kept(key, self._pass)
@@ -304,6 +377,7 @@ class CompiledBackend(Backend):
         Raises ModelError if torch.compile fails.
         """
         if self._program is None:
+            assert self._pass is not None
             self._program = _compiled(self._pass, self._lengths)
         # The number of visible slots varies; everything else is fixed.
         torch._dynamo.mark_dynamic(inputs[-1], 3)
@@ -311,7 +385,7 @@ class CompiledBackend(Backend):
             # The settings count when the program is traced, so they are set for all of it.
             with (
                 torch.compiler.set_stance("default"),
-                torch._inductor.config.patch(_SETTINGS),
+                torch._inductor.config.patch(_settings(self.cache.dtype)),
                 torch.no_grad(),
             ):
                 return self._program(*inputs, self._caches)
@@ -348,13 +422,10 @@ def _rows(num_rows: int, num_windows: int) -> torch.Tensor:
 
 
 def _seconds(backend: Backend, rows: torch.Tensor, num_visible: int) -> float:
-    """Return the fewest seconds of some passes of these rows."""
-    best = math.inf
-    for _ in range(_NUM_TIMED):
-        started = time.perf_counter()
-        backend.forward(rows, (Span(0, rows.shape[1]),), num_visible=num_visible)
-        best = min(best, time.perf_counter() - started)
-    return best
+    """Return the seconds of a pass of these rows."""
+    started = time.perf_counter()
+    backend.forward(rows, (Span(0, rows.shape[1]),), num_visible=num_visible)
+    return time.perf_counter() - started
 
 
 def _are_equal(

@@ -3,19 +3,28 @@
 Torch's cache keeps what the C++ compiler has made, but no graph whose constants are weights packed
 for its kernels, because it would have to store the weights. So a later start traces, lowers and
 writes the same source again, which is half of the work. This module keeps what is missing: where
-the source is, which input is which, and for each constant from which weight it is made, and how.
-Another model of the same shapes uses the same program with its own weights.
+the program's library is (a shared object, made by the C++ compiler), which input is which, and for
+each constant from which weight it is made, and how. Another model of the same shapes uses the same
+program with its own weights. A later start opens the library itself, in milliseconds: to import
+torch's compiler takes a second.
 
 A program is kept only if all of this is certain: each constant is bit by bit a weight, or a single
-weight packed into blocks; the program takes every length; and called directly it gives the same
-result as called through torch. Otherwise only torch's own cache is used. The module relies on
-internals of torch, whose version is pinned; with another torch nothing is kept.
+weight packed into blocks, by inductor or by oneDNN; the program takes every length; and called
+directly it gives the same result as called through torch. Otherwise only torch's own cache is used.
+The module relies on internals of torch, whose version is pinned; with another torch nothing is
+kept. A library is opened only if it has the bytes that it was kept with: to run a
+damaged one may end the process.
 """
 
 import contextlib
 import hashlib
+import importlib.machinery
+import importlib.util
 import json
+import logging
 import os
+import stat
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,12 +33,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.checkpoint.files import one_line
+
 LENGTH = "length"  # stands for the input that is no tensor: the number of visible slots
 _FEWEST_SLOTS = 2  # for one visible slot, and for all, the compiler would make another program
 _INTERLEAVED = (1, 2, 4)  # numbers of interleaved rows in a block, as vector instructions need them
 # Errors if torch's internals differ, or a file is not as this module writes it.
 _UNLIKE = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError)
-_Raw = Callable[[list[Any]], list[torch.Tensor]]
+# Name of a library's function; it takes and returns lists of pointers to tensors.
+_ENTRY = "inductor_entry_cpp"
+_Entry = Callable[[list[Any]], list[Any]]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +55,20 @@ class Constant:
     shape   (): the constant is the weight itself; else the shape [blocks, K, width] of the blocks
             into which the matrix [N, K] is packed
     interleaved  number of consecutive rows of K that are interleaved in a block
+    num_rows  0, or for products of how many rows oneDNN lays the matrix out, in a way of its own
     """
 
     weight: str
     shape: tuple[int, ...] = ()
     interleaved: int = 1
+    num_rows: int = 0
 
     def made_of(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the constant made from `weight`."""
+        if self.num_rows:
+            reorder = torch.ops.mkldnn._reorder_linear_weight
+            made: torch.Tensor = reorder(weight.detach(), self.num_rows)
+            return made
         return blocked(weight, self.shape, self.interleaved) if self.shape else weight
 
 
@@ -55,18 +76,24 @@ class Constant:
 class Program:
     """A compiled program that is called directly, without torch's checks.
 
-    raw      the program's function; it takes its inputs as a list, which it empties
-    inputs   per input, its index among the tensors of a call, or LENGTH
+    entry      the function of the program's library
+    inputs     per input, its index among the tensors of a call, or LENGTH
+    constants  the tensors that follow the inputs
     """
 
-    raw: _Raw
+    entry: _Entry
     inputs: tuple[int | str, ...]
+    constants: tuple[torch.Tensor, ...]
 
     def __call__(self, tensors: Sequence[torch.Tensor], num_visible: int) -> list[torch.Tensor]:
         """Run the program; return its outputs. `tensors` in the order that `keep` was given."""
-        return self.raw(
-            [num_visible if isinstance(one, str) else tensors[one] for one in self.inputs]
+        length = torch.tensor(num_visible)
+        given = [length if isinstance(one, str) else tensors[one] for one in self.inputs]
+        pointers = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([*given, *self.constants])
+        made: list[torch.Tensor] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(
+            self.entry(pointers)
         )
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +120,8 @@ def blocked(weight: torch.Tensor, shape: Sequence[int], interleaved: int = 1) ->
 
 def program_key(*about: object) -> str:
     """Return a name for a program: a hash of all it depends on, except the weights' numbers."""
-    about = torch.__version__, torch.backends.cpu.get_cpu_capability(), *about
+    made_for = torch.__version__, sys.implementation.cache_tag, os.uname().machine
+    about = *made_for, torch.backends.cpu.get_cpu_capability(), *about
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
@@ -163,7 +191,7 @@ def keep(
     key        the program's name (`program_key`)
     module     the module that was compiled
     call       the program's first call
-    tensors    the tensors of that call, in the caller's order
+    tensors    the tensors of that call, in the caller's order; the first has an element per row
     num_visible  the number of visible slots of that call
     looked_up  names of weights that are in no matrix product, and so never packed
     """
@@ -171,40 +199,82 @@ def keep(
         loaded = _module_of(call.raw)
         inputs = tuple(_place(one, tensors, num_visible) for one in call.inputs)
         weights = _weights(module)
-        constants = {
-            name: _constant(getattr(loaded, name), weights, looked_up) for name in _names(loaded)
-        }
-        path = Path(loaded.__file__).relative_to(_folder())
+        constants = [
+            _constant(getattr(loaded, name), weights, looked_up, len(tensors[0]))
+            for name in _names(loaded)
+        ]
+        library = Path(loaded.inductor_entry.__self__.__file__)
         note = {
-            "source": str(path),
+            "library": str(library.relative_to(_folder())),
+            "sha256": _sha256(library),
             "inputs": inputs,
-            "constants": {name: asdict(constant) for name, constant in constants.items()},
+            "constants": [asdict(constant) for constant in constants],
         }
         unfinished = _path(key).with_suffix(f".{os.getpid()}")
         unfinished.write_text(json.dumps(note))
         unfinished.replace(_path(key))
     except _UNLIKE:
         return None
-    return Program(call.raw, inputs)
+    return kept(key, module)
+
+
+def is_kept(key: str) -> bool:
+    """True if an earlier start has left a note about this program, in a folder that is ours alone.
+
+    Nothing is made, not even the folder.
+    """
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    if not folder or not _path(key, Path(folder)).is_file():
+        return False
+    about = os.stat(folder)
+    if about.st_uid == os.geteuid() and not stat.S_IMODE(about.st_mode) & 0o022:
+        return True
+    logger.warning("kept programs are not used: others can write to %s (chmod go-w)", folder)
+    return False
 
 
 def kept(key: str, module: torch.nn.Module) -> Program | None:
-    """Return the program that an earlier start has kept, with the weights of `module`, or None."""
-    try:
-        note = json.loads(_path(key).read_text())
-        weights = _weights(module)
-        constants = {
-            name: Constant(**about | {"shape": tuple(about["shape"])})
-            for name, about in note["constants"].items()
-        }
-        made = {name: one.made_of(weights[one.weight]) for name, one in constants.items()}
-        from torch._inductor.codecache import PyCodeCache
+    """Return the program that an earlier start has kept, with the weights of `module`, or None.
 
-        path = _folder() / note["source"]
-        loaded = PyCodeCache.load_by_key_path(path.stem, str(path), attrs=made)
-        return Program(loaded.call, tuple(note["inputs"]))
-    except _UNLIKE:
+    If there is a note and the program cannot be used, a line in the log says why.
+    """
+    try:
+        written = _path(key).read_bytes()
+    except OSError:
         return None
+    try:
+        note = json.loads(written)
+        weights = _weights(module)
+        library = _folder() / note["library"]
+        if _sha256(library) != note["sha256"]:
+            raise ValueError("its library is damaged")
+        constants = [Constant(**one | {"shape": tuple(one["shape"])}) for one in note["constants"]]
+        made = tuple(one.made_of(weights[one.weight]) for one in constants)
+        return Program(_opened(library), tuple(note["inputs"]), made)
+    except _UNLIKE as error:
+        logger.warning("a kept program is not used (%s: %s)", type(error).__name__, one_line(error))
+        return None
+
+
+def _opened(library: Path) -> _Entry:
+    """Return the function of a program's library, as torch's own loader would."""
+    # The library asks for this address when it is opened.
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
+        torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+    )
+    # By the last part of this name the function is found that Python calls first.
+    name = f"{library.stem}.{_ENTRY}"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(library))
+    spec = importlib.util.spec_from_file_location(name, library, loader=loader)
+    assert spec is not None
+    opened = importlib.util.module_from_spec(spec)
+    loader.exec_module(opened)
+    entry: _Entry = getattr(opened, _ENTRY)
+    return entry
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def forget(key: str) -> None:
@@ -219,8 +289,8 @@ def _folder() -> Path:
     return Path(cache_dir())
 
 
-def _path(key: str) -> Path:
-    return _folder() / f"slipstream-program-{key}.json"
+def _path(key: str, folder: Path | None = None) -> Path:
+    return (folder or _folder()) / f"slipstream-program-{key}.json"
 
 
 def _weights(module: torch.nn.Module) -> Mapping[str, torch.Tensor]:
@@ -236,16 +306,13 @@ def _module_of(raw: Any) -> Any:
 
 
 def _names(loaded: Any) -> list[str]:
-    """Return the names of a program's constants, ascending: the tensors of its module it uses."""
-    tensors = {name for name, value in vars(loaded).items() if isinstance(value, torch.Tensor)}
-    used = _code_names(loaded.call.__code__)
-    return sorted(tensors & used)
+    """Return the names of a program's constants, in the order in which its library takes them.
 
-
-def _code_names(code: Any) -> set[str]:
-    return set(code.co_names).union(
-        *(_code_names(one) for one in code.co_consts if hasattr(one, "co_names"))
-    )
+    They are the tensors of its module that its function names, in the order of its code. If torch
+    wrote another order, the program would give other results than through torch, and not be kept.
+    """
+    names = loaded.call.__code__.co_names
+    return [name for name in names if isinstance(getattr(loaded, name, None), torch.Tensor)]
 
 
 def _place(one: Any, tensors: Sequence[torch.Tensor], num_visible: int) -> int | str:
@@ -272,12 +339,23 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _constant(
-    value: torch.Tensor, weights: Mapping[str, torch.Tensor], looked_up: Collection[str]
+    value: torch.Tensor,
+    weights: Mapping[str, torch.Tensor],
+    looked_up: Collection[str],
+    num_rows: int,
 ) -> Constant:
-    """Return how a constant is made from a weight.
+    """Return how a constant of a program of `num_rows` rows is made from a weight.
 
     Raises ValueError if no weight gives it, or several do: these may differ in another model.
     """
+    if value.is_mkldnn:
+        plain = value.to_dense()
+        (constant,) = (
+            Constant(name, num_rows=num_rows)
+            for name, weight in weights.items()
+            if name not in looked_up and weight.dtype == plain.dtype and torch.equal(weight, plain)
+        )
+        return constant
     for name, weight in weights.items():
         if _is_same(value, weight):
             return Constant(name)

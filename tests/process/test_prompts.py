@@ -144,6 +144,7 @@ def test_standard_output_carries_only_the_texts(models: list[str], tmp_path: Pat
     assert "── 1 of 2 ── one ──" in done.stderr
     assert "── 2 of 2 ── two ──" in done.stderr
     assert "2 texts, 48 tokens" in done.stderr
+    assert re.search(r"^target: fused, float32, .*; drafter: fused, float32, ", done.stderr, re.M)
 
 
 @pytest.mark.long

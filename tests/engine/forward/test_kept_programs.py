@@ -1,6 +1,11 @@
 """A program that one start has compiled is found by the next, with the weights of this one."""
 
 import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +15,45 @@ import torch
 import engine.forward.compiled
 from engine.checkpoint.model import load_model
 from engine.executor import ModelExecutor
-from engine.forward.kept_programs import Call, Constant, Program, blocked, forget, keep, kept
+from engine.forward.kept_programs import (
+    Call,
+    Constant,
+    Program,
+    blocked,
+    forget,
+    is_kept,
+    keep,
+    kept,
+)
 from tests.engine.forward.test_compiled import needs_compiler
 from tests.engine.forward.test_fused import TOLERANCES, session_differences
 from tests.tiny_models import make_model
 
-# As torch writes one: it gets its constants as attributes, and empties the list of its inputs.
+# As torch writes one: it gets its constants as attributes, and hands all to its library.
 SOURCE = """
-def _wrap_func():
+from pathlib import Path
+from engine.forward.kept_programs import _opened
+inductor_entry = _opened(Path(__file__).with_name("made.main.so"))
+def _wrap_func(f):
     def g(args):
-        length, x = args
-        args.clear()
-        return [x[:length] * bias, packed]
+        return f([*args, *[bias, packed]])
     return g
-call = _wrap_func()
+call = _wrap_func(inductor_entry)
+"""
+# As the library of a program, for torch's loader and ours: it returns what it is given.
+LIBRARY = r"""
+#include <Python.h>
+static PyObject *entry(PyObject *self, PyObject *args) {
+    PyObject *given = PyTuple_GET_ITEM(args, 0);
+    Py_INCREF(given);
+    return given;
+}
+static PyMethodDef methods[] = {{"inductor_entry_cpp", entry, METH_VARARGS, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "inductor_entry_cpp", 0, -1, methods};
+PyMODINIT_FUNC PyInit_inductor_entry_cpp(void) { return PyModule_Create(&module); }
 """
 KEY = "some"
+Make = Callable[..., Any]
 
 
 class Layer(torch.nn.Module):
@@ -50,20 +78,38 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def made(folder: Path, **constants: torch.Tensor) -> Any:
-    """A program that torch has just made."""
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that torch's compiler has made."""
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "made.c").write_text(LIBRARY)
+    headers = sysconfig.get_path("include")
+    compiler = os.environ.get("CXX", "g++")
+    command = [compiler, "-xc", "-shared", "-fPIC", f"-I{headers}", "made.c", "-o", "made.main.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / "made.main.so"
+
+
+@pytest.fixture
+def made(folder: Path, library: Path) -> Make:
+    """Function: constants by name -> a program that torch has just made."""
     from torch._inductor.codecache import PyCodeCache
 
-    path = folder / "ab" / "cabc.py"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(SOURCE)
-    return PyCodeCache.load_by_key_path("cabc", str(path), attrs=constants)
+    (folder / "ab").mkdir()
+    shutil.copy(library, folder / "ab")
+
+    def make(**constants: torch.Tensor) -> Any:
+        path = folder / "ab" / "cabc.py"
+        path.write_text(SOURCE)
+        return PyCodeCache.load_by_key_path("cabc", str(path), attrs=constants)
+
+    return make
 
 
-def kept_of(folder: Path, layer: Layer, **constants: torch.Tensor) -> Program | None:
+def kept_of(made: Make, layer: Layer, **constants: torch.Tensor) -> Program | None:
     """What is kept of a program of `layer` that was called with five slots."""
     ones = torch.ones(5)
-    call = Call(made(folder, **constants).call, (5, ones))
+    call = Call(made(**constants).call, (5, ones))
     return keep(KEY, layer, call, (torch.zeros(5), ones), 5, looked_up=("second",))
 
 
@@ -78,43 +124,57 @@ def test_matrices_lie_in_blocks_as_a_dumb_loop_lays_them() -> None:
 
 
 @pytest.mark.parametrize("interleaved", [1, 2, 4])
-def test_another_model_of_the_shape_has_its_own_weights_in_it(
-    interleaved: int, folder: Path
-) -> None:
+def test_another_model_of_the_shape_has_its_own_weights_in_it(interleaved: int, made: Make) -> None:
     layer, other = Layer(0), Layer(1)
     packed = blocked(layer.first, (3, 8, 4), interleaved)
-    program = kept_of(folder, layer, bias=layer.bias, packed=packed)
+    program = kept_of(made, layer, bias=layer.bias, packed=packed)
     found = kept(KEY, other)
     assert program is not None
     assert found is not None
     assert found.inputs == program.inputs == ("length", 1)
     x = torch.randn(8)
-    product, blocks = found((torch.zeros(5), x), 8)
-    assert torch.equal(product, x * other.bias)
+    length, given, bias, blocks = found((torch.zeros(5), x), 8)
+    assert length == 8
+    assert torch.equal(given, x)
+    assert torch.equal(bias, other.bias)
     assert torch.equal(blocks, blocked(other.first, (3, 8, 4), interleaved))
     forget(KEY)
     assert kept(KEY, other) is None
 
 
-def test_of_what_a_constant_is_made_must_be_certain(folder: Path) -> None:
+def test_a_matrix_that_onednn_has_laid_out_is_laid_out_anew(made: Make) -> None:
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    layer, other = Layer(0), Layer(1)
+    packed = reorder(layer.first.detach(), 2)
+    assert kept_of(made, layer, bias=layer.bias, packed=packed) is not None
+    found = kept(KEY, other)
+    assert found is not None
+    blocks = found((torch.zeros(5), torch.ones(5)), 5)[-1]
+    assert blocks.is_mkldnn
+    assert torch.equal(blocks.to_dense(), other.first)
+    changed = reorder(layer.first.detach() + 1, 2)
+    assert kept_of(made, layer, bias=layer.bias, packed=changed) is None
+
+
+def test_of_what_a_constant_is_made_must_be_certain(made: Make) -> None:
     layer = Layer(0)
     packed = blocked(layer.first, (3, 8, 4))
-    assert kept_of(folder, layer, bias=layer.bias.clone(), packed=packed) is None
-    assert kept_of(folder, layer, bias=layer.bias, packed=packed + 1) is None
-    assert kept_of(folder, layer, bias=layer.bias, packed=blocked(layer.second, (3, 8, 4))) is None
+    assert kept_of(made, layer, bias=layer.bias.clone(), packed=packed) is None
+    assert kept_of(made, layer, bias=layer.bias, packed=packed + 1) is None
+    assert kept_of(made, layer, bias=layer.bias, packed=blocked(layer.second, (3, 8, 4))) is None
     twins = Layer(0)
     twins.third = torch.nn.Parameter(twins.first.detach().clone())
-    assert kept_of(folder, twins, bias=twins.bias, packed=packed) is None
+    assert kept_of(made, twins, bias=twins.bias, packed=packed) is None
     assert kept(KEY, layer) is None
     # What is only looked up does not count.
     twins = Layer(0)
     twins.second = torch.nn.Parameter(twins.first.detach().clone())
-    assert kept_of(folder, twins, bias=twins.bias, packed=packed) is not None
+    assert kept_of(made, twins, bias=twins.bias, packed=packed) is not None
 
 
-def test_which_input_is_which_must_be_certain(folder: Path) -> None:
+def test_which_input_is_which_must_be_certain(made: Make) -> None:
     layer = Layer(0)
-    raw = made(folder, bias=layer.bias, packed=blocked(layer.first, (3, 8, 4))).call
+    raw = made(bias=layer.bias, packed=blocked(layer.first, (3, 8, 4))).call
     x = torch.ones(5)
     assert keep(KEY, layer, Call(raw, (5, x)), (x,), 5) is not None
     for inputs, tensors in (((6, x), (x,)), ((5, x), (x, x)), ((5, x), (torch.ones(5),))):
@@ -122,22 +182,58 @@ def test_which_input_is_which_must_be_certain(folder: Path) -> None:
     assert keep(KEY, layer, Call(lambda _: [], (5, x)), (x,), 5) is None, "not torch's"
 
 
-def test_a_note_that_cannot_be_read_is_none(folder: Path) -> None:
+def test_what_cannot_be_used_is_none_and_one_line_says_why(
+    folder: Path, made: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     layer = Layer(0)
-    assert kept_of(folder, layer, bias=layer.bias, packed=blocked(layer.first, (3, 8, 4)))
+    assert kept_of(made, layer, bias=layer.bias, packed=blocked(layer.first, (3, 8, 4)))
     (file,) = folder.glob("*.json")
     note = json.loads(file.read_text())
     assert kept(KEY, layer) is not None
+    assert not caplog.messages
     without = Layer(0)
     del without.first
     assert kept(KEY, without) is None
-    for content in ("{", "[]", "{}", json.dumps(note | {"source": "gone.py"})):
-        file.write_text(content)
+    for content in ("{", "[]", "{}", "\udcff", json.dumps(note | {"library": "gone.so"})):
+        file.write_text(content, errors="surrogateescape")
+        caplog.clear()
         assert kept(KEY, layer) is None
+        (line,) = caplog.messages
+        assert line.startswith("a kept program is not used (")
+    caplog.clear()
     file.unlink()
-    file.mkdir()
     assert kept(KEY, layer) is None
-    assert not kept_of(folder, layer, bias=layer.bias, packed=blocked(layer.first, (3, 8, 4)))
+    assert not caplog.messages, "nothing was kept"
+    file.mkdir()
+    assert not kept_of(made, layer, bias=layer.bias, packed=blocked(layer.first, (3, 8, 4)))
+
+
+def test_a_damaged_library_is_not_opened(
+    folder: Path, made: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer = Layer(0)
+    assert kept_of(made, layer, bias=layer.bias, packed=blocked(layer.first, (3, 8, 4)))
+    (library,) = folder.rglob("*.so")
+    content = library.read_bytes()
+    library.unlink()  # a file that is in use must not be shortened
+    library.write_bytes(content[:5000])
+    assert kept(KEY, layer) is None
+    assert caplog.messages == ["a kept program is not used (ValueError: its library is damaged)"]
+
+
+def test_programs_in_a_folder_that_others_can_write_to_are_not_for_who_has_not_asked(
+    folder: Path, made: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer = Layer(0)
+    assert not is_kept(KEY)
+    assert kept_of(made, layer, bias=layer.bias, packed=blocked(layer.first, (3, 8, 4)))
+    assert is_kept(KEY)
+    folder.chmod(0o777)
+    assert not is_kept(KEY)
+    assert "others can write to" in caplog.text
+    folder.chmod(0o700)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert not is_kept(KEY), "torch's folder in /tmp, which is anybody's"
 
 
 def test_a_constant_is_a_weight_or_a_matrix_in_blocks() -> None:
