@@ -32,7 +32,7 @@ from lab.experiments.description import (
     num_devices,
 )
 from lab.experiments.engines import Warm, what_is_missing
-from lab.experiments.folder import TRACES, ArmRecord, Folder, Header, RunRecord
+from lab.experiments.folder import AFTER_PROMPT, TRACES, ArmRecord, Folder, Header, RunRecord
 from lab.experiments.prompt_sets import Conversation, Prompt, read
 from lab.experiments.rows import Row, RowFile
 from lab.experiments.runner import Job, Runner, Step
@@ -372,6 +372,7 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
         repetitions=description.repetitions,
         max_tokens=max(arm.sampling.max_tokens for arm in wanted.arms),
         arms=arms,
+        speed=AFTER_PROMPT if description.without_prompt else "",
     )
 
 

@@ -59,5 +59,5 @@ def test_what_a_peer_says_would_fail_again_is_not_tried_again(
         engine.write(arm, [(1, 2)], [3])
         engine.write(arm, [(1, 2)], [3])
 
-    with pytest.raises(ConfigurationError, match="^there is no llama-bench$"):
+    with pytest.raises(ConfigurationError, match=r"^there is no llama-bench$"):
         write_twice()
