@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,7 +182,7 @@ def fastest(speeds: dict[int, float]) -> int:
     return max(sorted(speeds), key=lambda one: speeds[one])
 
 
-def numbers_of_threads(num_cores: int) -> Sequence[int]:
+def numbers_of_threads(num_cores: int) -> list[int]:
     """Return the numbers of threads to try: 1, 2, 4 and so on, and all cores."""
     powers = [1 << power for power in range(num_cores.bit_length())]
     return [*(one for one in powers if one < num_cores), num_cores]

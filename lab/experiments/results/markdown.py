@@ -12,6 +12,7 @@ from lab.experiments.results.summary import Summary, overall
 from lab.experiments.results.words import baseline_words, facts, shortened, swept
 
 NONE = "\N{EN DASH}"
+VERSIONS = ("torch", "transformers")  # whose versions stand below the table
 
 
 def markdown(header: Header, summaries: Sequence[Summary]) -> str:
@@ -95,6 +96,9 @@ def _when(header: Header) -> list[str]:
     if not header.runs:
         return []
     run = header.runs[-1]
-    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
-    commit = f", commit {run.commit}" if run.commit else ""
-    return [f"{run.at[:10]}, {versions}{commit}."]
+    said = [
+        run.at[:10],
+        *(f"{name} {run.versions[name]}" for name in VERSIONS if name in run.versions),
+    ]
+    said += [f"commit {run.commit}"] if run.commit else []
+    return [f"{', '.join(said)}."]
