@@ -4,7 +4,6 @@ Needs `gguf`. The files are kept in the cache (`kept`) under a name that is made
 files, so a model that was not changed is written once.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.launching.compile_cache import cache_folder
+from coordinator.launching.compile_cache import cache_folder, trim
 
 FORM = 1  # of the files: a higher number makes the cache write them anew
-MOST_KEPT = 6  # files in the cache; the one that was used longest ago goes first
+MAX_BYTES = 1 << 33  # of the files in the cache; those that were used longest ago go first
 NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -32,6 +31,10 @@ KINDS = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16
 NORMAL, CONTROL = 1, 3  # kinds of tokens in a GGUF file
 # llama.cpp's name for the pieces into which a ByteLevel pre-tokenizer with its regex cuts a text.
 PIECES = "gpt-2"
+
+
+class CannotWrite(Exception):
+    """A model has no GGUF file that llama.cpp would run as it is; the message is one line."""
 
 
 def llama_cpp_folder() -> Path:
@@ -59,7 +62,7 @@ def digest_of(folder: Path, *more: str) -> str:
 def kept(name: str, make: Callable[[Path], None]) -> Path:
     """Return the path of a GGUF file in the cache; if it is not there, `make` writes it.
 
-    A file that is half written never has its name. The oldest files go if there are too many.
+    A file that is half written never has its name. Old files go if there are too many bytes.
     """
     folder = llama_cpp_folder() / "models"
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,16 +75,16 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
         finally:
             part.unlink(missing_ok=True)
     path.touch()
-    by_use = sorted(folder.glob("*.gguf"), key=lambda file: file.stat().st_mtime)
-    for old in by_use[:-MOST_KEPT]:
-        with contextlib.suppress(OSError):
-            old.unlink()
+    trim(folder, MAX_BYTES)  # what was used today stays
     return path
 
 
-def kept_model(folder: str, dtype: str) -> Path:
-    """Return the GGUF file of the model in `folder`, with its matrices in `dtype`."""
-    name = f"{digest_of(Path(folder), dtype)}-{dtype}"
+def kept_model(folder: Path, dtype: str) -> Path:
+    """Return the GGUF file of the model in `folder`, with its matrices in `dtype`.
+
+    Raises CannotWrite.
+    """
+    name = f"{digest_of(folder, dtype)}-{dtype}"
     return kept(name, lambda path: write(folder, dtype, path))
 
 
@@ -107,13 +110,13 @@ def vocabulary(folder: Path, size: int) -> Vocabulary:
 
     size  number of ids of the model
 
-    Raises SystemExit: llama.cpp would read texts as other tokens than this tokenizer.
+    Raises CannotWrite: llama.cpp would read texts as other tokens than this tokenizer.
     """
     about = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     model, pieces = about["model"], about["pre_tokenizer"] or {}
     is_plain = pieces.get("type") == "ByteLevel" and pieces.get("use_regex", True)
     if model["type"] != "BPE" or not is_plain or about["normalizer"] is not None:
-        raise SystemExit(f"{folder.name}: only byte-level BPE tokenizers are written as GGUF")
+        raise CannotWrite("the peer llamacpp writes only byte-level BPE tokenizers as GGUF")
     tokens = [f"[unused {index}]" for index in range(size)]
     kinds = [CONTROL] * size
     for token, index in model["vocab"].items():
@@ -128,8 +131,11 @@ def vocabulary(folder: Path, size: int) -> Vocabulary:
 # -- file ------------------------------------------------------------------------------------------
 
 
-def write(folder: str, dtype: str, path: Path) -> None:
-    """Write the model in `folder` as GGUF, with its matrices in `dtype` ("auto": as they are)."""
+def write(folder: Path, dtype: str, path: Path) -> None:
+    """Write the model in `folder` as GGUF, with its matrices in `dtype` ("auto": as they are).
+
+    Raises CannotWrite.
+    """
     # These are imported only where a file is written: with them a peer takes seconds to start.
     import gguf
     import torch
@@ -140,7 +146,9 @@ def write(folder: str, dtype: str, path: Path) -> None:
     config = model.config
     rope = config.rope_parameters
     if config.model_type != "llama" or rope["rope_type"] != "default":
-        raise SystemExit(f"{folder}: only llama with plain rotary embeddings is written as GGUF")
+        raise CannotWrite(
+            "the peer llamacpp writes only llama with plain rotary embeddings as GGUF"
+        )
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -154,7 +162,7 @@ def write(folder: str, dtype: str, path: Path) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
-    _add_vocabulary(writer, vocabulary(Path(folder), config.vocab_size), config.eos_token_id)
+    _add_vocabulary(writer, vocabulary(folder, config.vocab_size), config.eos_token_id)
     for name, tensor in _tensors(model):
         _add(writer, name, tensor)
     writer.write_header_to_file()

@@ -13,6 +13,7 @@ target's tokenizer, and llama.cpp must read this text as the ids that the tokeni
 number of threads is chosen before the first text: the fastest on a short one.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -21,15 +22,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
 from lab.experiments.peers import llamacpp_programs as programs
-from lab.experiments.peers.gguf_file import digest_of, kept, kept_model
-from lab.experiments.peers.llamacpp_programs import Made, ProgramError
+from lab.experiments.peers.gguf_file import CannotWrite, digest_of, kept, kept_model
+from lab.experiments.peers.llamacpp_programs import Made, ProgramError, UnknownTimes
 
 TRIAL = "def main():\n"  # what the number of threads is chosen on, with these
 TRIAL_TOKENS, TRIAL_DRAFTS, TRIALS = 16, 3, 2
 ROUNDED = 256  # the size of the cache is a multiple of this
+ATTEMPTS = 4  # times that a text is written, because a program may lose its last lines
 
 
 class Peer:
@@ -43,11 +46,14 @@ class Peer:
     ) -> None:
         assert mode in ("plain", "assisted", "lookup"), f"there is no mode {mode} here"
         self.mode = mode
-        self.tokenizer = Tokenizer.from_file(str(Path(target) / "tokenizer.json"))
-        self._on_gpu = device.startswith("cuda")
-        self._models = ["-m", target_file(target, dtype, file)]
+        folder = folder_of(target)
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        place = ["-ngl", "99"] if device.startswith("cuda") else ["-dev", "none"]
+        self._models = ["-m", target_file(folder, dtype, file), *place]
         if mode == "assisted":
-            self._models += ["-md", kept_model(drafter, dtype), "--spec-type", "draft-simple"]
+            place = ["-ngld", "99"] if device.startswith("cuda") else ["-devd", "none"]
+            self._models += ["-md", kept_model(folder_of(drafter), dtype), *place]
+            self._models += ["--spec-type", "draft-simple"]
         elif mode == "lookup":
             self._models += ["--spec-type", "ngram-simple"]
         self.num_threads = self._best_number_of_threads()
@@ -89,6 +95,16 @@ class Peer:
         return {"tokens": tokens, **arrivals(made)}
 
     def write(self, request: dict[str, Any], prompt: str) -> Made:
+        """Let the program of this mode write one text, again if lines are lost.
+
+        Raises ProgramError.
+        """
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(UnknownTimes):
+                return self._written(request, prompt)
+        return self._written(request, prompt)
+
+    def _written(self, request: dict[str, Any], prompt: str) -> Made:
         """Let the program of this mode write one text. Raises ProgramError."""
         count = request["max_tokens"]
         most = len(prompt.encode()) + count + ROUNDED  # a token has a byte at least
@@ -96,7 +112,6 @@ class Peer:
             *(*self._models, "--no-escape", "--ignore-eos", "-s", request["seed"]),
             *("-c", most // ROUNDED * ROUNDED, "-t", self.num_threads, "-tb", self.num_threads),
             *sampling(request),
-            *self._place(),
         ]
         with tempfile.NamedTemporaryFile(suffix=".txt") as file:
             file.write(prompt.encode())
@@ -112,26 +127,25 @@ class Peer:
             made = programs.run(programs.SPECULATIVE, *arguments, *more)
             return programs.speculative(*made, prompt.encode())
 
-    def _place(self) -> list[str]:
-        """Return the arguments that put both models onto the GPU, or keep them off it."""
-        if self._on_gpu:
-            return ["-ngl", "99", *(["-ngld", "99"] if self.mode == "assisted" else [])]
-        return ["-dev", "none", *(["-devd", "none"] if self.mode == "assisted" else [])]
+
+def folder_of(model: str) -> Path:
+    """Return the folder of a model; one that is named as on the hub is downloaded if need be."""
+    return Path(model) if Path(model).is_dir() else Path(snapshot_download(model))
 
 
-def target_file(target: str, dtype: str, file: str) -> Path:
+def target_file(target: Path, dtype: str, file: str) -> Path:
     """Return the GGUF file of the target, which is made if it is not in the cache.
 
     file  the file itself, or the kind to convert it into; empty: in `dtype`
 
-    Raises ProgramError.
+    Raises ProgramError, CannotWrite.
     """
     if file.endswith(".gguf"):
         return Path(file)
     whole = kept_model(target, dtype)
     if not file:
         return whole
-    name = f"{digest_of(Path(target), dtype, file)}-{file}"
+    name = f"{digest_of(target, dtype, file)}-{file}"
     return kept(name, lambda path: _quantize(whole, path, file))
 
 
@@ -180,7 +194,7 @@ def main() -> None:
         print(json.dumps({"ready": f"{programs.version()}, {threads}"}), flush=True)
         for line in sys.stdin:
             print(json.dumps(peer.answer(json.loads(line))), flush=True)
-    except ProgramError as error:
+    except (ProgramError, CannotWrite) as error:
         print(json.dumps({"error": str(error)}), flush=True)
 
 

@@ -3,6 +3,9 @@
 A program writes one text and ends. Its figures are those of its own timing lines, so loading the
 model is in none of them. The forms of the lines are those of the version that `build_llamacpp.py`
 builds; a program of another version that prints others is refused in one line.
+
+llama.cpp prints in a thread that is not waited for at the end, so on a busy machine the last lines
+may be lost (`UnknownTimes`): then the same text is written again.
 """
 
 import json
@@ -32,6 +35,10 @@ END = "\n\n"  # after a text `llama-completion` prints this once, the speculativ
 
 class ProgramError(Exception):
     """A program is missing, failed, took too long, or printed something unknown; one line."""
+
+
+class UnknownTimes(ProgramError):
+    """A program printed no times in the forms that are known, or lost its last lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ def version() -> str:
 def completion(output: bytes, messages: str) -> Made:
     """Return what `llama-completion` wrote (with --verbose-prompt, without the prompt's text).
 
-    Raises ProgramError.
+    Raises UnknownTimes.
     """
     prompt, writing = _PROMPT.search(messages), _EVAL.search(messages)
     if prompt is None or writing is None:
@@ -143,12 +150,13 @@ def completion(output: bytes, messages: str) -> Made:
 def speculative(output: bytes, messages: str, prompt: bytes) -> Made:
     """Return what `llama-speculative-simple` wrote after the prompt.
 
-    Raises ProgramError.
+    Raises UnknownTimes.
     """
     encoded, decoded = _ENCODED.search(messages), _DECODED.search(messages)
     accepted = _ACCEPTED.search(messages)
     start = END.encode() + prompt
-    if encoded is None or decoded is None or accepted is None or not output.startswith(start):
+    is_whole = output.startswith(start) and output.endswith(2 * END.encode())
+    if encoded is None or decoded is None or accepted is None or not is_whole:
         raise _unknown(SPECULATIVE)
     num_tokens = int(decoded[1])
     return Made(
@@ -166,7 +174,7 @@ def speculative(output: bytes, messages: str, prompt: bytes) -> Made:
 def bench(output: bytes) -> dict[int, float]:
     """Return the tokens per second that `llama-bench -o json` found, by number of threads.
 
-    Raises ProgramError.
+    Raises UnknownTimes.
     """
     try:
         found = {int(one["n_threads"]): float(one["avg_ts"]) for one in json.loads(output)}
@@ -188,5 +196,5 @@ def numbers_of_threads(num_cores: int) -> list[int]:
     return [*(one for one in powers if one < num_cores), num_cores]
 
 
-def _unknown(name: str) -> ProgramError:
-    return ProgramError(f"{name} prints unknown times; use `{BUILD}`")
+def _unknown(name: str) -> UnknownTimes:
+    return UnknownTimes(f"{name} prints unknown times; use `{BUILD}`")

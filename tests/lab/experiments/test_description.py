@@ -88,7 +88,7 @@ def test_the_same_tokens_are_expected_where_they_are_promised() -> None:
     found = arms(
         {"policy": ["ar", "sync"], "temperature": [0.0, 0.8]},
         {"name": "token", "verify": "token", "temperature": [0.0, 0.8]},
-        {"peer": ["huggingface", "one_process"], "temperature": [0.0, 0.8]},
+        {"peer": ["huggingface", "llamacpp", "one_process"], "temperature": [0.0, 0.8]},
         {"name": "half", "dtype": "bfloat16", "temperature": [0.0]},
     )
     same = {

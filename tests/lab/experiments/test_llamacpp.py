@@ -13,7 +13,14 @@ from lab.experiments import engines
 from lab.experiments.description import experiment
 from lab.experiments.engines import host_of, what_is_missing
 from lab.experiments.peers import gguf_file, llamacpp, llamacpp_programs
-from lab.experiments.peers.gguf_file import CONTROL, NORMAL, digest_of, kept, vocabulary
+from lab.experiments.peers.gguf_file import (
+    CONTROL,
+    NORMAL,
+    CannotWrite,
+    digest_of,
+    kept,
+    vocabulary,
+)
 from lab.experiments.peers.llamacpp_programs import ProgramError
 from proto.installation import MODELS
 from tests.lab.experiments.stand_ins import (
@@ -141,6 +148,19 @@ def test_a_prompt_that_llama_cpp_reads_as_other_tokens_is_an_error(programs: Pat
         peer("assisted").answer({**GREEDY, "prompt": [478]})  # another number of them
 
 
+def test_a_text_whose_last_lines_were_lost_is_written_again(programs: Path) -> None:
+    one = peer("plain")
+    path = programs / "llama-completion"
+    lost = "\n".join(COMPLETION.splitlines()[:-3])
+    script = path.read_text()
+    first = f'if [ ! -e "$0.lost" ]; then touch "$0.lost"; echo "{lost}" >&2; exit; fi'
+    path.write_text(script.replace("#!/bin/sh", f"#!/bin/sh\n{first}"))
+    assert sum(one.answer(GREEDY)["counts"]) == 5
+    path.write_text(script.replace("#!/bin/sh", "#!/bin/sh\nexit"))
+    with pytest.raises(ProgramError, match="llama-completion prints unknown times"):
+        one.answer(GREEDY)
+
+
 def test_a_text_that_is_too_short_is_an_error(programs: Path) -> None:
     with pytest.raises(ProgramError, match="wrote 5, and 64 tokens were asked for"):
         peer("plain").answer({**GREEDY, "max_tokens": 64})
@@ -196,15 +216,15 @@ def test_each_mode_and_file_has_a_process_so_that_one_that_fails_takes_no_other_
 
 
 def test_a_quantised_target_is_made_of_the_whole_one_once(programs: Path) -> None:
-    path = llamacpp.target_file(TARGET, "bfloat16", "Q8_0")
+    path = llamacpp.target_file(MODELS / "target", "bfloat16", "Q8_0")
     assert path.read_text() == "Q8_0\n"
     path.write_text("kept")
-    assert llamacpp.target_file(TARGET, "bfloat16", "Q8_0").read_text() == "kept"
-    assert llamacpp.target_file(TARGET, "bfloat16", "some.gguf") == Path("some.gguf")
+    assert llamacpp.target_file(MODELS / "target", "bfloat16", "Q8_0").read_text() == "kept"
+    assert llamacpp.target_file(MODELS / "target", "bfloat16", "some.gguf") == Path("some.gguf")
 
 
 def test_the_cache_knows_a_model_by_its_content_and_keeps_the_newest(
-    programs: Path, tmp_path: Path
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "model"
     model.mkdir()
@@ -215,9 +235,11 @@ def test_the_cache_knows_a_model_by_its_content_and_keeps_the_newest(
     assert digest_of(model, "float32") != first
     with pytest.raises(ZeroDivisionError):
         kept("broken", lambda path: path.touch() or 1 / 0)  # type: ignore[func-returns-value]
-    files = [kept(f"m{number}", Path.touch) for number in range(gguf_file.MOST_KEPT + 1)]
-    assert [file.exists() for file in files] == [False] + [True] * gguf_file.MOST_KEPT
-    assert not [*files[0].parent.glob("broken*")]
+    monkeypatch.setattr(gguf_file, "MAX_BYTES", 2)
+    first_file = kept("first", lambda path: path.write_text("xx"))  # type: ignore[func-returns-value]
+    os.utime(first_file, (0, 0))
+    kept("second", lambda path: path.write_text("x"))  # type: ignore[func-returns-value]
+    assert [file.name for file in first_file.parent.iterdir()] == ["second.gguf"]
 
 
 def test_the_vocabulary_of_the_embedded_pair_is_written_whole() -> None:
@@ -229,16 +251,16 @@ def test_the_vocabulary_of_the_embedded_pair_is_written_whole() -> None:
 
 
 def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
-    about = json.loads((MODELS / "target" / "tokenizer.json").read_text())
+    about = json.loads((MODELS / "target" / "tokenizer.json").read_text("utf-8"))
     about["pre_tokenizer"] = {"type": "Metaspace"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(about))
-    with pytest.raises(SystemExit, match="only byte-level BPE tokenizers are written as GGUF"):
+    with pytest.raises(CannotWrite, match="writes only byte-level BPE tokenizers as GGUF"):
         vocabulary(tmp_path, 4096)
 
 
 def test_the_file_has_the_weights_and_the_tokenizer(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
-    gguf_file.write(DRAFTER, "float32", tmp_path / "drafter.gguf")
+    gguf_file.write(MODELS / "drafter", "float32", tmp_path / "drafter.gguf")
     read = gguf.GGUFReader(tmp_path / "drafter.gguf")
     about = json.loads((MODELS / "drafter" / "config.json").read_text())
     assert {tensor.name for tensor in read.tensors} >= {"token_embd.weight", "blk.0.attn_q.weight"}
