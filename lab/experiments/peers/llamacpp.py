@@ -133,7 +133,7 @@ def folder_of(model: str) -> Path:
     return Path(model) if Path(model).is_dir() else Path(snapshot_download(model))
 
 
-def target_file(target: Path, dtype: str, file: str) -> Path:
+def target_file(target: Path, dtype: str, file: str = "") -> Path:
     """Return the GGUF file of the target, which is made if it is not in the cache.
 
     file  the file itself, or the kind to convert it into; empty: in `dtype`

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from lab.experiments import engines
 from lab.experiments.description import experiment
 from lab.experiments.engines import host_of, what_is_missing
-from lab.experiments.peers import gguf_file, llamacpp, llamacpp_programs
+from lab.experiments.peers import gguf_file, llamacpp, llamacpp_programs, write_gguf
 from lab.experiments.peers.gguf_file import (
     CONTROL,
     NORMAL,
@@ -21,6 +21,7 @@ from lab.experiments.peers.gguf_file import (
     kept,
     vocabulary,
 )
+from lab.experiments.peers.llamacpp import target_file
 from lab.experiments.peers.llamacpp_programs import ProgramError
 from proto.installation import MODELS
 from tests.lab.experiments.stand_ins import (
@@ -216,11 +217,23 @@ def test_each_mode_and_file_has_a_process_so_that_one_that_fails_takes_no_other_
 
 
 def test_a_quantised_target_is_made_of_the_whole_one_once(programs: Path) -> None:
-    path = llamacpp.target_file(MODELS / "target", "bfloat16", "Q8_0")
+    path = target_file(MODELS / "target", "bfloat16", "Q8_0")
     assert path.read_text() == "Q8_0\n"
     path.write_text("kept")
-    assert llamacpp.target_file(MODELS / "target", "bfloat16", "Q8_0").read_text() == "kept"
-    assert llamacpp.target_file(MODELS / "target", "bfloat16", "some.gguf") == Path("some.gguf")
+    assert target_file(MODELS / "target", "bfloat16", "Q8_0").read_text() == "kept"
+    assert target_file(MODELS / "target", "bfloat16", "some.gguf") == Path("some.gguf")
+
+
+def test_a_command_prints_the_path_of_the_file_that_the_peer_runs(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["write_gguf", TARGET, "bfloat16", "Q8_0"])
+    assert write_gguf.main() == 0
+    assert capsys.readouterr().out == f"{target_file(MODELS / 'target', 'bfloat16', 'Q8_0')}\n"
+    program(programs, "llama-quantize", "exit 1")
+    monkeypatch.setattr("sys.argv", ["write_gguf", TARGET, "bfloat16", "Q7"])
+    assert write_gguf.main() == 1
+    assert capsys.readouterr().err == "error: llama-quantize ended with status 1\n"
 
 
 def test_the_cache_knows_a_model_by_its_content_and_keeps_the_newest(
