@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lab.experiments.peers import llamacpp_programs as programs
 from lab.experiments.peers.gguf_file import llama_cpp_folder
+from lab.help import Paragraphs
 
 VERSION = "0.3.36"  # of llama-cpp-python; the forms of the programs' lines are those of this one
 SOURCES = "vendor/llama.cpp"  # inside its source distribution
@@ -123,7 +124,9 @@ def _run(step: str, command: list[str]) -> None:
 def main() -> int:
     """Build and install; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m lab.experiments.peers.build_llamacpp", description=__doc__.split("\n")[0]
+        prog="python -m lab.experiments.peers.build_llamacpp",
+        description=__doc__,
+        formatter_class=Paragraphs,
     )
     parser.add_argument("--sources", type=Path, help="llama.cpp's sources; default: downloaded")
     given = parser.parse_args().sources

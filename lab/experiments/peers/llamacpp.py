@@ -22,9 +22,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
+from engine.checkpoint.checkpoint import find_checkpoint
+from engine.errors import ModelError
 from lab.experiments.peers import llamacpp_programs as programs
 from lab.experiments.peers.gguf_file import CannotWrite, digest_of, kept, kept_model
 from lab.experiments.peers.llamacpp_programs import Made, ProgramError, UnknownTimes
@@ -46,13 +47,13 @@ class Peer:
     ) -> None:
         assert mode in ("plain", "assisted", "lookup"), f"there is no mode {mode} here"
         self.mode = mode
-        folder = folder_of(target)
+        folder = find_checkpoint(target, None)
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         place = ["-ngl", "99"] if device.startswith("cuda") else ["-dev", "none"]
         self._models = ["-m", target_file(folder, dtype, file), *place]
         if mode == "assisted":
             place = ["-ngld", "99"] if device.startswith("cuda") else ["-devd", "none"]
-            self._models += ["-md", kept_model(folder_of(drafter), dtype), *place]
+            self._models += ["-md", kept_model(find_checkpoint(drafter, None), dtype), *place]
             self._models += ["--spec-type", "draft-simple"]
         elif mode == "lookup":
             self._models += ["--spec-type", "ngram-simple"]
@@ -128,11 +129,6 @@ class Peer:
             return programs.speculative(*made, prompt.encode())
 
 
-def folder_of(model: str) -> Path:
-    """Return the folder of a model; one that is named as on the hub is downloaded if need be."""
-    return Path(model) if Path(model).is_dir() else Path(snapshot_download(model))
-
-
 def target_file(target: Path, dtype: str, file: str = "") -> Path:
     """Return the GGUF file of the target, which is made if it is not in the cache.
 
@@ -194,7 +190,7 @@ def main() -> None:
         print(json.dumps({"ready": f"{programs.version()}, {threads}"}), flush=True)
         for line in sys.stdin:
             print(json.dumps(peer.answer(json.loads(line))), flush=True)
-    except (ProgramError, CannotWrite) as error:
+    except (ProgramError, CannotWrite, ModelError) as error:
         print(json.dumps({"error": str(error)}), flush=True)
 
 

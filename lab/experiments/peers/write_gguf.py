@@ -6,22 +6,33 @@ MODEL is a folder or a name on the hub, DTYPE a number type or auto, KIND one of
 (Q8_0, Q4_K_M ...). The file is the one that the peer llamacpp would run; it stays in our cache.
 """
 
+import argparse
 import sys
 
+from engine.checkpoint.checkpoint import find_checkpoint
+from engine.errors import ModelError
 from lab.experiments.peers.gguf_file import CannotWrite
-from lab.experiments.peers.llamacpp import folder_of, target_file
+from lab.experiments.peers.llamacpp import target_file
 from lab.experiments.peers.llamacpp_programs import ProgramError
+from lab.help import Paragraphs
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def main() -> int:
     """Write the file and print its path; return the exit status."""
-    if len(sys.argv) not in (3, 4):
-        print("usage: python -m lab.experiments.peers.write_gguf MODEL DTYPE [KIND]")
-        return 2
-    model, dtype, *kind = sys.argv[1:]
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.experiments.peers.write_gguf",
+        description=__doc__,
+        formatter_class=Paragraphs,
+    )
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("dtype", metavar="DTYPE", choices=("auto", *DTYPES))
+    parser.add_argument("kind", metavar="KIND", nargs="?", default="")
+    given = parser.parse_args()
     try:
-        print(target_file(folder_of(model), dtype, *kind))
-    except (CannotWrite, ProgramError) as error:
+        print(target_file(find_checkpoint(given.model, None), given.dtype, given.kind))
+    except (CannotWrite, ModelError, ProgramError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
