@@ -234,6 +234,9 @@ def test_a_command_prints_the_path_of_the_file_that_the_peer_runs(
     monkeypatch.setattr("sys.argv", ["write_gguf", TARGET, "bfloat16", "Q7"])
     assert write_gguf.main() == 1
     assert capsys.readouterr().err == "error: llama-quantize ended with status 1\n"
+    monkeypatch.setattr("sys.argv", ["write_gguf", "./nowhere", "bfloat16"])
+    assert write_gguf.main() == 1
+    assert capsys.readouterr().err.startswith("error: ./nowhere: ")
 
 
 def test_the_cache_knows_a_model_by_its_content_and_keeps_the_newest(
