@@ -31,8 +31,8 @@ from lab.experiments.description import (
     load,
     num_devices,
 )
-from lab.experiments.engines import Warm, is_there
-from lab.experiments.folder import TRACES, ArmRecord, Folder, Header, RunRecord
+from lab.experiments.engines import Warm, what_is_missing
+from lab.experiments.folder import AFTER_PROMPT, TRACES, ArmRecord, Folder, Header, RunRecord
 from lab.experiments.prompt_sets import Conversation, Prompt, read
 from lab.experiments.rows import Row, RowFile
 from lab.experiments.runner import Job, Runner, Step
@@ -250,8 +250,8 @@ def _what_is_missing(arm: Arm) -> str:
 
     Devices are looked at only for optional arms of a local pair.
     """
-    if not is_there(arm):
-        return f"{arm.work.peer} is not installed"
+    if reason := what_is_missing(arm):
+        return reason
     if not arm.is_optional or arm.launch.ray or arm.work.peer:
         return ""
     devices = arm.pair.target_device, arm.pair.drafter_device
@@ -349,11 +349,13 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
         )
         for arm in wanted.arms
     )
-    # How a pair warms up changes no text. The default is left out of the digest, so that
-    # folders that were begun before the setting existed can still be resumed.
+    # Defaults of newer settings are left out of the digest, so that folders that were begun before
+    # the setting existed can still be resumed.
     others = description.model_dump(exclude={"arms", "fixed", "title", "question", "x"})
     if description.warm_prompts == 1:
         del others["warm_prompts"]
+    if not description.without_prompt:
+        del others["without_prompt"]
     decided = {
         "arms": [(arm.name, arm.settings) for arm in arms],
         "prompts": [[(one.name, one.turns) for one in sets[arm.name]] for arm in arms],
@@ -370,6 +372,7 @@ def _header(wanted: Experiment, sets: Mapping[str, Sequence[Prompt]]) -> Header:
         repetitions=description.repetitions,
         max_tokens=max(arm.sampling.max_tokens for arm in wanted.arms),
         arms=arms,
+        speed=AFTER_PROMPT if description.without_prompt else "",
     )
 
 

@@ -16,6 +16,7 @@ baselines differ.
 
 import dataclasses
 import itertools
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ SHORT = {
     "temperature": "T",
     "texts_at_once": "texts",
     "peer_k": "K",
+    "peer_file": "",
     "simulate_target_ms": "target",
     "simulate_draft_ms": "draft",
     "policy_option": "",
@@ -63,7 +65,10 @@ PROCESSORS = (
 )
 STOPS = ("stop", "stop_token_ids", "ignore_eos")  # parameters that decide where a text ends
 OF_PEERS = SamplingParams(ignore_eos=True)  # what every peer does, whatever these parameters say
-TOP_P_FIRST: frozenset[Peer] = frozenset({"huggingface", "llamacpp"})  # before min_p
+TOP_P_FIRST: frozenset[Peer] = frozenset({"huggingface"})  # before min_p
+OF_TEXT: frozenset[Peer] = frozenset({"llamacpp"})  # peers that state a text, and not its tokens
+GGUF = ".gguf"
+QUANTISED = re.compile(r"[A-Z][A-Z0-9_]*")  # the form of llama.cpp's names of kinds: Q4_K_M
 OUR_ENGINE: frozenset[Peer] = frozenset({"one_process"})  # peers that run on our own engine
 
 
@@ -88,6 +93,13 @@ class Work(Frozen):
     peer_k: Annotated[
         int | None, Field(ge=1, description="Drafts of a pass of the peer; default: its own.")
     ] = None
+    peer_file: Annotated[
+        str,
+        Field(
+            description="For llamacpp: a GGUF file in the place of the target, or the kind (Q8_0, "
+            "Q4_K_M ...) into which llama-quantize converts the target."
+        ),
+    ] = ""
 
 
 class Description(Frozen):
@@ -100,6 +112,7 @@ class Description(Frozen):
     warm_pairs       most engines that are kept running at the same time
     warm_prompts     prompts that a new engine answers before it is measured
     sweep_prompts    prompts on which the values of a swept setting are compared
+    without_prompt   the speeds leave out the first tokens, and the time in which the prompt is read
     baseline         settings of the arm that others are compared with
     fixed            settings of all arms
     arms             the `[[arms]]` tables
@@ -115,6 +128,7 @@ class Description(Frozen):
     warm_pairs: Annotated[int, Field(ge=1, le=32)] = 6
     warm_prompts: Annotated[int, Field(ge=1)] = 1
     sweep_prompts: Annotated[int, Field(ge=1)] = 5
+    without_prompt: bool = False
     baseline: dict[str, Any] = Field(default_factory=lambda: {"policy": "ar"})
     fixed: dict[str, Any] = Field(default_factory=dict)
     arms: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
@@ -135,7 +149,7 @@ HOME = {name: kind for kind in KINDS for name in kind.model_fields if name not i
 # Settings that must be equal for two arms to write the same tokens, whatever the drafter.
 DECIDES_THE_TEXT = (
     *("target", "target_revision", "dtype", "reproducible", "prompts", "limit", "chat"),
-    *("max_prompt_tokens", "max_tokens", "texts_at_once"),
+    *("max_prompt_tokens", "max_tokens", "texts_at_once", "peer_file"),
     *(name for name in SamplingParams.model_fields if name not in NOT_FOR_ALL),
 )
 
@@ -193,7 +207,8 @@ def is_same_text(arm: Arm, other: Arm) -> bool:
     def has_one_text(one: Arm) -> bool:
         chooses_as_we_do = not one.work.peer or one.work.peer in OUR_ENGINE
         is_seeded = one.speculation.verify == "coupled" and chooses_as_we_do
-        return one.sampling.temperature == 0 or is_seeded
+        states_tokens = one.work.peer not in OF_TEXT
+        return (one.sampling.temperature == 0 and states_tokens) or is_seeded
 
     return has_one_text(arm) and has_one_text(other) and asked(arm) == asked(other)
 
@@ -339,7 +354,8 @@ def _short(key: str, value: object) -> str:
         return key.replace("_", " ")
     if value == "":
         return ""
-    written = Path(str(value)).stem if key == "prompts" else str(value).removeprefix("drafter:")
+    is_file = key in ("prompts", "peer_file")
+    written = Path(str(value)).stem if is_file else str(value).removeprefix("drafter:")
     short = SHORT.get(key, key)
     return f"{short}={written}" if short else written
 
@@ -390,7 +406,21 @@ def _check(arm: Arm) -> None:
         _check_one_process(arm)
     if arm.work.texts_at_once > 1:
         raise ConfigurationError("a peer writes one text at once")
+    _check_file_of_peer(arm.work)
     _check_sampling_of_peer(arm)
+
+
+def _check_file_of_peer(work: Work) -> None:
+    """Raise ConfigurationError if `peer_file` is neither a file nor a kind of quantised weights."""
+    file = work.peer_file
+    if file and work.peer != "llamacpp":
+        raise ConfigurationError(f"{work.peer} reads no GGUF file; leave `peer_file` out")
+    if file.endswith(GGUF) and not Path(file).is_file():
+        raise ConfigurationError(f"there is no file {shown(file)}; see `peer_file`")
+    if file and not file.endswith(GGUF) and not QUANTISED.fullmatch(file):
+        raise ConfigurationError(
+            f"`peer_file` is a file that ends in {GGUF}, or a kind such as Q8_0, not {shown(file)}"
+        )
 
 
 def _check_one_process(arm: Arm) -> None:
@@ -418,10 +448,6 @@ def _check_sampling_of_peer(arm: Arm) -> None:
         raise ConfigurationError(
             f"{peer} applies top_p before min_p, a pair after it; set only one"
         )
-    if peer == "llamacpp" and has_top_p and asked.temperature != 1:
-        raise ConfigurationError(
-            "llamacpp applies top_p before the temperature, a pair after it; set temperature to 1"
-        )
     if peer == "vllm" and has_min_p and arm.work.mode != "plain":
         raise ConfigurationError(
             "vllm has no min_p when it drafts; leave it out, or set mode to plain"
@@ -440,6 +466,8 @@ def _parsed(name: str, value: object, folder: Path) -> object:
         return form.parse(name, value)
     if name in ("target", "drafter", "heads"):
         return str(MODELS / value) if (MODELS / value).is_dir() else value
+    if name == "peer_file" and value.endswith(GGUF):  # the peer runs in another folder
+        return str(Path(value).absolute() if Path(value).exists() else folder.absolute() / value)
     if name in ("prompts", "reference") and value and not Path(value).exists():
         return str(folder / value)
     return (value,) if kind is not None and "tuple" in str(kind) else value

@@ -25,6 +25,7 @@ from coordinator.text.metrics import TOO_LATE, late_share, origins
 from coordinator.text.session import Emit
 from coordinator.text.stream import Reader, TokenStream
 from lab.experiments.description import Arm
+from lab.experiments.peers import llamacpp_programs
 from proto.errors import ConfigurationError, NodeError
 from proto.installation import ROOT
 from proto.messages import Role
@@ -34,10 +35,11 @@ PEER_LIMIT_S = 600.0  # most seconds for a peer to start, or to generate a text
 PEERS = {
     "huggingface": ("lab.experiments.peers.huggingface", ("transformers",)),
     "one_process": ("lab.experiments.peers.one_process", ("torch",)),
-    "llamacpp": ("lab.experiments.peers.llamacpp", ("llama_cpp", "gguf")),
+    "llamacpp": ("lab.experiments.peers.llamacpp", ("gguf",)),
     "vllm": ("lab.experiments.peers.vllm", ("vllm",)),
 }
 OF_ONE_MODE = {"vllm"}  # peers whose mode and K are fixed when their process starts
+OF_FILES = {"llamacpp"}  # peers whose mode and file are: with one failing, others are measured
 ACCEPTED = "draft:"  # prefix of a token's origin if it is an accepted draft
 
 
@@ -87,7 +89,11 @@ def host_of(arm: Arm) -> Hashable:
     """Return the key of the engine that an arm needs: arms with equal keys share one engine."""
     if arm.work.peer:
         config, work = arm.pair, arm.work
-        way = (work.mode, work.peer_k) if work.peer in OF_ONE_MODE else ()
+        way: tuple[object, ...] = ()
+        if work.peer in OF_ONE_MODE:
+            way = work.mode, work.peer_k
+        elif work.peer in OF_FILES:
+            way = work.mode, work.peer_file
         models = config.target, config.drafter, config.dtype, config.target_device
         return work.peer, *models, *way, _simulated(config)
     return arm.pair, arm.launch
@@ -102,11 +108,13 @@ def _simulated(config: PairConfig) -> tuple[float, ...]:
     return milliseconds if any(milliseconds) else ()
 
 
-def is_there(arm: Arm) -> bool:
-    """True if the Python packages that the arm needs are installed."""
-    if not arm.work.peer:
-        return True
-    return all(importlib.util.find_spec(name) for name in PEERS[arm.work.peer][1])
+def what_is_missing(arm: Arm) -> str:
+    """Return which package or program of the arm's peer is missing, and what to do; "": none."""
+    peer = arm.work.peer
+    for name in PEERS[peer][1] if peer else ():
+        if importlib.util.find_spec(name) is None:
+            return f"the package {name} is not installed (`pip install {name}`)"
+    return llamacpp_programs.what_is_missing() if peer == "llamacpp" else ""
 
 
 class Warm:
@@ -262,7 +270,7 @@ class PeerEngine:
     def __init__(self, arm: Arm) -> None:
         """Start the peer, on the target's GPU or else on all CPU cores, and wait until it is ready.
 
-        Raises NodeError.
+        Raises NodeError, ConfigurationError.
         """
         config = arm.pair
         device = config.target_device if config.target_device.startswith("cuda") else "cpu"
@@ -274,6 +282,8 @@ class PeerEngine:
         ]
         if self._name in OF_ONE_MODE:
             self._command += [arm.work.mode, str(arm.work.peer_k or 0)]
+        elif self._name in OF_FILES:
+            self._command += [arm.work.mode, arm.work.peer_file]
         self._command += map(str, _simulated(config))
         self._process = subprocess.Popen(
             self._command,
@@ -289,7 +299,8 @@ class PeerEngine:
     def _answer(self, *fields: str) -> dict[str, Any]:
         """Read and return a line of the peer: a JSON object with these fields, in PEER_LIMIT_S.
 
-        Raises NodeError; then the peer's process has ended.
+        Raises NodeError, or ConfigurationError with the reason if the peer says that it would fail
+        again; then its process has ended.
         """
         assert self._process.stdout is not None
         too_late = threading.Timer(PEER_LIMIT_S, kill, (self._process,))
@@ -307,6 +318,8 @@ class PeerEngine:
         if isinstance(record, dict) and all(field in record for field in fields):
             return record
         self.close()
+        if isinstance(record, dict) and isinstance(reason := record.get("error"), str):
+            raise ConfigurationError(reason)
         what = "wrote a line that is no answer" if line else "ended"
         raise NodeError(f"{self._name} {what}; {self._hint}")
 
@@ -318,7 +331,10 @@ class PeerEngine:
     def write(
         self, arm: Arm, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]
     ) -> list[Written]:
-        """Generate the prompts' texts one after the other and return them. Raises NodeError."""
+        """Generate the prompts' texts one after the other and return them.
+
+        Raises NodeError, ConfigurationError.
+        """
         return [
             self._one(arm.sampling, arm.work.mode, arm.work.peer_k, prompt, seed)
             for prompt, seed in zip(prompts, seeds, strict=True)
@@ -332,7 +348,10 @@ class PeerEngine:
         prompt: tuple[int, ...],
         seed: int,
     ) -> Written:
-        """Send one request to the peer and return the text of its answer. Raises NodeError."""
+        """Send one request to the peer and return the text of its answer.
+
+        Raises NodeError, ConfigurationError.
+        """
         assert self._process.stdin is not None
         request = {
             "mode": mode,

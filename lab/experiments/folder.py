@@ -2,7 +2,7 @@
 
 experiment.json   the arms and what they are compared with; machine and versions of each run
 rows.jsonl        a row for each text (`rows.py`)
-summary.csv, *.png, report.html, answers/   made from these two
+summary.csv, table.md, *.png, report.html, answers/   made from these two
 """
 
 import dataclasses
@@ -22,6 +22,8 @@ from proto.system import cannot_read, cannot_write
 
 FILE, ROWS = "experiment.json", "rows.jsonl"
 SUMMARY, REPORT, ANSWERS, TRACES = "summary.csv", "report.html", "answers", "traces"
+TABLE = "table.md"
+AFTER_PROMPT = "after the first tokens"  # what a speed counts where it is not a whole text
 PICTURES = (
     *("speedup.png", "along_x.png", "categories.png", "acceptance.png", "tokens_per_pass.png"),
     "predicted.png",
@@ -73,6 +75,7 @@ class Header:
     digest  hash of everything that decides the rows: another digest is another experiment
     x       the setting that a picture has on its x axis; empty: none
     runs    every run of the command, in order of time
+    speed   what a speed counts: AFTER_PROMPT, or "" for whole texts, prompt included
     """
 
     __pydantic_config__ = NO_OTHERS
@@ -86,6 +89,7 @@ class Header:
     max_tokens: int
     arms: tuple[ArmRecord, ...]
     runs: tuple[RunRecord, ...] = field(default=())
+    speed: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -152,7 +156,7 @@ class Folder:
         except OSError as error:
             where = self.path if error.filename in (None, str(trial)) else error.filename
             raise OutputError(f"cannot write to {where}: {cannot_write(error)}") from error
-        for name in (FILE, SUMMARY, REPORT, *PICTURES):
+        for name in (FILE, SUMMARY, TABLE, REPORT, *PICTURES):
             if (self.path / name).is_dir():  # an existing file would simply be replaced
                 raise OutputError(
                     f"{self.path / name} is a folder, and a file has to be written there; remove "

@@ -46,7 +46,8 @@ class Row:
     at                 when it began, UTC
     num_cell_tokens, wall_s  tokens of all texts that were generated at the same time, and the time
                        from the start of the first to the end of the last
-    tokens_per_second  num_cell_tokens / wall_s
+    tokens_per_second  num_cell_tokens / wall_s; under `without_prompt` both without the first
+                       tokens of each text and the time until the first of all
     ttft_s             time to the first token
     itl_p50_ms, itl_p99_ms  time from one arrival of tokens to the next: median, 99th percentile;
                        the tokens of one pass arrive together, and count as one arrival

@@ -242,7 +242,9 @@ class Runner:
             seeds = [FIRST_SEED + indices[text] for text in open_ones]
             at, load, num_bytes = datetime.now(UTC), Load(), engine.num_bytes
             written = engine.write(job.arm, prompts, seeds)
-            together = _Turn.of(turn, at, written, load.cores(), engine.num_bytes - num_bytes)
+            num_bytes = engine.num_bytes - num_bytes
+            skips = self._description.without_prompt
+            together = _Turn.of(turn, at, written, load.cores(), num_bytes, without_prompt=skips)
             for text, prompt, one in zip(open_ones, prompts, written, strict=True):
                 talks[text].answered(one.tokens)
                 made.append(_Text(text, indices[text], len(prompt), one, together))
@@ -267,7 +269,7 @@ class Runner:
             tokens=written.tokens,
             num_cell_tokens=turn.num_tokens,
             wall_s=turn.wall_s,
-            tokens_per_second=turn.num_tokens / turn.wall_s if turn.wall_s > 0 else 0.0,
+            tokens_per_second=turn.tokens_per_second,
             ttft_s=written.emitted[0][0],
             itl_p50_ms=p50_ms,
             itl_p99_ms=p99_ms,
@@ -289,6 +291,7 @@ class _Turn:
     at         when it began, UTC
     num_tokens, num_bytes  of all texts together
     wall_s     seconds until the last text ended
+    tokens_per_second  of all texts together, perhaps without the prompts' part
     load       CPU cores that other processes used meanwhile
     """
 
@@ -296,17 +299,33 @@ class _Turn:
     at: datetime
     num_tokens: int
     wall_s: float
+    tokens_per_second: float
     load: float
     num_bytes: int
 
     @classmethod
     def of(
-        cls, number: int, at: datetime, written: Sequence[Written], load: float, num_bytes: int
+        cls,
+        number: int,
+        at: datetime,
+        written: Sequence[Written],
+        load: float,
+        num_bytes: int,
+        *,
+        without_prompt: bool,
     ) -> "_Turn":
-        """Return the turn's totals over the texts that were written."""
-        num_tokens = sum(len(one.tokens) for one in written)
+        """Return the turn's totals over the texts that were written.
+
+        without_prompt  the speed counts only what comes after the first tokens of the first text
+        """
+        num_tokens = sum(number for one in written for _, number in one.emitted)
         wall_s = max(one.emitted[-1][0] for one in written)
-        return cls(number, at, num_tokens, wall_s, load, num_bytes)
+        counted, seconds = num_tokens, wall_s
+        if without_prompt:
+            counted -= sum(one.emitted[0][1] for one in written)
+            seconds -= min(one.emitted[0][0] for one in written)
+        speed = counted / seconds if seconds > 0 else 0.0
+        return cls(number, at, num_tokens, wall_s, speed, load, num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

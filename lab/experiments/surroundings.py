@@ -10,7 +10,7 @@ from pathlib import Path
 
 from proto.installation import IS_CHECKOUT, ROOT
 
-PACKAGES = ("torch", "transformers", "pyzmq", "ray", "numpy", "llama-cpp-python", "vllm")
+PACKAGES = ("torch", "transformers", "pyzmq", "ray", "numpy", "vllm")
 GIT_LIMIT_S, GPU_LIMIT_S = 5.0, 10.0
 # Load (cores) below which the machine is quiet; how long to wait for that; time of one sample.
 QUIET, QUIET_LIMIT_S, SAMPLE_S = 0.1, 30.0, 0.5
@@ -76,9 +76,8 @@ class Load:
 
     def cores(self) -> float:
         """Return how many CPU cores other processes used on average since the creation."""
-        own = _own_s()
-        # A process of ours that has ended since then is counted as one of others.
-        own_s = sum(spent - self._own.get(pid, 0.0) for pid, spent in own.items())
+        # What a process of ours had spent when it ended is in the figure of its parent.
+        own_s = sum(_own_s().values()) - sum(self._own.values())
         elapsed_s = time.monotonic() - self._since
         return max(0.0, _busy_s() - self._busy_s - own_s) / max(elapsed_s, 1e-3)
 
@@ -91,7 +90,10 @@ def _busy_s() -> float:
 
 
 def _own_s() -> dict[int, float]:
-    """Return the CPU seconds of this process and of each of its descendants, by process id."""
+    """Return the CPU seconds of this process and of each of its descendants, by process id.
+
+    The seconds of children that have ended are in them.
+    """
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
     for entry in Path("/proc").iterdir():
@@ -99,11 +101,11 @@ def _own_s() -> dict[int, float]:
             continue
         # The name of the program may have spaces and brackets in it.
         fields = _read(f"/proc/{entry.name}/stat").rpartition(")")[2].split()
-        if len(fields) < 13:
+        if len(fields) < 15:
             continue  # the process has just ended
         pid = int(entry.name)
         parents[pid] = int(fields[1])
-        spent[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        spent[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     own = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in own and pid not in own}:
         own |= more

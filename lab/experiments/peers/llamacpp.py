@@ -1,194 +1,197 @@
-"""llama.cpp as a peer for the benchmark, where `llama-cpp-python` and `gguf` are installed.
+"""llama.cpp as a peer for the benchmark, by its own programs (`build_llamacpp.py` builds them).
 
-    pip install llama-cpp-python gguf
-    python -m lab.experiments.peers.llamacpp TARGET DRAFTER DTYPE DEVICE
+    python -m lab.experiments.peers.llamacpp TARGET DRAFTER DTYPE DEVICE MODE FILE
 
-Requests and answers are those of `huggingface.py`. Modes: plain, and lookup (its prompt lookup
-decoding). The target is converted to GGUF in DTYPE, so that both compute with the same weights.
+Requests and answers are those of `huggingface.py`; an answer may also be {"error": one line}. MODE
+is plain (`llama-completion`), assisted or lookup (`llama-speculative-simple`, with the drafter, or
+with n-grams of the text). Target and drafter are written as GGUF in DTYPE, so that both sides
+compute with the same weights. FILE may name another target: a GGUF file, or a kind such as Q8_0,
+into which `llama-quantize` then converts the target; empty: neither.
+
+The programs take a text and print a text. The prompt's token ids are turned into text by the
+target's tokenizer, and llama.cpp must read this text as the ids that the tokenizer gives. The
+number of threads is chosen before the first text: the fastest on a short one.
 """
 
+import contextlib
+import itertools
 import json
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import gguf
-import llama_cpp
-import torch
-import transformers as hf
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from tokenizers import Tokenizer
 
-# -- gguf file -------------------------------------------------------------------------------------
+from engine.checkpoint.checkpoint import find_checkpoint
+from engine.errors import ModelError
+from lab.experiments.peers import llamacpp_programs as programs
+from lab.experiments.peers.gguf_file import CannotWrite, digest_of, kept, kept_model
+from lab.experiments.peers.llamacpp_programs import Made, ProgramError, UnknownTimes
 
-# Writes a model of the llama architecture as a GGUF file, for the llama.cpp peer.
-#
-# The file has no tokenizer: the peer is given token ids and answers with token ids.
-
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-TYPES = {
-    torch.float32: gguf.GGMLQuantizationType.F32,
-    torch.float16: gguf.GGMLQuantizationType.F16,
-    torch.bfloat16: gguf.GGMLQuantizationType.BF16,
-}
-
-
-def write(folder: str, dtype: str, path: Path) -> None:
-    """Convert the model in `folder`, with its matrices in `dtype` ("auto": the checkpoint's)."""
-    kind: Any = "auto" if dtype == "auto" else getattr(torch, dtype)
-    model: Any = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
-    config = model.config
-    rope = config.rope_parameters
-    if config.model_type != "llama" or rope["rope_type"] != "default":
-        raise SystemExit(f"{folder}: only llama with plain rotary embeddings is written as GGUF")
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
-    for name, tensor in _tensors(model):
-        _add(writer, name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
-    """Return the model's weights, each with its name in a GGUF file."""
-    config, inner = model.config, model.model
-    found = [("token_embd", inner.embed_tokens.weight), ("output_norm", inner.norm.weight)]
-    if not config.tie_word_embeddings:
-        found.append(("output", model.lm_head.weight))
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for number, layer in enumerate(inner.layers):
-        for theirs, ours in NAMES.items():
-            weight = layer.get_submodule(theirs).weight
-            if ours in heads:
-                weight = _interleaved(weight, heads[ours])
-            found.append((f"blk.{number}.{ours}", weight))
-    return [(f"{name}.weight", weight.detach()) for name, weight in found]
-
-
-def _interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Return rows in the order of llama.cpp's rotary embedding, which rotates neighbours.
-
-    The other form rotates the two halves.
-
-    weight  [num_heads * head_dim, hidden size] of q_proj or k_proj
-    """
-    halves = weight.view(num_heads, 2, -1, weight.shape[1])
-    return halves.transpose(1, 2).reshape(weight.shape)
-
-
-def _add(writer: Any, name: str, tensor: torch.Tensor) -> None:
-    """Add a tensor to the GGUF file; vectors are converted to float32."""
-    if tensor.dim() == 1:
-        tensor = tensor.float()
-    kind = TYPES[tensor.dtype]
-    array = tensor.contiguous().view(torch.uint8) if tensor.dtype == torch.bfloat16 else tensor
-    writer.add_tensor(name, array.numpy(), raw_dtype=kind)
-
-
-# -- llamacpp --------------------------------------------------------------------------------------
-
-MAX_LEN = 1024
-WARM_UP: dict[str, Any] = {
-    "mode": "plain",
-    "prompt": [1, 2],
-    "max_tokens": 8,
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "seed": 0,
-}
+TRIAL = "def main():\n"  # what the number of threads is chosen on, with these
+TRIAL_TOKENS, TRIAL_DRAFTS, TRIALS = 16, 3, 2
+ROUNDED = 256  # the size of the cache is a multiple of this
+ATTEMPTS = 4  # times that a text is written, because a program may lose its last lines
 
 
 class Peer:
-    """The target under llama.cpp, on a GPU or on all CPU cores that the process may use."""
+    """The target under llama.cpp, on a GPU or on CPU cores.
 
-    def __init__(self, target: str, dtype: str, device: str) -> None:
-        self.num_gpu_layers = -1 if device.startswith("cuda") else 0
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "target.gguf"
-            write(target, dtype, path)
-            self.models = {
-                "plain": self._model(path, None),
-                "lookup": self._model(path, LlamaPromptLookupDecoding(num_pred_tokens=10)),
-            }
+    file  GGUF file of the target, or the kind to convert it into; empty: in `dtype`
+    """
 
-    def _model(self, path: Path, draft: Any) -> Any:
-        """Load and return the GGUF file's model; `draft` makes drafts (None: plain decoding)."""
-        cores = len(os.sched_getaffinity(0))
-        return llama_cpp.Llama(
-            str(path),
-            n_ctx=MAX_LEN,
-            n_gpu_layers=self.num_gpu_layers,
-            n_threads=cores,
-            n_threads_batch=cores,
-            flash_attn=True,
-            use_mmap=False,
-            draft_model=draft,
-            verbose=False,
-        )
+    def __init__(
+        self, target: str, drafter: str, dtype: str, device: str, mode: str, file: str
+    ) -> None:
+        assert mode in ("plain", "assisted", "lookup"), f"there is no mode {mode} here"
+        self.mode = mode
+        folder = find_checkpoint(target, None)
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        place = ["-ngl", "99"] if device.startswith("cuda") else ["-dev", "none"]
+        self._models = ["-m", target_file(folder, dtype, file), *place]
+        if mode == "assisted":
+            place = ["-ngld", "99"] if device.startswith("cuda") else ["-devd", "none"]
+            self._models += ["-md", kept_model(find_checkpoint(drafter, None), dtype), *place]
+            self._models += ["--spec-type", "draft-simple"]
+        elif mode == "lookup":
+            self._models += ["--spec-type", "ngram-simple"]
+        self.num_threads = self._best_number_of_threads()
+
+    def _best_number_of_threads(self) -> int:
+        """Return the number of threads with which a short text is written fastest."""
+        numbers = programs.numbers_of_threads(len(os.sched_getaffinity(0)))
+        if len(numbers) == 1:
+            return numbers[0]
+        if self.mode == "plain":
+            listed = ",".join(map(str, numbers))
+            arguments = ["-p", 0, "-n", TRIAL_TOKENS, "-r", TRIALS, "-t", listed, "-o", "json"]
+            return programs.fastest(
+                programs.bench(programs.run(programs.BENCH, *self._models, *arguments)[0])
+            )
+        request = {"max_tokens": TRIAL_TOKENS, "temperature": 0.0, "setting": TRIAL_DRAFTS}
+        speeds = dict.fromkeys(numbers, 0.0)
+        for self.num_threads in numbers * TRIALS:
+            made = self.write({**request, "seed": 0}, TRIAL)
+            speeds[self.num_threads] = max(speeds[self.num_threads], made.tokens_per_second)
+        return programs.fastest(speeds)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Generate exactly `max_tokens` tokens for a request; return tokens, times and counts."""
-        model = self.models[request["mode"]]
-        model.reset()
-        model.set_seed(request["seed"] & 0x7FFFFFFF)
-        started = time.perf_counter()
-        tokens: list[int] = []
-        times: list[float] = []
-        temperature = request["temperature"]
-        made = model.generate(
-            request["prompt"],
-            temp=temperature,
-            top_k=request["top_k"],
-            top_p=request["top_p"],
-            # A pair applies min_p after the temperature T, and llama.cpp before it. There min_p**T
-            # keeps the same tokens: the ratio of two chances before T is that after it to the power
-            # of T.
-            min_p=request["min_p"] ** temperature if request["min_p"] else 0.0,
-        )
-        for token in made:
-            tokens.append(int(token))
-            times.append(time.perf_counter() - started)
-            if len(tokens) == request["max_tokens"]:
-                break
-        return {"tokens": tokens, "times": times, "counts": [1] * len(times)}
+        """Generate at least `max_tokens` tokens for a request; return tokens, times and counts.
+
+        The last pass of speculation may bring some more. The tokens are those that the tokenizer
+        makes of the text. Raises ProgramError.
+        """
+        prompt = self.tokenizer.decode(request["prompt"], skip_special_tokens=False)
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        made = self.write(request, prompt)
+        if made.num_prompt_tokens != len(ids) or made.prompt_tokens not in ((), tuple(ids)):
+            raise ProgramError("llama.cpp reads the prompt as other tokens than the target's are")
+        if made.num_tokens < request["max_tokens"]:
+            wanted = f"{request['max_tokens']} tokens were asked for"
+            raise ProgramError(f"llama.cpp wrote {made.num_tokens}, and {wanted}")
+        text = made.text.decode(errors="replace")
+        tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return {"tokens": tokens, **arrivals(made)}
+
+    def write(self, request: dict[str, Any], prompt: str) -> Made:
+        """Let the program of this mode write one text, again if lines are lost.
+
+        Raises ProgramError.
+        """
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(UnknownTimes):
+                return self._written(request, prompt)
+        return self._written(request, prompt)
+
+    def _written(self, request: dict[str, Any], prompt: str) -> Made:
+        """Let the program of this mode write one text. Raises ProgramError."""
+        count = request["max_tokens"]
+        most = len(prompt.encode()) + count + ROUNDED  # a token has a byte at least
+        arguments = [
+            *(*self._models, "--no-escape", "--ignore-eos", "-s", request["seed"]),
+            *("-c", most // ROUNDED * ROUNDED, "-t", self.num_threads, "-tb", self.num_threads),
+            *sampling(request),
+        ]
+        with tempfile.NamedTemporaryFile(suffix=".txt") as file:
+            file.write(prompt.encode())
+            file.flush()
+            arguments += ["-bf", file.name]
+            if self.mode == "plain":
+                more = ["-n", count, "-no-cnv", "--no-display-prompt", "--verbose-prompt"]
+                return programs.completion(*programs.run(programs.COMPLETION, *arguments, *more))
+            more = ["-n", count - 1]  # it writes until it has more
+            if self.mode == "assisted":
+                more += ["-td", self.num_threads, "-tbd", self.num_threads]
+                more += ["--spec-draft-n-max", request["setting"] or TRIAL_DRAFTS]
+            made = programs.run(programs.SPECULATIVE, *arguments, *more)
+            return programs.speculative(*made, prompt.encode())
+
+
+def target_file(target: Path, dtype: str, file: str = "") -> Path:
+    """Return the GGUF file of the target, which is made if it is not in the cache.
+
+    file  the file itself, or the kind to convert it into; empty: in `dtype`
+
+    Raises ProgramError, CannotWrite.
+    """
+    if file.endswith(".gguf"):
+        return Path(file)
+    whole = kept_model(target, dtype)
+    if not file:
+        return whole
+    name = f"{digest_of(target, dtype, file)}-{file}"
+    return kept(name, lambda path: _quantize(whole, path, file))
+
+
+def _quantize(whole: Path, path: Path, kind: str) -> None:
+    """Write the quantised form of a GGUF file. Raises ProgramError."""
+    programs.run(programs.QUANTIZE, whole, path, kind)
+
+
+def sampling(request: dict[str, Any]) -> list[object]:
+    """Return the arguments that choose tokens as a pair does: these filters, in this order."""
+    temperature = request["temperature"]
+    if temperature == 0:
+        return ["--samplers", "temperature", "--temp", 0]
+    names, values = ["temperature"], ["--temp", temperature]
+    for name, flag, none in (
+        ("min_p", "--min-p", 0.0),
+        ("top_k", "--top-k", 0),
+        ("top_p", "--top-p", 1.0),
+    ):
+        if request.get(name, none) != none:
+            names.append(name)
+            values += [flag, request[name]]
+    return ["--samplers", ";".join(names), *values]
+
+
+def arrivals(made: Made) -> dict[str, list[Any]]:
+    """Return `times` and `counts` of an answer: as many arrivals as there were passes.
+
+    A program states only how long all of them took, so they stand at equal distances.
+    """
+    step_s = made.writing_s / made.num_passes
+    times = [made.prompt_s + step_s * number for number in range(1, made.num_passes + 1)]
+    left = made.num_tokens - made.has_first_free
+    ends = [left * number // made.num_passes for number in range(made.num_passes + 1)]
+    counts = [after - before for before, after in itertools.pairwise(ends)]
+    if made.has_first_free:
+        times, counts = [made.prompt_s, *times], [1, *counts]
+    return {"times": times, "counts": counts}
 
 
 def main() -> None:
-    """Load the target, say that it is ready, and answer requests until standard input ends."""
-    target, _, dtype, device = sys.argv[1:5]
-    peer = Peer(target, dtype, device)
-    peer.answer(WARM_UP)
-    print(json.dumps({"ready": llama_cpp.__version__}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(peer.answer(json.loads(line))), flush=True)
+    """Prepare the models, say that the peer is ready, and answer until standard input ends."""
+    try:
+        peer = Peer(*sys.argv[1:7])
+        threads = f"{peer.num_threads} thread{'s' * (peer.num_threads > 1)}"
+        print(json.dumps({"ready": f"{programs.version()}, {threads}"}), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(peer.answer(json.loads(line))), flush=True)
+    except (ProgramError, CannotWrite, ModelError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)
 
 
 if __name__ == "__main__":

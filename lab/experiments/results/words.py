@@ -112,7 +112,7 @@ def series(header: Header, measured: Sequence[str]) -> list[Series]:
     """
     if not header.x:
         return []
-    ignored = _swept(header.arms)
+    ignored = swept(header.arms)
     on_x = {header.x, *(COSTS if header.x == COST_RATIO else ())}
     groups: dict[tuple[tuple[str, str], ...], list[ArmRecord]] = defaultdict(list)
     for arm in header.arms:
@@ -133,7 +133,7 @@ def series(header: Header, measured: Sequence[str]) -> list[Series]:
     ]
 
 
-def _swept(arms: Sequence[ArmRecord]) -> dict[str, set[str]]:
+def swept(arms: Sequence[ArmRecord]) -> dict[str, set[str]]:
     """Return the settings that each sweep chose among, by name of the sweep."""
     values: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for arm in arms:
@@ -190,6 +190,8 @@ def facts(header: Header, measured: Collection[str]) -> list[str]:
     times = f", {header.repetitions} times each" if header.repetitions > 1 else ""
     prompts = f"{header.num_prompts} prompt{'s' * (header.num_prompts != 1)}"
     found = [f"{prompts}{times}, at most {header.max_tokens} tokens a text."]
+    if header.speed:
+        found.append(f"Speeds count what comes {header.speed} of a text.")
     arms = [arm for arm in header.arms if arm.name in measured]
     if any(arm.settings.get(name) for arm in arms for name in SIMULATED):
         found.append(

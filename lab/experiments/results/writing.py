@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.cli.wrapping import wrapped
-from lab.experiments.folder import ANSWERS, REPORT, SUMMARY, Header, write_whole
+from lab.experiments.folder import ANSWERS, REPORT, SUMMARY, TABLE, Header, write_whole
 from lab.experiments.results.lateness import with_void_arms
+from lab.experiments.results.markdown import markdown
 from lab.experiments.results.pictures import draw_all
 from lab.experiments.results.report import TERMINAL, device_table, page, table, to_csv
 from lab.experiments.results.summary import sound, summarize
@@ -111,11 +112,12 @@ def write_results(folder: Path, header: Header, rows: Sequence[Row], wanted: Wan
     rows = with_void_arms(rows, {arm.name: arm.baseline for arm in header.arms})
     summaries = summarize(header, rows)
     write_whole(folder / SUMMARY, to_csv(summaries))
+    write_whole(folder / TABLE, markdown(header, summaries))
     pictures = draw_all(header, rows, summaries, wanted.predicted)
     for name, picture in pictures.items():
         write_whole(folder / name, picture)
     _write_answers(folder / ANSWERS, header, rows, wanted.decoders)
-    made = [SUMMARY, *pictures]
+    made = [SUMMARY, TABLE, *pictures]
     if wanted.report:
         text = page(header, rows, summaries, pictures, wanted.traces, command=wanted.command)
         write_whole(folder / REPORT, text)

@@ -88,7 +88,7 @@ def test_the_same_tokens_are_expected_where_they_are_promised() -> None:
     found = arms(
         {"policy": ["ar", "sync"], "temperature": [0.0, 0.8]},
         {"name": "token", "verify": "token", "temperature": [0.0, 0.8]},
-        {"peer": ["huggingface", "one_process"], "temperature": [0.0, 0.8]},
+        {"peer": ["huggingface", "llamacpp", "one_process"], "temperature": [0.0, 0.8]},
         {"name": "half", "dtype": "bfloat16", "temperature": [0.0]},
     )
     same = {
@@ -108,14 +108,12 @@ def test_a_peer_on_our_engine_may_run_on_simulated_devices_in_a_process_for_each
 def test_a_peer_may_sample_as_a_pair_does_and_greedy_choice_needs_no_filter() -> None:
     filters = {"top_k": 20, "top_p": 0.9, "min_p": 0.1}
     found = arms(
-        {"peer": ["one_process", "vllm"], **filters, "temperature": 0.8},
+        {"peer": ["one_process", "llamacpp", "vllm"], **filters, "temperature": 0.8},
         {"peer": "huggingface", "top_k": 20, "top_p": 0.9, "temperature": 0.8},
-        {"peer": "llamacpp", "top_k": 20, "min_p": 0.1, "temperature": 0.8},
-        {"peer": "llamacpp", "top_k": 20, "top_p": 0.9, "temperature": 1.0},
         {"name": "greedy", "peer": ["huggingface", "llamacpp"], **filters, "temperature": 0.0},
         {"name": "drafts", "peer": "vllm", "mode": "assisted", **filters, "temperature": 0.0},
     )
-    assert len(found) == 8
+    assert len(found) == 7
 
 
 def test_a_pair_has_room_for_the_texts_at_once_and_its_drafter_is_not_started_again() -> None:
@@ -139,6 +137,9 @@ def test_a_pair_has_room_for_the_texts_at_once_and_its_drafter_is_not_started_ag
         ({"peer": "one_process", "drafter": "ngram"}, "arm 'one_process': one_process drafts with"),
         ({"peer": "one_process", "min_tokens": 2}, "arm 'one_process': one_process has no min_"),
         ({"peer": "vllm", "texts_at_once": 2}, "arm 'vllm': a peer writes one text"),
+        ({"peer": "vllm", "peer_file": "Q8_0"}, "arm 'vllm': vllm reads no GGUF file; leave"),
+        ({"peer": "llamacpp", "peer_file": "x.gguf"}, "arm 'llamacpp': there is no file '.*x.gguf"),
+        ({"peer": "llamacpp", "peer_file": "8 bit"}, "arm 'llamacpp': `peer_file` is a file that"),
         ({"sweep": "num_speculative_tokens"}, "`sweep` names settings of which the table has"),
         ({"sweep": 5, "window": [8, 16]}, "`sweep` of an arm is the name of a setting, or a list"),
         (
@@ -187,14 +188,6 @@ def test_a_file_that_cannot_work_is_refused_in_one_line(table: dict[str, Any], l
         (
             {"peer": "huggingface", "temperature": 1, "top_p": 0.9, "min_p": 0.1},
             "arm 'huggingface': huggingface applies top_p before min_p, a pair after it",
-        ),
-        (
-            {"peer": "llamacpp", "temperature": 1, "top_p": 0.9, "min_p": 0.1},
-            "arm 'llamacpp': llamacpp applies top_p before min_p, a pair after it",
-        ),
-        (
-            {"peer": "llamacpp", "temperature": 0.8, "top_p": 0.9},
-            "arm 'llamacpp': llamacpp applies top_p before the temperature",
         ),
         (
             {"peer": "vllm", "mode": "lookup", "temperature": 1, "min_p": 0.1},

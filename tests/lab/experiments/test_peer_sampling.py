@@ -1,7 +1,5 @@
 """What peers do with an arm's sampling parameters: they draw from the distribution of a pair."""
 
-import importlib
-import math
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -102,70 +100,3 @@ def test_vllm_is_given_every_filter_and_the_seed(
         "top_k": passed_on,
         "max_tokens": 16,
     }
-
-
-class _Llama:
-    """A model of llama.cpp that notes what it is given."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self.given: dict[str, Any] = {}
-
-    def reset(self) -> None:
-        self.given = {}
-
-    def set_seed(self, seed: int) -> None:
-        self.given["seed"] = seed
-
-    def generate(self, prompt: list[int], **given: Any) -> list[int]:
-        self.given |= given
-        return prompt * 9
-
-
-@pytest.fixture
-def llamacpp(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of the peer, imported with stand-ins for the two packages that it needs."""
-    kinds = SimpleNamespace(F32=0, F16=1, BF16=2)
-    packages: dict[str, dict[str, Any]] = {
-        "gguf": {"GGMLQuantizationType": kinds},
-        "llama_cpp": {"Llama": _Llama},
-        "llama_cpp.llama_speculative": {"LlamaPromptLookupDecoding": SimpleNamespace},
-    }
-    for name, content in packages.items():
-        package = ModuleType(name)
-        vars(package).update(content)
-        monkeypatch.setitem(sys.modules, name, package)
-    name = "lab.experiments.peers.llamacpp"
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    module = importlib.import_module(name)
-    monkeypatch.setattr(module, "write", lambda *_: None)
-    yield module
-    del sys.modules[name]
-
-
-@pytest.mark.parametrize("mode", ["plain", "lookup"])
-def test_llama_cpp_is_given_every_filter_and_the_seed(mode: str, llamacpp: Any) -> None:
-    peer = llamacpp.Peer("target", "float32", "cpu")
-    filters = {"top_k": 20, "top_p": 0.9, "temperature": 1.0}
-    assert len(peer.answer({**REQUEST, "mode": mode, **filters})["tokens"]) == 16
-    assert peer.models[mode].given == {
-        "temp": 1.0,
-        "top_k": 20,
-        "top_p": 0.9,
-        "min_p": 0.0,
-        "seed": 3,
-    }
-    assert len(peer.answer(llamacpp.WARM_UP)["tokens"]) == 8
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_min_p_before_llama_cpp_s_temperature_keeps_what_ours_keeps_after_it(
-    temperature: float, llamacpp: Any
-) -> None:
-    peer = llamacpp.Peer("target", "float32", "cpu")
-    peer.answer({**REQUEST, "temperature": temperature, "min_p": 0.1})
-    given = peer.models["plain"].given["min_p"]
-    below_best = [step / 7 for step in range(60)]  # logits, as their distance from the largest
-    theirs = [math.exp(-gap) >= given for gap in below_best]
-    ours = [math.exp(-gap / temperature) >= 0.1 for gap in below_best]
-    assert theirs == ours
-    assert set(ours) == {True, False}

@@ -7,7 +7,7 @@ import pytest
 from lab.experiments import engines
 from lab.experiments.description import Arm, experiment
 from lab.experiments.engines import PeerEngine
-from proto.errors import NodeError
+from proto.errors import ConfigurationError, NodeError
 
 pytestmark = pytest.mark.process
 
@@ -46,3 +46,18 @@ def test_a_line_that_is_no_answer_is_a_failure_of_the_peer_after_which_a_cell_is
 def test_so_is_one_before_the_peer_is_ready(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NodeError, match=f"^{NO_ANSWERS[line]}"):
         PeerEngine(babbling("early", line, monkeypatch))
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_what_a_peer_says_would_fail_again_is_not_tried_again(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = babbling(when, b'{"error": "there is no llama-bench"}', monkeypatch)
+
+    def write_twice() -> None:
+        engine = PeerEngine(arm)
+        engine.write(arm, [(1, 2)], [3])
+        engine.write(arm, [(1, 2)], [3])
+
+    with pytest.raises(ConfigurationError, match=r"^there is no llama-bench$"):
+        write_twice()

@@ -111,6 +111,13 @@ def test_every_arm_writes_every_prompt_in_every_repetition(tmp_path: Path) -> No
     assert [step.num_done for step in steps] == list(range(12))
 
 
+def test_speeds_may_leave_out_the_prompt_and_the_first_tokens(tmp_path: Path) -> None:
+    wanted = made({"policy": "ar"}, repetitions=1, without_prompt=True)
+    rows, _, _ = run(wanted, tmp_path / "rows", FakeWarm())
+    assert [row.tokens_per_second for row in rows] == [4.0] * 3  # two tokens in half a second
+    assert [row.wall_s for row in rows] == [1.0] * 3
+
+
 def test_arms_that_share_models_share_processes_which_write_a_text_first_that_does_not_count(
     tmp_path: Path,
 ) -> None:
