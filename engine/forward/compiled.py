@@ -36,9 +36,11 @@ from engine.forward import forward
 from engine.forward.forward import LAST, Backend, Layers, Output, Say, Spans, features_of, silent
 from engine.forward.fused import FusedBackend, qkv_of
 from engine.forward.kept_programs import Lengths, Program, calls, forget, keep, kept, program_key
+from engine.forward.linears import Linear
 from engine.forward.masks import KindMasks
 from engine.forward.operators import stack
 from engine.layout.slots import LaneLayout, Span
+from engine.quantised.linear import is_quantised
 
 # -- code cache ------------------------------------------------------------------------------------
 
@@ -183,6 +185,8 @@ class CompiledBackend(Backend):
             raise ModelError(f"{loaded.name}: the compiled forward is for CPUs; use fused")
         if shutil.which(os.environ.get("CXX", "g++")) is None:
             raise ModelError("the compiled forward needs a C++ compiler: install g++, or use fused")
+        if is_quantised(loaded.model):
+            raise ModelError(f"{loaded.name}: the compiled forward has plain weights; use fused")
         self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
         self._num_lanes = lanes.count
@@ -494,9 +498,10 @@ def _rms_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
     return module.weight * normed.to(x.dtype)  # type: ignore[no-any-return]
 
 
-def _stacked(parts: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
-    """Return one linear layer with the weights of `parts` stacked along the outputs."""
-    weight, bias = stack(parts)
+def _stacked(parts: Sequence[Linear]) -> torch.nn.Linear:
+    """Return one linear layer with the plain weights of `parts` stacked along the outputs."""
+    plain = [part for part in parts if isinstance(part, torch.nn.Linear)]
+    weight, bias = stack(plain)
     made = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:
