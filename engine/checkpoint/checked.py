@@ -29,7 +29,8 @@ from engine.checkpoint.parts import Lazy, plain_parts
 from engine.checkpoint.tensors import check_shapes
 from engine.checkpoint.wrapped import as_in_model, language_model, stored_text
 from engine.errors import ModelError
-from engine.quantised.formats import read_format, stated_fields
+from engine.quantised.formats import Format, GgufFile, read_format, stated_fields
+from engine.quantised.gguf_checkpoint import GgufCheckpoint
 from engine.quantised.packed_checkpoint import PackedCheckpoint
 
 
@@ -49,7 +50,7 @@ class Checked:
     folder: Path
     config: Any
     plain: Any
-    packed: PackedCheckpoint | None
+    packed: PackedCheckpoint | GgufCheckpoint | None
     empty: Any
     shapes: Shapes
     names: Names | None
@@ -97,7 +98,7 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
     refuse_odd_weights(folder, is_packed=form is not None)
     check_layers(path, stated, shapes)
     names = stored_text(shapes) if stated["model_type"] in families.WRAPPERS else None
-    packed = None if form is None else PackedCheckpoint(folder, form, names)
+    packed = None if form is None else _packed(folder, form, names)
     config = _read_config(path, stated)
     families.refuse(name, path, config.to_dict(), config.get_text_config(decoder=True).to_dict())
     if packed is not None:
@@ -111,6 +112,13 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
     if packed is None and names is not None:
         names = as_in_model(names, shapes, empty)
     return Checked(folder, config, plain, packed, empty, shapes, names, stated_eos)
+
+
+def _packed(folder: Path, form: Format, names: Names | None) -> PackedCheckpoint | GgufCheckpoint:
+    """Return what reads a folder's quantised weights. Raises ModelError if they are damaged."""
+    if isinstance(form, GgufFile):
+        return GgufCheckpoint(form)
+    return PackedCheckpoint(folder, form, names)
 
 
 def _read_config(path: Path, stated: Object) -> Any:

@@ -24,6 +24,7 @@ from engine.checkpoint.files import (
     one_line,
     weight_files,
 )
+from engine.checkpoint.gguf_list import gguf_in
 from engine.checkpoint.parts import Lazy, cuts_in_files, kind_of_part, one_at_a_time, plain_parts
 from engine.checkpoint.settled import settle
 from engine.checkpoint.tensors import (
@@ -37,6 +38,7 @@ from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.layout.attention_windows import FULL, LayerKinds
 from engine.quantised import rounding
 from engine.quantised.asked import refuse_rounding
+from engine.quantised.gguf_checkpoint import GgufCheckpoint
 from engine.quantised.kernels import loading_options, try_out, why_no_kernels
 from engine.quantised.linear import kind_of_quantised
 from engine.quantised.matrix import QuantisedMatrix
@@ -106,7 +108,11 @@ def without_accelerate() -> Iterator[None]:
 
 
 def read_packed(
-    name: str, of: Checked, packed: PackedCheckpoint, dtype: torch.dtype, device: torch.device
+    name: str,
+    of: Checked,
+    packed: PackedCheckpoint | GgufCheckpoint,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Any:
     """Return a quantised model: weights packed if a library has kernels for them, else dequantised.
 
@@ -480,6 +486,8 @@ def _choose_dtype(
 
 def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
     """Return the dtype of the checkpoint's first float32, bfloat16 or float16 tensor."""
+    if gguf_in(folder) is not None:
+        return torch.bfloat16  # of its weights only norms are multiplied as they are
     try:
         for path in weight_files(folder):
             with safe_open(path, framework="pt") as tensors:

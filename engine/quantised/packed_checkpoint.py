@@ -24,7 +24,7 @@ from engine.checkpoint.files import Names, Shapes, weight_files
 from engine.checkpoint.parts import Cuts, Files, Lazy
 from engine.errors import ModelError, remedy
 from engine.quantised import awq, fp8, gptq, mxfp4, nf4
-from engine.quantised.formats import Awq, Format, Fp8, Gptq, Mxfp4, Nf4
+from engine.quantised.formats import Awq, Fp8, Gptq, Mxfp4, Nf4, Packing
 from engine.quantised.matrix import QuantisedMatrix
 from engine.quantised.packed import BadTensors, Sizes, Stretch, Tensors
 from engine.tensor_parallel.split import Cut
@@ -59,7 +59,7 @@ class _Kind:
 
 
 _INTEGERS = {"qweight": _INT32, "qzeros": _INT32, "scales": _FLOATS}
-_KINDS: Mapping[type[Format], _Kind] = {
+_KINDS: Mapping[type[Packing], _Kind] = {
     Fp8: _Kind({"weight": _FP8} | dict.fromkeys(fp8.SCALES, _FP8_SCALES), fp8.SCALES),
     Gptq: _Kind(_INTEGERS | {"g_idx": {*_INT32, "I64"}}, ("qweight", "qzeros", "g_idx")),
     Awq: _Kind(_INTEGERS, ("qweight", "qzeros")),
@@ -101,7 +101,7 @@ class PackedCheckpoint:
     shapes  name -> shape of every tensor of the corresponding plain checkpoint
     """
 
-    def __init__(self, folder: Path, form: Format, names: Names | None = None) -> None:
+    def __init__(self, folder: Path, form: Packing, names: Names | None = None) -> None:
         """Read the headers of the files, and no weight.
 
         names  which tensors of the folder; None: all, by their names in the files
@@ -190,7 +190,7 @@ class PackedCheckpoint:
             if matrix is not None:
                 yield path, matrix
 
-    def _layer(self, name: str, parts: Mapping[str, str], form: Format, kind: _Kind) -> _Layer:
+    def _layer(self, name: str, parts: Mapping[str, str], form: Packing, kind: _Kind) -> _Layer:
         """Return a packed layer. Raises ModelError if a tensor has a wrong number type."""
         for part, tensor in parts.items():
             head = self._heads[tensor]

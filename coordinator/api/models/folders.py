@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.api.models.fetching import Download, Say
+from coordinator.launching.devices import num_ranks
 from proto.errors import ConfigurationError, ModelError, did_you_mean
 from proto.head_kinds import HeadKind
 from proto.installation import another_package
+from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
 
 TOKENIZER, SAFETENSORS = "tokenizer.json", ".safetensors"
@@ -79,6 +81,25 @@ class Checkpoint:
             form = read_format(self.config, dict(self.stated))
             shards.refuse_odd_weights(self.folder, is_packed=form is not None)
             shards.check_layers(self.config, dict(self.stated), shapes)
+
+    def check_quantization(self, node: NodeConfig) -> None:
+        """Raise ModelError if the node could not round this model's weights as it is asked."""
+        from engine.checkpoint.families import text_kind
+        from engine.quantised.asked import refuse_elsewhere, refuse_rounding
+        from engine.quantised.formats import read_format
+
+        if not node.quantization:
+            return
+        ranks = num_ranks(node.device, node.tensor_parallel_size)
+        with _as_ours():
+            refuse_elsewhere(self.name, node.quantization, backend=node.backend, num_ranks=ranks)
+            refuse_rounding(
+                self.name,
+                node.quantization,
+                device=node.device,
+                kind=text_kind(str(self.stated.get("model_type")), self.text_config),
+                is_quantised=read_format(self.config, dict(self.stated)) is not None,
+            )
 
     def _check_head_files(self) -> None:
         from engine.checkpoint import files as shards
