@@ -148,7 +148,7 @@ def load_engine(
 ) -> Engine:
     """Load a model, check it against its own plain forward and warm it up; return the engine.
 
-    dtype    as for `load_model`, or FASTEST: the dtype that is fastest here
+    dtype, quantization  as for `load_model`; dtype also FASTEST: the one that is fastest here
     max_len, part  maximum length of a text and share of cache memory, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
     fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
@@ -157,14 +157,11 @@ def load_engine(
              steps at once, and of children per node of heads in this process
     backend  one of `BACKENDS`: which implementation of the forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
-    quantization  as for `load_model`
 
-    Raises ModelError, with one line that says what is wrong and what to do, and RankError: a
-    process that shares the model has ended.
+    Raises ModelError (one line that says what to do), RankError (another rank's process has ended).
     """
     started, devices = time.monotonic(), rank_devices(device, tensor_parallel_size)
-    if quantization:
-        refuse_elsewhere(model, quantization, backend=backend, num_ranks=len(devices))
+    refuse_elsewhere(model, quantization, backend=backend, num_ranks=len(devices))
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
     with ExitStack() as on_failure:
         if len(devices) > 1:

@@ -31,7 +31,12 @@ def refuse_rounding(name: str, method: str, *, device: str, kind: str, is_quanti
 
 
 def refuse_elsewhere(name: str, method: str, *, backend: str, num_ranks: int) -> None:
-    """Raise ModelError if this backend, or so many processes, cannot run rounded weights."""
+    """Raise ModelError if this backend, or so many processes, cannot run rounded weights.
+
+    method  "": no weights are rounded
+    """
+    if not method:
+        return
     if backend not in KEEPING:
         raise ModelError(
             f"{name}: quantization {method} is not for the backend {backend}; use fused"

@@ -147,10 +147,7 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
 
     Raises ModelError; ConfigurationError where the program has an `engine` of its own.
     """
-    if other := another_package("engine"):
-        raise ConfigurationError(
-            f"another package `engine` is loaded, {other}; use the two in processes of their own"
-        )
+    _refuse_other_engine()
     from engine.checkpoint import families
     from engine.checkpoint.checkpoint import SMALL, find_folder
     from engine.checkpoint.files import read_config, stated_eos_ids
@@ -171,6 +168,18 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
     return checkpoint
 
 
+def folder_of_file(name: str) -> Path:
+    """Return the folder of the model in a GGUF file. Raises ModelError if it cannot be used."""
+    _refuse_other_engine()
+    from engine.checkpoint.gguf_folder import folder_of
+
+    path = path_of(name)
+    if not path.is_file():
+        raise ModelError(f"{name}: no such file; give a GGUF file or a model's folder")
+    with _as_ours():
+        return folder_of(path)
+
+
 def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:
     """Return how many tokens a text of a model may have so that all of it is read in one way.
 
@@ -183,6 +192,14 @@ def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:
     text = inner if isinstance(inner, dict) else config
     kind = families.text_kind(str(config.get("model_type")), text)
     return long_texts.limited(kind, text, limit, asked)
+
+
+def _refuse_other_engine() -> None:
+    """Raise ConfigurationError where the program has an `engine` of its own."""
+    if other := another_package("engine"):
+        raise ConfigurationError(
+            f"another package `engine` is loaded, {other}; use the two in processes of their own"
+        )
 
 
 def _near(name: str) -> str:
