@@ -172,6 +172,7 @@ SETTINGS = {
 OF_THE_PAIR = {
     "revision": "drafter_revision",
     "draft_tensor_parallel_size": "drafter_tensor_parallel_size",
+    "quantization": "drafter_quantization",
 }
 KNOWN = ("method", "model", *SETTINGS, *OF_THE_PAIR)
 RULES = {"standard": "token"}  # vLLM's name: ours

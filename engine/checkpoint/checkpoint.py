@@ -62,8 +62,8 @@ def refuse_no_safetensors(name: str, folder: Path) -> None:
     """Raise ModelError if a model's folder has no weights in safetensors or GGUF."""
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
         raise ModelError(
-            f"{name}: no *.safetensors in {folder}; only safetensors weights are read, so convert "
-            "it (save_pretrained)"
+            f"{name}: no *.safetensors in {folder}; only safetensors and GGUF weights are read, so "
+            "convert it (save_pretrained)"
         )
 
 

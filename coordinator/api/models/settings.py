@@ -40,8 +40,8 @@ class ModelsConfig(Frozen):
     target: Annotated[
         Model,
         Field(
-            description="The model whose text is written. A folder, or a name on the Hugging "
-            "Face hub. The weights may be quantised (FP8, GPTQ, AWQ, NF4)."
+            description="The model whose text is written. A folder, a GGUF file, or a name on "
+            "the Hugging Face hub. The weights may be quantised (FP8, GPTQ, AWQ, NF4, GGUF)."
         ),
     ] = str(MODELS / "target")
     drafter: Annotated[
