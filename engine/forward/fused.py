@@ -60,6 +60,8 @@ from engine.layout.slots import LaneLayout
 from engine.quantised.linear import QuantisedLinear
 from engine.tensor_parallel.split import first_says, joined, summed
 
+_MOST_IN_CACHES = 1 << 26  # bytes of weights; beyond, each pass reads them from memory
+
 
 @dataclass(slots=True)
 class _Layer:
@@ -127,6 +129,7 @@ class FusedBackend(Recordable):
         self._rank = loaded.rank
         self._device = loaded.device
         self._vocab_size = loaded.vocab_size
+        self._streams = loaded.num_parameters * loaded.dtype.itemsize > _MOST_IN_CACHES
         self._dim = int(attention.head_dim)
         self._num_heads = attention.q_proj.out_features // self._dim  # of this rank
         self._num_kv_heads = attention.k_proj.out_features // self._dim
@@ -196,7 +199,7 @@ class FusedBackend(Recordable):
         twin = copy(self)
         twin._attention = self._attention.twin()
         twin._layers = [replace(layer) for layer in self._layers]
-        twin._take_over(Packer(), leave=True)
+        twin._take_over(Packer(streams=self._streams), leave=True)
         twin._choose_forms()
         return twin
 
@@ -209,7 +212,7 @@ class FusedBackend(Recordable):
         del say
         # How many keys are read depends on all rows of a pass, and a row's last bits on that.
         self._masks.are_cut = timed
-        self._take_over(Packer(timed=timed), leave=False)
+        self._take_over(Packer(timed=timed, streams=self._streams), leave=False)
         if timed and self._device.type == "cpu":
             self._choose_forms()
 

@@ -15,10 +15,14 @@ import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import ParamSpec
 
 import torch
 import torch.nn.functional as F
+
+from engine.quantised.cpu_products import Product as Product
+from engine.quantised.cpu_products import tiled_product
 
 # -- timing ----------------------------------------------------------------------------------------
 
@@ -61,16 +65,15 @@ def as_timed(name: str, _names: Sequence[str]) -> str:
 
 # Matrix products with weights that are laid out once, at load.
 #
-# On a CPU a weight may be *packed* into the blocks that oneDNN reads fastest; whether that pays
-# depends on the shape, the type and the processor, so it is timed.
-
-Product = Callable[[torch.Tensor], torch.Tensor]
-"""Function: x [n, in] -> x W^T + b [n, out]"""
+# On a CPU a weight may be *packed* into the blocks that oneDNN reads fastest, or lie in *tiles* for
+# our own products, where an earlier start has compiled them; whether that pays depends on the
+# shape, the type and the processor, so it is timed.
 
 # Number of rows -> its weight when a layout is chosen: most passes of a drafter and every plain
 # step of a target have one row, and passes that verify drafts have a handful.
 _ROW_WEIGHTS = {1: 2.0, 8: 1.0}
-_TIMING_S = 2e-3
+_TIMING_S, _STREAMING_S = 2e-3, 6e-2
+_PLAIN = "plain"  # the layout of the checkpoint
 _MAX_REPEATS = 40
 # Largest difference between two orders of summation, relative to the largest output.
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
@@ -86,14 +89,17 @@ def unpacked(parts: Sequence[torch.nn.Linear]) -> Product:
 class Packer:
     """Lays out a model's weights anew for fast products, and remembers the best layout per shape.
 
-    timed  True: pack the weights that are faster packed. False: pack all that can be packed; a
-           timed choice may differ in the next process, and another layout gives other last bits
+    timed    True: choose the layout that is fastest here. False: pack all that oneDNN can pack; a
+             timed choice may differ in the next process, and another layout gives other last bits
+    streams  True: the model is larger than the processor's caches, so that each pass reads its
+             weights from memory, and so they are timed
     """
 
-    def __init__(self, *, timed: bool = True) -> None:
+    def __init__(self, *, timed: bool = True, streams: bool = False) -> None:
         self._timed = timed
-        # (shape, dtype, True if there is no bias) -> True if the packed product is faster.
-        self._pays: dict[tuple[torch.Size, torch.dtype, bool], bool] = {}
+        self._streams = streams
+        # (shape, dtype, True if there is no bias) -> name of the fastest layout.
+        self._best: dict[tuple[torch.Size, torch.dtype, bool], str] = {}
 
     def take(self, parts: Sequence[torch.nn.Linear], *, leave: bool = False) -> Product:
         """Return the product of `parts`, as `unpacked` does, with weights in the faster layout.
@@ -110,19 +116,27 @@ class Packer:
         return packed or partial(F.linear, weight=weight, bias=bias)
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
-        """Return a product with packed weights, or None if it is wrong or not faster."""
+        """Return a product with a weight laid out anew; None: all are wrong, or none is faster."""
         key = weight.shape, weight.dtype, bias is None
-        if weight.device.type != "cpu" or not self._pays.get(key, True):
+        known = self._best.get(key)
+        if weight.device.type != "cpu" or known == _PLAIN:
             return None
         plain = partial(F.linear, weight=weight, bias=bias)
-        packed = packed_product(weight, bias)
-        if packed is None or not _agree(plain, packed, weight):
-            return None
-        if not self._timed:
-            return packed
-        if key not in self._pays:
-            self._pays[key] = _is_faster(packed, plain, weight)
-        return packed if self._pays[key] else None
+        layouts: dict[str, Callable[..., Product | None]] = {"packed": packed_product}
+        if self._timed:
+            layouts["tiled"] = tiled_product
+        made = {
+            name: product
+            for name, layout in layouts.items()
+            if name == (known or name)
+            and (product := layout(weight, bias)) is not None
+            and _agree(plain, product, weight)
+        }
+        if self._timed and known is None:
+            known = self._best[key] = _fastest(
+                {_PLAIN: plain, **made}, weight, streams=self._streams
+            )
+        return made.get(known or "packed")
 
 
 def stack(parts: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -182,20 +196,36 @@ def _agree(one: Product, other: Product, weight: torch.Tensor) -> bool:
     return True
 
 
-def _is_faster(one: Product, other: Product, weight: torch.Tensor) -> bool:
-    """True if `one` is faster than `other`, in the weighted geometric mean over `_ROW_WEIGHTS`."""
-    advantage = 0.0
+def _fastest(products: Mapping[str, Product], weight: torch.Tensor, *, streams: bool) -> str:
+    """Return which product is fastest, in the weighted geometric mean over `_ROW_WEIGHTS`.
+
+    streams  True: each call finds the weights in memory, not in a cache
+    """
+    costs = dict.fromkeys(products, 0.0)
+    other = torch.ones(_cache_bytes() // 2, dtype=torch.int32) if streams else None
     for num_rows, row_weight in _ROW_WEIGHTS.items():
         x = _rows(num_rows, weight)
-        best_one = best_other = math.inf
-        end = time.perf_counter() + _TIMING_S
+        best = dict.fromkeys(products, math.inf)
+        end = time.perf_counter() + (_STREAMING_S if streams else _TIMING_S)
         for repeat in range(_MAX_REPEATS):
-            best_one = min(best_one, _seconds(one, x))
-            best_other = min(best_other, _seconds(other, x))
+            for name, product in products.items():
+                if other is not None:
+                    other.sum()
+                best[name] = min(best[name], _seconds(product, x))
             if repeat >= 2 and time.perf_counter() > end:
                 break
-        advantage += row_weight * math.log(best_other / best_one)
-    return advantage > 0
+        for name in products:
+            costs[name] += row_weight * math.log(best[name])
+    return min(costs, key=costs.__getitem__)
+
+
+def _cache_bytes() -> int:
+    """Return the size of the processor's largest cache, at most 128 MiB."""
+    try:
+        size = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
+        return min(int(size.removesuffix("K")) << 10, 1 << 27)
+    except (OSError, ValueError):
+        return 1 << 25
 
 
 def _seconds(product: Product, x: torch.Tensor) -> float:

@@ -8,8 +8,8 @@
     Q4_K  256 weights  d, dmin, 8 scales and 8 minima of       weight = d * scale * code
     Q5_K               6 bits each; codes of 4 or 5 bits                - dmin * minimum
 
-d and dmin are float16. All products of scales are computed in float32, as llama.cpp does, and none
-is rounded further. Codes of 5 and 6 bits become codes of 8 bits.
+d and dmin are float16. Scales of 8 and 6 bits stay what they are, with d and dmin as their units.
+Codes of 5 and 6 bits become codes of 8 bits.
 """
 
 import torch
@@ -34,7 +34,7 @@ def weight(kind: str, blocks: torch.Tensor) -> torch.Tensor:
 
 def _q8_0(blocks: torch.Tensor) -> QuantisedMatrix:
     numbers = blocks[..., 2:].contiguous().view(torch.int8)
-    return QuantisedMatrix(8, numbers.flatten(1), _halves(blocks, 0).flatten(1))
+    return QuantisedMatrix(8, numbers.flatten(1), _halves(blocks, 0))
 
 
 def _q6_k(blocks: torch.Tensor) -> QuantisedMatrix:
@@ -44,12 +44,14 @@ def _q6_k(blocks: torch.Tensor) -> QuantisedMatrix:
     low = low.reshape(*low.shape[:2], 2, 1, 64) >> _shifts(0, 4)
     high = high.reshape(*high.shape[:2], 2, 1, 32) >> _shifts(0, 2, 4, 6)
     numbers = (low & 15).flatten(1) | (high & 3).flatten(1) << 4
-    scale = _halves(blocks, 208) * scales.contiguous().view(torch.int8).float()
-    return QuantisedMatrix(8, numbers.to(torch.int8) - 32, scale.flatten(1))
+    scales = scales.contiguous().view(torch.int8).flatten(1)
+    units = _halves(blocks, 208).float()
+    both = torch.stack((units, torch.zeros_like(units)))
+    return QuantisedMatrix(8, numbers.to(torch.int8) - 32, scales, None, both)
 
 
 def _q4_0(blocks: torch.Tensor) -> QuantisedMatrix:
-    scales = _halves(blocks, 0).flatten(1)
+    scales = _halves(blocks, 0)
     return QuantisedMatrix(4, in_pairs(_nibbles(blocks[..., 2:])), scales, -8 * scales)
 
 
@@ -57,21 +59,19 @@ def _q5_0(blocks: torch.Tensor) -> QuantisedMatrix:
     # Four bytes hold the fifth bits of all 32 codes, the earliest in the lowest bit.
     fifth = (blocks[..., 2:6, None] >> _shifts(*range(8))[:, 0]).flatten(1) & 1
     numbers = _nibbles(blocks[..., 6:]) | fifth << 4
-    return QuantisedMatrix(8, numbers.to(torch.int8) - 16, _halves(blocks, 0).flatten(1))
+    return QuantisedMatrix(8, numbers.to(torch.int8) - 16, _halves(blocks, 0))
 
 
 def _q4_k(blocks: torch.Tensor) -> QuantisedMatrix:
-    scales, offsets = _k_scales(blocks)
     numbers = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 1, 32) >> _shifts(0, 4)
-    return QuantisedMatrix(4, in_pairs((numbers & 15).flatten(1)), scales, offsets)
+    return QuantisedMatrix(4, in_pairs((numbers & 15).flatten(1)), *_k_scales(blocks))
 
 
 def _q5_k(blocks: torch.Tensor) -> QuantisedMatrix:
-    scales, offsets = _k_scales(blocks)
     numbers = blocks[..., 48:].reshape(*blocks.shape[:2], 4, 1, 32) >> _shifts(0, 4)
     fifth = blocks[..., 16:48].reshape(*blocks.shape[:2], 1, 32) >> _shifts(*range(8))
     numbers = (numbers & 15).flatten(1) | (fifth & 1).flatten(1) << 4
-    return QuantisedMatrix(8, numbers.to(torch.int8), scales, offsets)
+    return QuantisedMatrix(8, numbers.to(torch.int8), *_k_scales(blocks))
 
 
 _READERS = {
@@ -84,15 +84,15 @@ _READERS = {
 }
 
 
-def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scales and offsets [out, 8 * blocks of a row] of blocks of Q4_K and Q5_K."""
+def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return scales and minima, uint8 [out, 8 * blocks of a row], and their units, of K blocks."""
     # The lower six bits of bytes 0..3 and 4..7 are the scales and minima of the first four groups;
     # those of the others are the halves of bytes 8..11, with the upper two bits of the former.
     first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
-    scales = torch.cat((first & 63, third & 15 | first >> 2 & 48), dim=-1).float()
-    minima = torch.cat((second & 63, third >> 4 | second >> 2 & 48), dim=-1).float()
-    scales, minima = _halves(blocks, 0) * scales, _halves(blocks, 2) * minima
-    return scales.flatten(1), -minima.flatten(1)
+    scales = torch.cat((first & 63, third & 15 | first >> 2 & 48), dim=-1)
+    minima = torch.cat((second & 63, third >> 4 | second >> 2 & 48), dim=-1)
+    units = torch.stack((_halves(blocks, 0), -_halves(blocks, 2))).float()
+    return scales.flatten(1), minima.flatten(1), units
 
 
 def _nibbles(pairs: torch.Tensor) -> torch.Tensor:
@@ -101,8 +101,8 @@ def _nibbles(pairs: torch.Tensor) -> torch.Tensor:
 
 
 def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    """Return the float16 number at a byte of each block, float32 [out, blocks, 1]."""
-    return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
+    """Return the float16 number at a byte of each block, [out, blocks of a row]."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
 def _shifts(*numbers: int) -> torch.Tensor:

@@ -88,14 +88,15 @@ class GgufCheckpoint:
         matrix = gguf_blocks.codes(entry.kind, self._blocks(entry, _CPU))
         if matrix is None:
             return None
-        for numbers in (matrix.scales, matrix.offsets):
-            if numbers is not None:
-                self._refuse_not_finite(entry, numbers.sum())
+        for numbers in (matrix.scales, matrix.offsets, matrix.units):
+            if numbers is not None and numbers.is_floating_point():
+                self._refuse_not_finite(entry, numbers.sum(dtype=torch.float32))
         rows = self._order(name, _CPU)
         if rows is None:
             return matrix
         offsets = None if matrix.offsets is None else matrix.offsets[rows]
-        return QuantisedMatrix(matrix.bits, matrix.codes[rows], matrix.scales[rows], offsets)
+        units = None if matrix.units is None else matrix.units[:, rows]
+        return QuantisedMatrix(matrix.bits, matrix.codes[rows], matrix.scales[rows], offsets, units)
 
     def _weight(self, name: str, cut: Cut | None, device: torch.device) -> torch.Tensor:
         """Return a tensor, or the cut of it, dequantised to float32."""

@@ -20,14 +20,17 @@ class QuantisedMatrix:
     bits     of a code: 8 or 4
     codes    8 bits: int8 [out, in], from -127 to 127; 4 bits: uint8 [out, in / 2], two codes from
              0 to 15 in each, the earlier input in the lower half
-    scales   float32 [out, in / group]
-    offsets  float32 [out, in / group]; None: all are 0
+    scales   [out, in / group] float32 or float16; int8 or uint8 where there are `units`
+    offsets  likewise; None: all are 0
+    units    float32 [2, out, in / unit]: what scales and offsets are multiplied with (GGUF's K
+             formats); None: 1
     """
 
     bits: int
     codes: torch.Tensor
     scales: torch.Tensor
     offsets: torch.Tensor | None = None
+    units: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,28 +47,48 @@ class QuantisedMatrix:
         codes = self.codes
         if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
-        weight = codes.float().view(len(codes), -1, self.group) * self.scales[..., None]
+        weight = codes.float().view(len(codes), -1, self.group) * self._wide(0)[..., None]
         if self.offsets is not None:
-            weight += self.offsets[..., None]
+            weight += self._wide(1)[..., None]
         return weight.flatten(1).to(dtype)
+
+    def _wide(self, which: int) -> torch.Tensor:
+        """Return the scales (0) or the offsets (1) in float32, [out, in / group]."""
+        small = (self.scales, self.offsets)[which]
+        assert small is not None
+        if self.units is None:
+            return small.float()
+        repeats = small.shape[1] // self.units.shape[2]
+        return small.float() * self.units[which].repeat_interleave(repeats, dim=1)
 
 
 def stacked(parts: Sequence[QuantisedMatrix]) -> QuantisedMatrix | None:
     """Return matrices of the same inputs as one, their outputs one after another.
 
-    None if they differ in bits or groups, or only some have offsets.
+    None if they differ in bits, groups or number types, or only some have offsets or units.
     """
-    kinds = {(part.bits, part.group, part.offsets is None) for part in parts}
+    kinds = {_kind(part) for part in parts}
     if len(kinds) > 1:
         return None
-    first = parts[0]
-    offsets = None
-    if first.offsets is not None:
-        offsets = torch.cat([part.offsets for part in parts if part.offsets is not None])
-    codes, scales = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "scales")
+    return QuantisedMatrix(
+        parts[0].bits,
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        _joined([part.offsets for part in parts]),
+        _joined([part.units for part in parts], dim=1),
     )
-    return QuantisedMatrix(first.bits, codes, scales, offsets)
+
+
+def _kind(one: QuantisedMatrix) -> tuple[object, ...]:
+    rest = [
+        None if part is None else (part.dtype, part.shape[-1]) for part in (one.offsets, one.units)
+    ]
+    return one.bits, one.shape[1], one.scales.dtype, one.group, *rest
+
+
+def _joined(parts: Sequence[torch.Tensor | None], dim: int = 0) -> torch.Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found, dim) if found else None
 
 
 def in_pairs(codes: torch.Tensor) -> torch.Tensor:

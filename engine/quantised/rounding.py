@@ -4,8 +4,7 @@
     int4  a scale for each group of 32 inputs: the number of largest size is code 0, and 8 stands
           for zero; the output matrix is rounded to 8 bits
 
-Scales are rounded to bfloat16 before the codes are chosen, so that a kernel may store them in 16
-bits. Embeddings, norms and biases stay as they are. docs/quantised.md has what each choice costs.
+Scales are rounded to float16 before the codes are chosen. Embeddings, norms and biases stay as they are. docs/quantised.md has what each choice costs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from engine.quantised.matrix import QuantisedMatrix, in_pairs
 BITS = {"int8": 8, "int4": 4}
 GROUP = 32
 _AT_ONCE = 1 << 22  # weights rounded at a time, because float32 takes twice or four times as much
-_BYTES = {8: 1 + 4 / GROUP, 4: 0.5 + 8 / GROUP}  # of a weight, with its share of scales
+_BYTES = {8: 1 + 2 / GROUP, 4: 0.5 + 4 / GROUP}  # of a weight, with its share of scales
 
 
 def quantised(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
@@ -41,8 +40,8 @@ def _rounded(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
     """Return some rows of a weight, float32, rounded."""
     groups = weight.view(len(weight), -1, GROUP)
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True)).squeeze(2)
-    scales = (largest.abs() / 127 if bits == 8 else largest / -8).bfloat16().float()
-    codes = (groups / torch.where(scales == 0, 1.0, scales)[..., None]).round_()
+    scales = (largest.abs() / 127 if bits == 8 else largest / -8).half()
+    codes = (groups / torch.where(scales == 0, 1.0, scales.float())[..., None]).round_()
     if bits == 8:
         return QuantisedMatrix(8, codes.clamp_(-127, 127).to(torch.int8).flatten(1), scales)
     pairs = (codes + 8).clamp_(0, 15).to(torch.uint8).flatten(1)

@@ -1,11 +1,16 @@
 """Products with weights that were laid out anew."""
 
+import time
+from collections.abc import Callable
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from engine.device import cpu_is_fast_in
 from engine.forward import operators
 from engine.forward.operators import Packer, unpacked
+from engine.quantised.cpu_library import library, why_not_here
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
@@ -19,15 +24,24 @@ def linears(dtype: torch.dtype, *biases: int) -> list[torch.nn.Linear]:
     return [part.to(dtype).requires_grad_(False) for part in parts]
 
 
-@pytest.mark.parametrize("is_faster", [0, 1])
+def choosing(name: str) -> Callable[..., str]:
+    """Decides for the layout of this name, or for the plain one where it is not there."""
+    return lambda made, *_, **__: name if name in made else "plain"
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed", "tiled"])
 @pytest.mark.parametrize("biases", [(0,), (1,), (0, 0, 0), (1, 1, 1), (0, 1)])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_either_layout_gives_the_product(
-    dtype: torch.dtype, biases: tuple[int, ...], is_faster: int, monkeypatch: pytest.MonkeyPatch
+def test_every_layout_gives_the_product(
+    dtype: torch.dtype, biases: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not cpu_is_fast_in(dtype):
         pytest.skip(f"this CPU has no {dtype} arithmetic")
-    monkeypatch.setattr(operators, "_is_faster", lambda *_: bool(is_faster))
+    if layout == "tiled":
+        if (why := why_not_here()) is not None:
+            pytest.skip(why)
+        assert library() is not None
+    monkeypatch.setattr(operators, "_fastest", choosing(layout))
     parts = linears(dtype, *biases)
     inputs = [torch.randn(rows, 96).to(dtype) for rows in (1, 2, 7, 16, 65, 300)]
     wanted = [torch.cat([part(x) for part in parts], -1) for x in inputs]
@@ -42,7 +56,7 @@ def test_either_layout_gives_the_product(
 
 
 def test_what_is_left_to_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(operators, "_fastest", choosing("packed"))
     (part,) = linears(torch.float32, 0)
     before = part.weight.clone()
     x = torch.randn(3, 96)
@@ -53,7 +67,7 @@ def test_what_is_left_to_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(operators, "_fastest", choosing("packed"))
     monkeypatch.setattr(
         operators, "packed_product", lambda weight, bias: lambda x: 1.001 * (x @ weight.T)
     )
@@ -66,7 +80,9 @@ def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPa
 def test_each_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(
-        operators, "_is_faster", lambda *args: bool(seen.append(args[2].shape)) or True
+        operators,
+        "_fastest",
+        lambda made, weight, **_: seen.append(weight.shape) or next(iter(made)),
     )
     packer = Packer()
     for _ in range(3):
@@ -75,11 +91,10 @@ def test_each_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [(88, 96), (40, 96)]
 
 
-@pytest.mark.parametrize("is_faster", [0, 1])
 def test_where_every_process_must_do_alike_no_clock_decides(
-    is_faster: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(operators, "_is_faster", lambda *_: bool(is_faster))
+    monkeypatch.setattr(operators, "_fastest", Mock(side_effect=AssertionError))
     packed = []
     pack = operators.packed_product
     monkeypatch.setattr(
@@ -87,3 +102,18 @@ def test_where_every_process_must_do_alike_no_clock_decides(
     )
     (part,) = linears(torch.float32, 0)
     assert Packer(timed=False).take([part]) is packed[0]
+
+
+@pytest.mark.parametrize("streams", [0, 1])
+def test_the_layout_that_takes_least_time_is_chosen(streams: int) -> None:
+    weight = torch.randn(64, 64)
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.002)
+        return x
+
+    def quick(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    products = {"plain": slow, "packed": quick, "tiled": slow}
+    assert operators._fastest(products, weight, streams=bool(streams)) == "packed"

@@ -1,0 +1,162 @@
+"""Compile the products with quantised matrices for this processor, once, and load them.
+
+Torch's own products with such weights read no less than half of what the memory gives at one row,
+and take three times as long at eight (docs/decisions.md has the figures). Ours are written for the
+processor that they run on, so they are compiled where they run, with g++ or clang++, in some ten
+seconds. Later starts find the library in the cache.
+
+Owns the library. Knows no matrix.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from engine.checkpoint.files import one_line
+from engine.device import cpu_flags
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("cpu_products.cpp")
+NEEDED = {"avx512f", "avx512bw", "avx512vl"}
+LIMIT_S = 300.0  # the compiler takes ten seconds, on a busy machine a minute
+
+_COMPILERS = ("g++", "clang++", "c++")
+_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
+_NUM_FORMS, _NUM_POINTERS, _NUM_SIZES = 4, 5, 4
+
+
+Function = Callable[..., int]
+"""The function `slipstream_product` of cpu_products.cpp"""
+
+
+def library(*, compiles: bool = True) -> Function | None:
+    """Return the products' function; None if there is none here.
+
+    compiles  True: compile it if no earlier start has, and log a warning that says why it cannot
+              be. False: take it from the cache or not at all
+    """
+    if not compiles:
+        return _kept()
+    found, why = made()
+    if why is not None:
+        _warn(why)
+    return found
+
+
+@cache
+def made() -> tuple[Function | None, str | None]:
+    """Return the products' function, compiled if no earlier start has; or None and why not."""
+    why = why_not_here()
+    try:
+        if why is None:
+            return _loaded(_compiled()), None
+    except (OSError, subprocess.SubprocessError) as error:
+        why = f"{SOURCE.name} cannot be compiled: {one_line(error)}"
+    return None, why
+
+
+@cache
+def _warn(why: str) -> None:
+    logger.warning("quantised weights are dequantised: %s", why)
+
+
+def _kept() -> Function | None:
+    path = _path_or_none()
+    return _loaded(path) if path is not None and path.exists() else None
+
+
+@cache
+def _path_or_none() -> Path | None:
+    try:
+        return None if why_not_here() is not None else _path()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def forget() -> None:
+    """Look for the library anew at the next call."""
+    made.cache_clear()
+    _warn.cache_clear()
+    _loaded.cache_clear()
+    _path_or_none.cache_clear()
+
+
+def is_kept() -> bool:
+    """True if an earlier start has compiled the products."""
+    return _kept() is not None
+
+
+def why_not_here() -> str | None:
+    """Return why products with quantised matrices cannot be compiled here, or None if they can."""
+    if missing := NEEDED - cpu_flags():
+        return f"this processor has no {', '.join(sorted(missing))}"
+    if _compiler() is None:
+        return f"there is no C++ compiler ({', '.join(_COMPILERS)}); install one"
+    return None
+
+
+def _compiler() -> str | None:
+    named = os.environ.get("CXX")
+    return shutil.which(named) if named else next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def _path() -> Path:
+    """Return the path of the library for this processor and compiler.
+
+    Raises OSError, SubprocessError.
+    """
+    compiler = _compiler()
+    assert compiler is not None
+    about = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    ).stdout
+    flags = " ".join(sorted(cpu_flags()))
+    key = hashlib.sha256("\0".join((SOURCE.read_text(), about, flags, *_OPTIONS)).encode())
+    return _folder() / f"cpu-products-{key.hexdigest()[:20]}.so"
+
+
+def _compiled() -> Path:
+    """Return the path of the library, compiled now if an earlier start has not.
+
+    Raises OSError, SubprocessError.
+    """
+    path = _path()
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            command = [str(_compiler()), *_OPTIONS, str(SOURCE), "-o", str(made)]
+            subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+            made.replace(path)  # whole or not at all, whoever else compiles at the same time
+    return path
+
+
+def _folder() -> Path:
+    """Return the folder of compiled programs, which the launcher names. Raises OSError."""
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    folder = Path(named or Path(tempfile.gettempdir()) / f"slipstream-{os.geteuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
+
+
+@cache
+def _loaded(path: Path) -> Function:
+    product: Any = ctypes.CDLL(str(path)).slipstream_product
+    product.restype = ctypes.c_int
+    product.argtypes = (
+        *(ctypes.c_int,) * _NUM_FORMS,
+        *(ctypes.c_void_p,) * _NUM_POINTERS,
+        *(ctypes.c_int64,) * _NUM_SIZES,
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
+    )
+    return cast(Function, product)
