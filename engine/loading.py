@@ -287,13 +287,14 @@ def _load_on_ranks(
 def _make_products(
     loaded: LoadedModel, fixed_rows: int | None, backend: str, say: Callable[[str], None]
 ) -> None:
-    """Compile our own matrix products, once per machine, for a large bfloat16 model on a CPU.
+    """Compile our own matrix products, once per machine, for some models on a CPU.
 
-    There eight rows cost less by them. Small models, which start within seconds, use them where
-    they have been compiled for another.
+    A quantised model needs them. In a large bfloat16 model eight rows cost less by them. Others,
+    which start within seconds, use them where they have been compiled for another.
     """
     is_large = loaded.num_parameters >= _LARGE and loaded.dtype == torch.bfloat16
-    are_used = is_large and fixed_rows is None and backend in ("auto", "fused")
+    is_faster = is_large and fixed_rows is None and backend in ("auto", "fused")
+    are_used = is_faster or is_quantised(loaded.model)
     if loaded.device.type != "cpu" or not are_used or cpu_library.is_kept():
         return
     say("compiling products for this processor, once")

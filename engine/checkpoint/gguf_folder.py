@@ -11,7 +11,6 @@ Needs no torch: transformers runs in a process of its own.
 import hashlib
 import json
 import math
-import os
 import shutil
 import struct
 import subprocess
@@ -20,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from engine.cache import cache_folder
 from engine.checkpoint.gguf_list import Gguf, read_gguf
 from engine.errors import ModelError, remedy
 
@@ -55,19 +55,17 @@ def folder_of(path: Path) -> Path:
         folder = _place(path)
         if not folder.is_dir():
             _make(gguf, folder)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise ModelError(f"{path}: a folder for it cannot be made: {remedy(error)}") from error
     return folder
 
 
 def _place(path: Path) -> Path:
-    """Return where the folder of a file lies. Raises OSError and RuntimeError."""
+    """Return where the folder of a file lies. Raises OSError."""
     facts = path.stat()
     said = str(path.resolve()), facts.st_size, facts.st_mtime_ns
     digest = hashlib.sha256(repr(said).encode()).hexdigest()[:16]
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()
-    return base / "slipstream" / "gguf" / digest / path.stem
+    return cache_folder("gguf") / digest / path.stem
 
 
 def _make(gguf: Gguf, folder: Path) -> None:

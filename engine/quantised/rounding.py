@@ -4,7 +4,8 @@
     int4  a scale for each group of 32 inputs: the number of largest size is code 0, and 8 stands
           for zero; the output matrix is rounded to 8 bits
 
-Scales are rounded to float16 before the codes are chosen. Embeddings, norms and biases stay as they are. docs/quantised.md has what each choice costs.
+Scales are rounded to float16 before the codes are chosen. Embeddings, norms and biases stay as they
+are. docs/quantised.md has what each choice costs.
 """
 
 from collections.abc import Iterator, Mapping

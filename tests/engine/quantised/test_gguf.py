@@ -25,7 +25,7 @@ from engine.quantised.linear import QuantisedLinear
 from tests.gguf_models import random_blocks, save_gguf, wide_model
 from tests.tiny_models import make_config, make_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 IDS = torch.randint(0, 199, (1, 40), generator=torch.Generator().manual_seed(3))
 
 
