@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.checkpoint.model import LoadedModel, load_model
+from engine.checkpoint.model import LoadedModel
 from engine.executor import ModelExecutor
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
@@ -29,16 +29,16 @@ _STEADY_S = 0.2  # time each number of threads for so long; CPU quotas are per t
 _PARAMETERS_OF_A_THREAD = 50_000_000
 
 MakeExecutor = Callable[[LoadedModel, int], ModelExecutor]
+Load = Callable[..., LoadedModel]
 
 
-def fastest_dtype(
-    model: str, *, revision: str | None, device: str, make_executor: MakeExecutor
-) -> str:
+def fastest_dtype(load: Load, *, device: str, make_executor: MakeExecutor) -> str:
     """Return the dtype in which a pass of one row is fastest: "auto" or "float32".
 
     "auto" is the checkpoint's own dtype. It is returned untimed on a GPU and for models of more
     than `MAX_PARAMETERS`. The model is loaded once for each dtype, one after another.
 
+    load           loads the model: function (dtype=name) -> the model
     make_executor  function (loaded model, cache capacity) -> executor, built as it will run
 
     Raises:
@@ -48,7 +48,7 @@ def fastest_dtype(
         return "auto"
     best, best_s = "auto", math.inf
     for name in ("auto", "float32"):
-        loaded = load_model(model, revision=revision, dtype=name, device=device)
+        loaded = load(dtype=name)
         if loaded.num_parameters > MAX_PARAMETERS:
             return "auto"
         if name == "auto" and loaded.dtype == torch.float32:

@@ -28,6 +28,8 @@ from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import longest_text, num_lanes_that_fit
 from engine.quantised import cpu_library
+from engine.quantised.asked import KEEPING, refuse_elsewhere
+from engine.quantised.linear import is_quantised
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.tensor_parallel.backend import lead
 from engine.tensor_parallel.devices import rank_devices
@@ -145,10 +147,11 @@ def load_engine(
     chains: Sequence[int] = (),
     tensor_parallel_size: int = 1,
     layers: Layers = (),
+    quantization: str = "",
 ) -> Engine:
     """Load a model, check it against its own plain forward and warm it up; return the engine.
 
-    dtype    as for `load_model`, or FASTEST: the dtype that is fastest here
+    dtype, quantization  as for `load_model`; dtype also FASTEST: the one that is fastest here
     max_len, part  maximum length of a text and share of cache memory, as for `longest_text`
     num_lanes  texts at once; fewer if there is no memory for them
     fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
@@ -161,12 +164,13 @@ def load_engine(
     Raises ModelError, with one line that says what to do, and RankError: another rank has ended.
     """
     started, devices = time.monotonic(), rank_devices(device, tensor_parallel_size)
+    refuse_elsewhere(model, quantization, backend=backend, num_ranks=len(devices))
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
     with ExitStack() as on_failure:
         if len(devices) > 1:
             loaded = _load_on_ranks(model, revision, dtype, devices, max_len, on_failure, say)
         else:
-            loaded = _load(model, revision, dtype, device, max_len, backend, say)
+            loaded = _load(model, revision, dtype, device, max_len, backend, quantization, say)
         tokenizer.check_fits(loaded.vocab_size)
         _make_products(loaded, fixed_rows, backend, say)
         _choose_threads(loaded, fixed_rows, say)
@@ -229,16 +233,25 @@ def _load(
     device: str,
     max_len: int,
     backend: str,
+    quantization: str,
     say: Callable[[str], None],
 ) -> LoadedModel:
     """Pin this process to the device and return the model loaded on it."""
     pin(device)
+    load = partial(
+        load_model,
+        model,
+        revision=revision,
+        device=device,
+        quantization=quantization,
+        keep_codes=backend in KEEPING,
+    )
     if dtype == FASTEST:
         say("timing number types")
         make = partial(make_executor, backend=backend, row_counts=(1,), kept_rows=(1,))
-        dtype = fastest_dtype(model, revision=revision, device=device, make_executor=make)
+        dtype = fastest_dtype(load, device=device, make_executor=make)
     say("loading weights")
-    return load_model(model, revision=revision, dtype=dtype, device=device, max_len=max_len)
+    return load(dtype=dtype, max_len=max_len)
 
 
 def _load_on_ranks(
@@ -276,13 +289,14 @@ def _load_on_ranks(
 def _make_products(
     loaded: LoadedModel, fixed_rows: int | None, backend: str, say: Callable[[str], None]
 ) -> None:
-    """Compile our own matrix products, once per machine, for a large bfloat16 model on a CPU.
+    """Compile our own matrix products, once per machine, for some models on a CPU.
 
-    There eight rows cost less by them. Small models, which start within seconds, use them where
-    they have been compiled for another.
+    A quantised model needs them. In a large bfloat16 model eight rows cost less by them. Others,
+    which start within seconds, use them where they have been compiled for another.
     """
     is_large = loaded.num_parameters >= _LARGE and loaded.dtype == torch.bfloat16
-    are_used = is_large and fixed_rows is None and backend in ("auto", "fused")
+    is_faster = is_large and fixed_rows is None and backend in ("auto", "fused")
+    are_used = is_faster or is_quantised(loaded.model)
     if loaded.device.type != "cpu" or not are_used or cpu_library.is_kept():
         return
     say("compiling products for this processor, once")
@@ -297,12 +311,13 @@ def _choose_threads(
     """Set the number of torch threads on a CPU; does nothing on a GPU or with one thread.
 
     The number is timed, except in reproducible mode and with several ranks: there every process
-    must choose the same, so it follows from the model's size.
+    must choose the same, so it follows from the model's size. That of a quantised model does too,
+    because its own forward, which is timed, dequantises all weights.
     """
     if loaded.device.type != "cpu" or torch.get_num_threads() == 1:
         return
     say("choosing threads")
-    is_timed = fixed_rows is None and loaded.rank is None
+    is_timed = fixed_rows is None and loaded.rank is None and not is_quantised(loaded.model)
     choose = fastest_num_threads if is_timed else usual_num_threads
     torch.set_num_threads(choose(loaded))
 
@@ -367,7 +382,8 @@ def make_executor(
              the last bits must not depend on what was kept
 
     The fused backend is checked twice: before it lays out the model's weights anew, while another
-    backend can still take its place, and after. From then on the model's own forward cannot run.
+    backend can still take its place, and after (of a quantised model, only after). From then on the
+    model's own forward cannot run.
 
     Raises:
         ModelError: this engine's logits are not the model's own, or this backend cannot run it.
@@ -386,7 +402,8 @@ def make_executor(
                 row_counts=kept_rows if name == KEPT else row_counts,
                 layers=layers,
             )
-            check_slot_attention(executor, plain)
+            if not is_quantised(loaded.model):  # its passes are slow before `take_over`
+                check_slot_attention(executor, plain)
         except ModelError as error:
             if backend != "auto":
                 raise
@@ -402,6 +419,8 @@ def make_executor(
             executor.take_over(say)
             check_slot_attention(executor, plain)
             return executor
+    if is_quantised(loaded.model):
+        logger.warning("%s: every pass dequantises all weights: use a plain model", loaded.name)
     executor = ModelExecutor(
         loaded, capacity, num_lanes=num_lanes, fixed_rows=fixed_rows, layers=layers
     )

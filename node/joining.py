@@ -145,6 +145,10 @@ Backend = Annotated[
         help="Which forward pass runs the model: auto, fused, graphs, compiled or reference.",
     ),
 ]
+Quantization = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Round the weights to 8 or 4 bits, on a CPU: int8 or int4."),
+]
 Target = Annotated[
     str,
     typer.Option(
@@ -194,6 +198,7 @@ def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
         max_model_len: MaxModelLen = None,
         max_num_seqs: MaxNumSeqs = 8,
         backend: Backend = "auto",
+        quantization: Quantization = "",
         target: Target = "",
         target_revision: TargetRevision = None,
         heads: Heads = "",
@@ -219,6 +224,7 @@ def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
             max_model_len=max_model_len or 0,
             max_num_seqs=max_num_seqs,
             backend=backend,
+            quantization=quantization,
             target=target,
             target_revision=target_revision,
             heads=heads,

@@ -180,6 +180,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         chains=CHAINS if config.role is Role.DRAFTER else (),
         tensor_parallel_size=config.tensor_parallel_size,
         layers=config.layers,
+        quantization=config.quantization,
     )
     if not config.heads:
         return engine

@@ -54,6 +54,7 @@ class NodeConfig:
     heads, heads_revision    of a target that drafts with heads of its own: those heads
     heads_ms, heads_ms_per_row  imitated duration of a step of those heads, like `simulated_ms`
     layers          of a target: the layers whose features will be wanted (`Open.layers`)
+    quantization    how plain weights are rounded: "int8" or "int4"; "": they are not
     public_key, secret_key, coordinator_key  keys of an encrypted link; "": it is not encrypted
     """
 
@@ -86,6 +87,7 @@ class NodeConfig:
     heads_ms: float = 0.0
     heads_ms_per_row: float = 0.0
     layers: tuple[int, ...] = ()
+    quantization: str = ""
     public_key: str = ""
     secret_key: str = field(default="", repr=False)
     coordinator_key: str = ""

@@ -37,6 +37,7 @@ from proto.policies import (
 
 VerifyName = Literal["coupled", "token", "block"]
 Backend = Literal["auto", "fused", "graphs", "compiled", "reference"]
+Quantization = Literal["int8", "int4"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 # Rows (token positions) of every pass in reproducible mode. The number must not depend on the
@@ -113,6 +114,18 @@ class PairConfig(ModelsConfig):
             "--dtype on a GPU and for a head."
         ),
     ] = ""
+    quantization: Annotated[
+        Quantization | None,
+        Field(
+            description="Round the target's weights to 8 or 4 bits while they are loaded. For "
+            "plain checkpoints of llama, mistral, qwen2 and qwen3 on CPUs: a pass then reads "
+            "fewer bytes. The text is that of the rounded weights. int8, int4."
+        ),
+    ] = None
+    drafter_quantization: Annotated[
+        Quantization | None,
+        Field(description="The same for the drafter's weights. Default: they are not rounded."),
+    ] = None
     max_model_len: Annotated[
         Annotated[int, Field(ge=2, le=1 << 20)] | None,
         Field(
@@ -258,6 +271,12 @@ class PairConfig(ModelsConfig):
     def check(self) -> None:
         """Raise ConfigurationError if the models cannot be used with these settings."""
         self.check_heads()
+        if self.drafter_quantization and (self.drafter == NGRAM or self.drafter_is_head):
+            what = "none" if self.drafter == NGRAM else "a head"
+            raise ConfigurationError(
+                f"drafter_quantization is for a draft model, and the drafter is {what}; leave it "
+                "out"
+            )
         if self.drafter_is_head and self.ranks[Role.DRAFTER] > 1 and self.has_draft_model:
             raise ConfigurationError(
                 f"the drafter, {self.drafter}, is a head, and a head runs in one process; give it "

@@ -172,6 +172,7 @@ SETTINGS = {
 OF_THE_PAIR = {
     "revision": "drafter_revision",
     "draft_tensor_parallel_size": "drafter_tensor_parallel_size",
+    "quantization": "drafter_quantization",
 }
 KNOWN = ("method", "model", *SETTINGS, *OF_THE_PAIR)
 RULES = {"standard": "token"}  # vLLM's name: ours
@@ -311,7 +312,6 @@ NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "tokenizer_mode": (("auto",), "the target's tokenizer.json is used"),
     "tokenizer_revision": ((None,), "it is that of the target, revision"),
     "skip_tokenizer_init": (NOTHING, "prompts and answers may be token ids alone as it is"),
-    "quantization": ((None,), "the checkpoint says how it is quantised (docs/quantised.md)"),
     "kv_cache_dtype": (("auto", None), "the cache has the number type of the model"),
     "pipeline_parallel_size": ((1, None), "tensor_parallel_size shares a model among GPUs"),
     "download_dir": ((None,), "the variable HF_HOME says where models are kept"),

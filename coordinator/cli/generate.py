@@ -221,6 +221,7 @@ def _writer(
 OF_THE_NODES = (
     *("target_device", "drafter_device", "tensor_parallel_size", "drafter_tensor_parallel_size"),
     *("dtype", "drafter_dtype", "backend", "reproducible", "heads", "heads_revision"),
+    *("quantization", "drafter_quantization"),
     "max_draft_candidates",
     *("simulate_target_ms", "simulate_target_ms_per_row"),
     *("simulate_draft_ms", "simulate_draft_ms_per_row"),

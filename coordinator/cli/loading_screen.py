@@ -130,7 +130,7 @@ ORDER = (Role.TARGET, Role.DRAFTER)
 REDRAW_S = 0.2
 REPORT_S = 15.0
 READY = "ready"  # the state of a node that has loaded
-WEIGHTS = ("*.safetensors", "*.bin")  # the second only if there are none of the first
+WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")  # each only if there are none of those before
 MAX_CONFIG_BYTES = 1 << 24
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from engine.checkpoint.files import shown
+from engine.checkpoint.gguf_folder import folder_of, is_gguf_file
 from engine.errors import ModelError, remedy
 
 _HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
@@ -58,11 +59,11 @@ def find_checkpoint(name: str, revision: str | None) -> Path:
 
 
 def refuse_no_safetensors(name: str, folder: Path) -> None:
-    """Raise ModelError if a model's folder has no safetensors weights."""
-    if not any(folder.glob("*.safetensors")):
+    """Raise ModelError if a model's folder has no weights in safetensors or GGUF."""
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
         raise ModelError(
-            f"{name}: no *.safetensors in {folder}; only safetensors weights are read, so convert "
-            "it (save_pretrained)"
+            f"{name}: no *.safetensors in {folder}; only safetensors and GGUF weights are read, so "
+            "convert it (save_pretrained)"
         )
 
 
@@ -70,6 +71,8 @@ def find_folder(
     name: str, revision: str | None, wanted: Sequence[str] = WANTED, fetch: Fetch = fetch
 ) -> Path:
     """Return the folder called `name`, downloading it if `name` is a model on the hub.
+
+    Of a GGUF file it is a folder that is made of it (`gguf_folder.py`).
 
     wanted  patterns of the files to download
     fetch   function that downloads them
@@ -85,6 +88,8 @@ def find_folder(
                 f"{name} is a folder, which has no revision {revision!r}; leave it out"
             )
         folder = path
+    elif is_gguf_file(path):
+        folder = folder_of(path)
     elif _looks_like_path(name):
         said = name if name.isprintable() and len(name) <= _LONG else shown(name)
         raise ModelError(f"{said}: no such folder; give a model's folder or its name on the hub")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.gguf_list import gguf_in, read_gguf, refuse_other_config
 from engine.checkpoint.long_texts import LONG_ROPES
 from engine.checkpoint.tensor_list import tensors_in
 from engine.errors import ModelError, remedy
@@ -265,11 +266,14 @@ _WHOLE_TYPES = ("I16", "I32", "I64")
 
 
 def read_shapes(folder: Path) -> Shapes:
-    """Return the shape of every tensor of a checkpoint, by name.
+    """Return the shape of every tensor of a checkpoint, by name (of a GGUF file: by ours).
 
     Raises:
         ModelError: a file is missing or damaged, or is no safetensors file.
     """
+    gguf = gguf_in(folder)
+    if gguf is not None:
+        return {name: entry.shape for name, entry in read_gguf(gguf).tensors.items()}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
         shapes |= shapes_in(path)
@@ -288,6 +292,8 @@ def shapes_in(path: Path) -> Shapes:
 
 def refuse_odd_weights(folder: Path, *, is_packed: bool) -> None:
     """Raise ModelError if a tensor in any file of a model has a wrong type (`refuse_odd_types`)."""
+    if gguf_in(folder) is not None:
+        return  # only known types are read
     for path in weight_files(folder):
         refuse_odd_types(path, is_packed=is_packed)
 
@@ -318,12 +324,16 @@ def refuse_odd_types(path: Path, *, is_packed: bool = False, whole: Collection[s
 def check_layers(path: Path, stated: Object, shapes: Shapes) -> None:
     """Raise ModelError if config.json names more layers than the checkpoint has tensors.
 
-    A wrong, huge number of layers would otherwise take for ever to construct.
+    A wrong, huge number of layers would otherwise take for ever to construct. A GGUF file is also
+    compared with config.json by its own fields.
 
     path    path of config.json, for messages
     stated  the content of config.json
     shapes  name -> shape of the checkpoint's tensors
     """
+    gguf = gguf_in(path.parent)
+    if gguf is not None:
+        refuse_other_config(read_gguf(gguf), path, stated)
     for part in parts(stated):
         for field in LAYER_COUNTS:
             count = part.get(field) or 0

@@ -16,39 +16,32 @@ from typing import Any
 import torch
 import transformers.integrations.accelerate
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-from transformers.utils import logging as hf_logging
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from engine.checkpoint import families, long_texts
-from engine.checkpoint.checkpoint import find_checkpoint
+from engine.checkpoint.checked import Checked, check_checkpoint
 from engine.checkpoint.files import (
-    Names,
-    Object,
-    Shapes,
-    blamed,
-    check_layers,
     one_line,
-    read_config,
-    read_shapes,
-    refuse_odd_weights,
-    stated_eos_ids,
     weight_files,
 )
+from engine.checkpoint.gguf_list import gguf_in
 from engine.checkpoint.parts import Lazy, cuts_in_files, kind_of_part, one_at_a_time, plain_parts
 from engine.checkpoint.settled import settle
 from engine.checkpoint.tensors import (
-    check_shapes,
     refuse_mismatched,
     refuse_missing,
     refuse_not_finite,
     refuse_unexpected,
 )
-from engine.checkpoint.wrapped import as_in_model, language_model, stored_text
 from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.layout.attention_windows import FULL, LayerKinds
-from engine.quantised.formats import read_format, stated_fields
+from engine.quantised import rounding
+from engine.quantised.asked import refuse_rounding
+from engine.quantised.gguf_checkpoint import GgufCheckpoint
 from engine.quantised.kernels import loading_options, try_out, why_no_kernels
+from engine.quantised.linear import kind_of_quantised
+from engine.quantised.matrix import QuantisedMatrix
 from engine.quantised.packed_checkpoint import PackedCheckpoint
 from engine.tensor_parallel.group import Rank
 from engine.tensor_parallel.split import cuts_of, share_head, split
@@ -75,10 +68,15 @@ def refuse_too_large(
     num_parts  number of such parts that will be on this device
     """
     needed = sum(weight.numel() for weight in empty.parameters()) * dtype.itemsize * num_parts
+    _refuse_more_than_free(name, needed, str(dtype).removeprefix("torch."), device)
+
+
+def _refuse_more_than_free(name: str, needed: int, form: str, device: torch.device) -> None:
+    """Raise OutOfMemory if weights, in a form that is named, need more than the free memory."""
     free = free_bytes(device)
     if needed > free:
         raise OutOfMemory(
-            f"{name}: its weights take {gigabytes(needed)} in {str(dtype).removeprefix('torch.')}, "
+            f"{name}: its weights take {gigabytes(needed)} in {form}, "
             f"and {device} has {gigabytes(free)} free; use a smaller dtype or model, or end what "
             "else runs there"
         )
@@ -110,7 +108,11 @@ def without_accelerate() -> Iterator[None]:
 
 
 def read_packed(
-    name: str, of: "Checked", packed: PackedCheckpoint, dtype: torch.dtype, device: torch.device
+    name: str,
+    of: Checked,
+    packed: PackedCheckpoint | GgufCheckpoint,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Any:
     """Return a quantised model: weights packed if a library has kernels for them, else dequantised.
 
@@ -149,9 +151,62 @@ def read_packed(
     return read_weights(name, folder, empty.config, dtype, kind=kind, tensors=tensors, options=onto)
 
 
-def read_part(
-    name: str, of: "Checked", dtype: torch.dtype, device: torch.device, rank: Rank
+def quantised_matrices(
+    name: str, of: Checked, quantization: str, device: torch.device
+) -> dict[str, QuantisedMatrix]:
+    """Return the weights of a model's linear layers as quantised matrices, by path in the model.
+
+    quantization  how plain weights are rounded: "int8" or "int4"; "": packed weights are read as
+                  they are, without those that can only be dequantised
+
+    Raises:
+        ModelError, OutOfMemory: a weight is invalid, or there is no memory for all.
+    """
+    empty, packed = of.empty, of.packed
+    if quantization:
+        form, num_bytes = quantization, rounding.num_bytes(empty, quantization)
+        tensors = of.tensors() or plain_parts(of.folder, {})
+        found = rounding.matrices(name, empty, tensors, quantization)
+    elif packed is not None:
+        form, num_bytes = "fewer bits", packed.num_bytes
+        found = packed.matrices(empty)
+    else:
+        return {}
+    _refuse_more_than_free(name, num_bytes, form, device)
+    return dict(found)
+
+
+def read_quantised(
+    name: str, of: Checked, matrices: Mapping[str, QuantisedMatrix], dtype: torch.dtype
 ) -> Any:
+    """Return a model, on a CPU, whose linear layers at the paths `matrices` have these weights.
+
+    Everything else is read as usual, dequantised where it is packed.
+
+    Raises:
+        ModelError, OutOfMemory: as `read_weights`.
+    """
+    empty, config = of.empty, deepcopy(of.empty.config)
+    head, embeddings = empty.get_output_embeddings(), empty.get_input_embeddings()
+    paths = {module: path for path, module in empty.named_modules()}
+    if paths[head] in matrices:
+        config.tie_word_embeddings = False
+    left = [
+        module for module, path in paths.items() if path not in matrices or module is embeddings
+    ]
+    weights = {weight for module in left for weight in module.parameters(recurse=False)}
+    needed = sum(weight.numel() for weight in weights) * dtype.itemsize
+    _refuse_more_than_free(name, needed, str(dtype).removeprefix("torch."), torch.device("cpu"))
+    replaced = {f"{path}.weight" for path in matrices}
+    replaced |= {one.removeprefix(f"{empty.base_model_prefix}.") for one in replaced}
+    tensors = of.tensors() or plain_parts(of.folder, {})
+    rest = {key: tensor for key, tensor in tensors.items() if key not in replaced}
+    kind = kind_of_quantised(type(empty), matrices)
+    logger.info("%s: %d matrices stay in 8 or 4 bits", name, len(matrices))
+    return read_weights(name, of.folder, config, dtype, kind=kind, tensors=rest)
+
+
+def read_part(name: str, of: Checked, dtype: torch.dtype, device: torch.device, rank: Rank) -> Any:
     """Return one rank's part of a model, reading only that rank's slices of each tensor.
 
     Packed weights are dequantised, slice by slice too. If a checkpoint stores its tensors in a form
@@ -302,6 +357,8 @@ def load_model(
     device: str = "cpu",
     rank: Rank | None = None,
     max_len: int = 0,
+    quantization: str = "",
+    keep_codes: bool = False,
 ) -> LoadedModel:
     """Load and return a causal language model from a folder or from the Hugging Face hub.
 
@@ -314,6 +371,9 @@ def load_model(
     rank      load only this rank's part of the model (tensor parallelism); None: the whole
     max_len   maximum length of a text that was asked for; 0: none. A model may have other rotary
               factors for long texts (`long_texts.py`)
+    quantization  "int8" or "int4": round plain weights to so many bits (`rounding.py`); "": do not
+    keep_codes  True: on a CPU, packed weights that are integers with scales stay in their few bits,
+              in models that the fused backend runs; False: they are dequantised
 
     Sets transformers' own logging to errors only, and its progress bars off.
 
@@ -323,21 +383,15 @@ def load_model(
     refuse_unknown_dtype(dtype)
     where = claim(device)
     of = check_checkpoint(name, revision)
-    config, packed, empty = of.config, of.packed, of.empty
+    config = of.config
     chosen = _choose_dtype(name, dtype, config, of.folder, where)
     if rank is not None:
         model = read_part(name, of, chosen, where, rank)
-    elif packed is None:
-        refuse_too_large(name, empty, chosen, where)
-        kind = None if of.names is None else type(empty)
-        onto = straight_onto(where)
-        read = partial(read_weights, name, of.folder, of.plain, chosen, kind=kind, options=onto)
-        model = read(tensors=of.tensors())
     else:
-        model = read_packed(name, of, packed, chosen, where)
-        chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
+        model = _read_whole(name, of, chosen, where, quantization, keep_codes=keep_codes)
+        if of.packed is not None:
+            chosen = model.get_input_embeddings().weight.dtype  # some kernels know only one
     text_config = config.get_text_config(decoder=True)
-    vocab_size = of.vocab_size if rank is not None else _vocab_size(model, text_config)
     model = put(name, model, where).eval().requires_grad_(False)
     num_layers, text = int(text_config.num_hidden_layers), text_config.to_dict()
     longest = max_model_len(name, text_config, max_len)
@@ -345,97 +399,50 @@ def load_model(
     return LoadedModel(
         model=model,
         name=name,
-        vocab_size=vocab_size,
+        vocab_size=of.vocab_size,
         max_model_len=longest,
-        eos_token_ids=_eos_token_ids(of.stated_eos, text_config, vocab_size),
+        eos_token_ids=of.eos_token_ids,
         num_layers=num_layers,
         hidden_size=int(text_config.hidden_size),
         dtype=chosen,
         device=where,
-        num_parameters=sum(parameter.numel() for parameter in empty.parameters()),
+        num_parameters=sum(parameter.numel() for parameter in of.empty.parameters()),
         rank=rank,
         kinds=families.layer_kinds(str(config.model_type), text, num_layers),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A model's folder whose tensors' sizes fit its config.json; no weight has been read yet.
-
-    config  transformers' configuration of the model; of a wrapper, that of its language model
-    plain   the same without its fields about quantisation
-    packed  reads the weights if they are packed (quantised); None: they are plain
-    empty   the model on `meta`, without memory
-    shapes  shape of each tensor, by its name, as in a plain checkpoint
-    names   where the files have the tensors of a wrapper's language model; None: it is no wrapper
-    stated_eos  the end-of-text ids that the folder's files name; None: they name none
-    """
-
-    folder: Path
-    config: Any
-    plain: Any
-    packed: PackedCheckpoint | None
-    empty: Any
-    shapes: Shapes
-    names: Names | None
-    stated_eos: tuple[int, ...] | None
-
-    def tensors(self) -> dict[str, Lazy] | None:
-        """Return the model's plain tensors, read when used; None: the folder's are just these."""
-        if self.packed is not None:
-            return self.packed.tensors(self.empty)
-        return None if self.names is None else plain_parts(self.folder, {}, self.names)
-
-    @property
-    def text_config(self) -> Any:
-        """Return the part of the configuration that describes the language model."""
-        return self.config.get_text_config(decoder=True)
-
-    @property
-    def vocab_size(self) -> int:
-        """Return V, the number of logits of a row."""
-        return _vocab_size(self.empty, self.text_config)
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the token ids that end a text (`LoadedModel.eos_token_ids`)."""
-        return _eos_token_ids(self.stated_eos, self.text_config, self.vocab_size)
-
-
-def check_checkpoint(name: str, revision: str | None) -> Checked:
-    """Check a model's tensors' sizes against config.json; return the facts; reads no weight.
-
-    Sets transformers' own logging to errors only, and its progress bars off.
-
-    Raises:
-        ModelError: with one line that says what is wrong and what to do.
-    """
-    hf_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    folder = find_checkpoint(name, revision)
-    path = folder / "config.json"
-    stated = read_config(folder)
-    stated_eos = stated_eos_ids(folder, stated)
-    form = read_format(path, stated)
-    families.refuse(name, path, stated)
-    shapes = read_shapes(folder)
-    refuse_odd_weights(folder, is_packed=form is not None)
-    check_layers(path, stated, shapes)
-    names = stored_text(shapes) if stated["model_type"] in families.WRAPPERS else None
-    packed = None if form is None else PackedCheckpoint(folder, form, names)
-    config = _read_config(path, stated)
-    families.refuse(name, path, config.to_dict(), config.get_text_config(decoder=True).to_dict())
-    if packed is not None:
-        shapes = packed.shapes
-    elif names is not None:
-        shapes = {own: shapes[there.name] for own, there in names.items()}
-    if names is not None:
-        config = _language_model(path, stated, config, names)
-    plain = _without_packing(config)
-    empty = _check_sizes(path, stated, plain, shapes)
-    if packed is None and names is not None:
-        names = as_in_model(names, shapes, empty)
-    return Checked(folder, config, plain, packed, empty, shapes, names, stated_eos)
+def _read_whole(
+    name: str,
+    of: Checked,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str,
+    *,
+    keep_codes: bool,
+) -> Any:
+    """Return a model that one process has; `quantization` and `keep_codes` as for `load_model`."""
+    kind_of_model = str(of.empty.config.model_type)
+    if quantization:
+        refuse_rounding(
+            name,
+            quantization,
+            device=device.type,
+            kind=kind_of_model,
+            is_quantised=of.packed is not None,
+        )
+    keep_codes = keep_codes and device.type == "cpu" and kind_of_model in families.FUSED
+    if quantization or keep_codes:
+        matrices = quantised_matrices(name, of, quantization, device)
+        if matrices:
+            return read_quantised(name, of, matrices, dtype)
+    if of.packed is not None:
+        return read_packed(name, of, of.packed, dtype, device)
+    refuse_too_large(name, of.empty, dtype, device)
+    kind = None if of.names is None else type(of.empty)
+    onto = straight_onto(device)
+    tensors = of.tensors()
+    return read_weights(name, of.folder, of.plain, dtype, kind=kind, tensors=tensors, options=onto)
 
 
 def refuse_unknown_dtype(dtype: str) -> None:
@@ -459,47 +466,6 @@ def max_model_len(name: str, config: Any, asked: int = 0) -> int:
     return long_texts.limited(str(config.model_type), stated, limit, asked)
 
 
-def _read_config(path: Path, stated: Object) -> Any:
-    """Return transformers' configuration made of config.json. Raises ModelError if it cannot."""
-    try:
-        return AutoConfig.from_pretrained(
-            path.parent, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # transformers computes with what it reads: any error is possible
-        raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
-
-
-def _language_model(path: Path, stated: Object, config: Any, names: Names) -> Any:
-    """Return the configuration of a wrapper's language model. Raises ModelError if it is odd."""
-    try:
-        return language_model(config, stated, names)
-    except Exception as error:  # as above
-        raise ModelError(f"{path}: it cannot be used: {blamed(stated, error)}") from error
-
-
-def _without_packing(config: Any) -> Any:
-    """Return a copy of a transformers configuration without its fields about quantisation."""
-    plain = deepcopy(config)
-    for part, field in stated_fields(plain):
-        delattr(part, field)
-    return plain
-
-
-def _check_sizes(path: Path, stated: Object, config: Any, shapes: Shapes) -> Any:
-    """Return the model on `meta` (without memory), after checking its sizes against the checkpoint.
-
-    Raises ModelError if they do not fit.
-    """
-    loader: Any = AutoModelForCausalLM
-    try:
-        with torch.device("meta"):
-            model = loader.from_config(config, trust_remote_code=False)
-    except Exception as error:  # as above
-        raise ModelError(f"{path}: no model can be made of it: {blamed(stated, error)}") from error
-    check_shapes(path, stated, model, shapes)
-    return model
-
-
 def _choose_dtype(
     name: str, dtype: str, config: Any, folder: Path, device: torch.device
 ) -> torch.dtype:
@@ -520,6 +486,8 @@ def _choose_dtype(
 
 def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
     """Return the dtype of the checkpoint's first float32, bfloat16 or float16 tensor."""
+    if gguf_in(folder) is not None:
+        return torch.bfloat16  # of its weights only norms are multiplied as they are
     try:
         for path in weight_files(folder):
             with safe_open(path, framework="pt") as tensors:
@@ -530,17 +498,3 @@ def _dtype_of_weights(name: str, folder: Path) -> torch.dtype:
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{name}: cannot read {path.name}: {one_line(error)}") from error
     return torch.float32
-
-
-def _vocab_size(model: Any, config: Any) -> int:
-    """Return V, the rows of the output embedding; without one config.json's vocab_size."""
-    head = model.get_output_embeddings()
-    weight = getattr(head, "weight", None)
-    return int(config.vocab_size if weight is None else weight.shape[0])
-
-
-def _eos_token_ids(stated: tuple[int, ...] | None, config: Any, vocab_size: int) -> tuple[int, ...]:
-    """Return the end-of-text ids that the files name, or else the architecture's default."""
-    default = getattr(config, "eos_token_id", None)
-    ids = stated if stated is not None else default if isinstance(default, list) else [default]
-    return tuple(sorted({i for i in ids if isinstance(i, int) and 0 <= i < vocab_size}))

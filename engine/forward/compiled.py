@@ -47,9 +47,11 @@ from engine.forward.kept_programs import (
     kept,
     program_key,
 )
+from engine.forward.linears import Linear
 from engine.forward.masks import KindMasks
 from engine.forward.operators import stack
 from engine.layout.slots import LaneLayout, Span
+from engine.quantised.linear import is_quantised
 
 # -- code cache ------------------------------------------------------------------------------------
 
@@ -217,6 +219,8 @@ class CompiledBackend(Backend):
             row_counts = self._kept(loaded, row_counts)
         elif shutil.which(os.environ.get("CXX", "g++")) is None:
             raise ModelError("the compiled forward needs a C++ compiler: install g++, or use fused")
+        if is_quantised(loaded.model):
+            raise ModelError(f"{loaded.name}: the compiled forward has plain weights; use fused")
         self._fused = FusedBackend(loaded, lanes)
         self._name = loaded.name
         self._num_lanes = lanes.count
@@ -565,9 +569,10 @@ def _rms_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
     return module.weight * normed.to(x.dtype)  # type: ignore[no-any-return]
 
 
-def _stacked(parts: Sequence[torch.nn.Linear]) -> torch.nn.Linear:
-    """Return one linear layer with the weights of `parts` stacked along the outputs."""
-    weight, bias = stack(parts)
+def _stacked(parts: Sequence[Linear]) -> torch.nn.Linear:
+    """Return one linear layer with the plain weights of `parts` stacked along the outputs."""
+    plain = [part for part in parts if isinstance(part, torch.nn.Linear)]
+    weight, bias = stack(plain)
     made = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:

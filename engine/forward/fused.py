@@ -41,6 +41,7 @@ from engine.forward.forward import (
 )
 from engine.forward.kv_cache import first_not_finite
 from engine.forward.lane_attention import LaneAttention, LayerPlan, Plan, Projections
+from engine.forward.linears import Linear, take, unpacked
 from engine.forward.masks import KindMasks
 from engine.forward.operators import (
     FORMS,
@@ -53,10 +54,10 @@ from engine.forward.operators import (
     of_pairs,
     quickest,
     rms_norm,
-    unpacked,
 )
 from engine.forward.small_operators import SmallOperators, Trial
 from engine.layout.slots import LaneLayout
+from engine.quantised.linear import QuantisedLinear
 from engine.tensor_parallel.split import first_says, joined, summed
 
 _MOST_IN_CACHES = 1 << 26  # bytes of weights; beyond, each pass reads them from memory
@@ -130,8 +131,8 @@ class FusedBackend(Recordable):
         self._vocab_size = loaded.vocab_size
         self._streams = loaded.num_parameters * loaded.dtype.itemsize > _MOST_IN_CACHES
         self._dim = int(attention.head_dim)
-        self._num_heads = len(attention.q_proj.weight) // self._dim  # of this rank
-        self._num_kv_heads = len(attention.k_proj.weight) // self._dim
+        self._num_heads = attention.q_proj.out_features // self._dim  # of this rank
+        self._num_kv_heads = attention.k_proj.out_features // self._dim
         self._group = self._num_heads // self._num_kv_heads
         shape = (len(model.layers), 2 * self._num_kv_heads, lanes.total, self._dim)
         self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
@@ -217,17 +218,16 @@ class FusedBackend(Recordable):
 
     def _take_over(self, packer: Packer, *, leave: bool) -> None:
         """Repack all matrices; `leave` True keeps the model's own weights too."""
+        fast = partial(take, packer, dtype=self.cache.dtype)
         for layer in self._layers:
             module = layer.module
-            layer.qkv = packer.take(qkv_of(module), leave=leave)
-            out = packer.take([module.self_attn.o_proj], leave=leave)
-            layer.out = summed(out, self._rank)
-            gate_up = [module.mlp.gate_proj, module.mlp.up_proj]
-            layer.gate_up = packer.take(gate_up, leave=leave)
-            down = packer.take([module.mlp.down_proj], leave=leave)
-            layer.down = summed(down, self._rank)
-        tied = lies_in(self._head_module.weight, self._embeddings)
-        self._head = self._whole(packer.take([self._head_module], leave=leave or tied))
+            layer.qkv = fast(qkv_of(module), leave=leave)
+            layer.out = summed(fast([module.self_attn.o_proj], leave=leave), self._rank)
+            layer.gate_up = fast([module.mlp.gate_proj, module.mlp.up_proj], leave=leave)
+            layer.down = summed(fast([module.mlp.down_proj], leave=leave), self._rank)
+        head = self._head_module
+        is_tied = isinstance(head, torch.nn.Linear) and lies_in(head.weight, self._embeddings)
+        self._head = self._whole(fast([head], leave=leave or is_tied))
 
     def _choose_forms(self) -> None:
         """Choose the fastest forms of attention and norms, by timing."""
@@ -493,16 +493,18 @@ def why_not_fused(model: Any) -> str | None:
         return f"forward for {config.model_type}"
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"{config.hidden_act} activation"
-    linears = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
+    linears = [part for part in model.modules() if isinstance(part, Linear)]
     expected = 7 * len(model.model.layers) + 1
-    if len(linears) != expected or any(type(part) is not torch.nn.Linear for part in linears):
+    kinds = (torch.nn.Linear, QuantisedLinear)
+    if len(linears) != expected or any(type(part) not in kinds for part in linears):
         return "forward for linear layers of other kinds (quantised, adapted)"
-    if any(part.weight.dtype != model.dtype for part in linears):
+    plain = [part for part in linears if isinstance(part, torch.nn.Linear)]
+    if any(part.weight.dtype != model.dtype for part in plain):
         return "forward for weights of several types"
     return None
 
 
-def qkv_of(module: Any) -> list[torch.nn.Linear]:
+def qkv_of(module: Any) -> list[Linear]:
     """Return a layer's query, key and value projections, in the order of their joined outputs."""
     attention = module.self_attn
     return [attention.q_proj, attention.k_proj, attention.v_proj]

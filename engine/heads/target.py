@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.checkpoint.checked import Checked, check_checkpoint
 from engine.checkpoint.files import one_line, weight_files
-from engine.checkpoint.model import Checked, check_checkpoint, max_model_len
+from engine.checkpoint.model import max_model_len
 from engine.errors import ModelError
 from engine.heads.head_tensors import linear
 

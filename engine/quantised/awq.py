@@ -12,6 +12,7 @@ A zero point is stored as it is, and the inputs of a group are adjacent.
 import torch
 
 from engine.quantised.formats import Awq
+from engine.quantised.matrix import QuantisedMatrix, of_integers
 from engine.quantised.packed import (
     BadTensors,
     Sizes,
@@ -64,9 +65,18 @@ def weight(tensors: Tensors) -> torch.Tensor:
     Raises:
         BadTensors: a scale is not finite.
     """
-    numbers = unpack(tensors["qweight"], 4, 1, _ORDER)
-    zeros = unpack(tensors["qzeros"], 4, 1, _ORDER)
-    scales = finite("scales", tensors)
+    numbers, scales, zeros = _unpacked(tensors)
     groups = numbers.view(len(scales), -1, numbers.shape[1])
     groups.sub_(zeros[:, None]).mul_(scales[:, None])
     return numbers.t()
+
+
+def codes(tensors: Tensors) -> QuantisedMatrix | None:
+    """Return the weight [out, in] as it is stored. Raises BadTensors as `weight`."""
+    return of_integers(4, *_unpacked(tensors))
+
+
+def _unpacked(tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return integers [in, out], scales and zero points [groups, out], all float32."""
+    numbers = unpack(tensors["qweight"], 4, 1, _ORDER)
+    return numbers, finite("scales", tensors), unpack(tensors["qzeros"], 4, 1, _ORDER)

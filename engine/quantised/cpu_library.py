@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from engine.cache import cache_folder
 from engine.checkpoint.files import one_line
 from engine.device import cpu_flags
 
@@ -140,12 +141,16 @@ def _compiled() -> Path:
 
 
 def _folder() -> Path:
-    """Return the folder of compiled programs, which the launcher names. Raises OSError."""
+    """Return the folder of compiled programs, or of products in the cache. Raises OSError.
+
+    The launcher names the former to nodes that compile whole passes, and no TMPDIR that stays.
+    """
     named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    folder = Path(named or Path(tempfile.gettempdir()) / f"slipstream-{os.geteuid()}")
+    folder = Path(named) if named else cache_folder("products")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to another user")
+    about = folder.stat()
+    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        raise PermissionError(f"others can write to {folder}")
     return folder
 
 

@@ -9,6 +9,7 @@ Formats that are not covered are refused.
     awq                  4-bit integers, likewise (gemm)                    Awq
     bitsandbytes         4-bit indices (nf4), a scale for each block        Nf4
     mxfp4                4-bit floats, a power of two for each 32; experts  Mxfp4
+    (a GGUF file)        8 to 4 bits with scales in blocks                  GgufFile
 
 Which layers are quantised is read from the tensors, not from config.json's lists of excluded
 layers: libraries match the names in such lists differently, but store the same tensors.
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.files import Object, parts, shown
+from engine.checkpoint.gguf_list import gguf_in
 from engine.errors import ModelError
 
 _FIELDS = ("quantization_config", "compression_config")
@@ -76,11 +78,21 @@ class Mxfp4:
     """Format of experts' weights as 4-bit floats, of which 32 share a power of two."""
 
 
-Format = Fp8 | Gptq | Awq | Nf4 | Mxfp4
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """Format of weights in a GGUF file, each tensor with a type of its own (`gguf_list.py`)."""
+
+    path: Path
+
+
+Packing = Fp8 | Gptq | Awq | Nf4 | Mxfp4
+Format = Packing | GgufFile
 
 
 def read_format(path: Path, stated: Object) -> Format | None:
     """Return the quantisation format of a checkpoint's weights; None if they are not quantised.
+
+    A GGUF file beside config.json counts as a format, also if its tensors are plain.
 
     path    path of config.json, for messages
     stated  the content of config.json
@@ -88,6 +100,9 @@ def read_format(path: Path, stated: Object) -> Format | None:
     Raises:
         ModelError: the format is not covered, or one of its fields is missing or wrong.
     """
+    gguf = gguf_in(path.parent)
+    if gguf is not None:
+        return GgufFile(gguf)
     for part in parts(stated):
         for field in _FIELDS:
             content = part.get(field)

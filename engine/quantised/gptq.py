@@ -15,6 +15,7 @@ import math
 import torch
 
 from engine.quantised.formats import Gptq
+from engine.quantised.matrix import QuantisedMatrix, of_integers
 from engine.quantised.packed import (
     BadTensors,
     Sizes,
@@ -78,14 +79,35 @@ def weight(form: Gptq, tensors: Tensors) -> torch.Tensor:
         BadTensors: a scale is not finite, or g_idx names a group that does not exist.
     """
     numbers = unpack(tensors["qweight"], form.bits, 0)
-    scales = finite("scales", tensors)
-    zeros = unpack(tensors["qzeros"], form.bits, 1)
-    zeros.add_(form.zero_is_less).remainder_(1 << form.bits)
+    scales, zeros = finite("scales", tensors), _zeros(form, tensors)
     groups = _groups(form, tensors, len(numbers), len(scales))
     for start in range(0, len(numbers), _ROWS):  # all rows' scales would be as large as the weight
         of = groups[start : start + _ROWS]
         numbers[start : start + _ROWS].sub_(zeros[of]).mul_(scales[of])
     return numbers.t()
+
+
+def codes(form: Gptq, tensors: Tensors) -> QuantisedMatrix | None:
+    """Return the weight [out, in] as it is stored; None if it can only be dequantised.
+
+    That is so if the inputs of a group are not adjacent (act-order), or a code of 8 bits is -128.
+
+    Raises:
+        BadTensors: as `weight`.
+    """
+    numbers = unpack(tensors["qweight"], form.bits, 0)
+    scales, zeros = finite("scales", tensors), _zeros(form, tensors)
+    groups = _groups(form, tensors, len(numbers), len(scales))
+    adjacent = torch.arange(len(numbers), device=groups.device) * len(scales) // len(numbers)
+    if len(numbers) % len(scales) or not torch.equal(groups, adjacent):
+        return None
+    return of_integers(form.bits, numbers, scales, zeros)
+
+
+def _zeros(form: Gptq, tensors: Tensors) -> torch.Tensor:
+    """Return the zero points, float32 [groups, out]."""
+    zeros = unpack(tensors["qzeros"], form.bits, 1)
+    return zeros.add_(form.zero_is_less).remainder_(1 << form.bits)
 
 
 def _groups(form: Gptq, tensors: Tensors, num_inputs: int, count: int) -> torch.Tensor:

@@ -89,3 +89,26 @@ def _kind(one: QuantisedMatrix) -> tuple[object, ...]:
 def _joined(parts: Sequence[torch.Tensor | None], dim: int = 0) -> torch.Tensor | None:
     found = [part for part in parts if part is not None]
     return torch.cat(found, dim) if found else None
+
+
+def in_pairs(codes: torch.Tensor) -> torch.Tensor:
+    """Return codes from 0 to 15, uint8 [out, in], two in a byte: [out, in / 2]."""
+    return codes[:, ::2] | codes[:, 1::2] << 4
+
+
+def of_integers(
+    bits: int, numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+) -> QuantisedMatrix | None:
+    """Return the matrix scale * (integer - zero point); None if a code of 8 bits would be -128.
+
+    numbers        unsigned integers, float32 [in, out]
+    scales, zeros  float32 [groups, out]; the inputs of a group are adjacent
+    """
+    scales, zeros = scales.t().contiguous(), zeros.t()
+    if bits == 4:
+        return QuantisedMatrix(4, in_pairs(numbers.t().to(torch.uint8)), scales, -scales * zeros)
+    if not numbers.min() > 0:
+        return None
+    codes = (numbers.t() - 128).to(torch.int8).contiguous()
+    offsets = scales * (128 - zeros) if (zeros != 128).any() else None
+    return QuantisedMatrix(8, codes, scales, offsets)

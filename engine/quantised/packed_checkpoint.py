@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,7 +24,8 @@ from engine.checkpoint.files import Names, Shapes, weight_files
 from engine.checkpoint.parts import Cuts, Files, Lazy
 from engine.errors import ModelError, remedy
 from engine.quantised import awq, fp8, gptq, mxfp4, nf4
-from engine.quantised.formats import Awq, Format, Fp8, Gptq, Mxfp4, Nf4
+from engine.quantised.formats import Awq, Fp8, Gptq, Mxfp4, Nf4, Packing
+from engine.quantised.matrix import QuantisedMatrix
 from engine.quantised.packed import BadTensors, Sizes, Stretch, Tensors
 from engine.tensor_parallel.split import Cut
 
@@ -34,6 +36,7 @@ _FLOATS = {"F32", "F16", "BF16"}
 _PLAIN = {*_FLOATS, "F64"}
 _FP8_SCALES = {*_FLOATS, "F8_E8M0", *_BYTES}
 
+_ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 _CPU = torch.device("cpu")
 
 _Form = Fp8 | Gptq | Awq | nf4.State | Mxfp4
@@ -56,7 +59,7 @@ class _Kind:
 
 
 _INTEGERS = {"qweight": _INT32, "qzeros": _INT32, "scales": _FLOATS}
-_KINDS: Mapping[type[Format], _Kind] = {
+_KINDS: Mapping[type[Packing], _Kind] = {
     Fp8: _Kind({"weight": _FP8} | dict.fromkeys(fp8.SCALES, _FP8_SCALES), fp8.SCALES),
     Gptq: _Kind(_INTEGERS | {"g_idx": {*_INT32, "I64"}}, ("qweight", "qzeros", "g_idx")),
     Awq: _Kind(_INTEGERS, ("qweight", "qzeros")),
@@ -98,7 +101,7 @@ class PackedCheckpoint:
     shapes  name -> shape of every tensor of the corresponding plain checkpoint
     """
 
-    def __init__(self, folder: Path, form: Format, names: Names | None = None) -> None:
+    def __init__(self, folder: Path, form: Packing, names: Names | None = None) -> None:
         """Read the headers of the files, and no weight.
 
         names  which tensors of the folder; None: all, by their names in the files
@@ -157,7 +160,37 @@ class PackedCheckpoint:
             found[name] = Lazy(partial(self._weight, name, cuts.get(name)))
         return {name: lazy for name, lazy in found.items() if name not in cuts or cuts[name].runs}
 
-    def _layer(self, name: str, parts: Mapping[str, str], form: Format, kind: _Kind) -> _Layer:
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the packed layers' tensors in the files."""
+        heads = [
+            self._heads[name] for layer in self._layers.values() for name in layer.parts.values()
+        ]
+        return sum(prod(head.shape) * _ITEM_BYTES.get(head.dtype, 1) for head in heads)
+
+    def matrices(self, model: Any) -> Iterator[tuple[str, QuantisedMatrix]]:
+        """Yield (path in the model, weight as it is stored) of the linear layers, read one by one.
+
+        Layers that can only be dequantised are left out: `tensors` has them.
+
+        model  as for `tensors`
+
+        Raises:
+            ModelError: a packed tensor's values are invalid.
+        """
+        own = set(model.state_dict())
+        for name, layer in self._layers.items():
+            full = name if name in own else f"{model.base_model_prefix}.{name}"
+            path = full.removesuffix(".weight")
+            if full not in own or not isinstance(model.get_submodule(path), torch.nn.Linear):
+                continue
+            with self._one_at_a_time, self._blamed(name, layer.parts):
+                read = {part: self._read(tensor) for part, tensor in layer.parts.items()}
+                matrix = _codes(layer.form, read)
+            if matrix is not None:
+                yield path, matrix
+
+    def _layer(self, name: str, parts: Mapping[str, str], form: Packing, kind: _Kind) -> _Layer:
         """Return a packed layer. Raises ModelError if a tensor has a wrong number type."""
         for part, tensor in parts.items():
             head = self._heads[tensor]
@@ -312,3 +345,14 @@ def _weight(form: _Form, tensors: Tensors) -> torch.Tensor:
             return nf4.weight(form, tensors)
         case Mxfp4():
             return mxfp4.weight(tensors)
+
+
+def _codes(form: _Form, tensors: Tensors) -> QuantisedMatrix | None:
+    """Return a packed layer's weight as it is stored; None if it can only be dequantised."""
+    match form:
+        case Gptq():
+            return gptq.codes(form, tensors)
+        case Awq():
+            return awq.codes(tensors)
+        case _:
+            return None

@@ -148,7 +148,16 @@ NOT_FOR_ALL = {
 HOME = {name: kind for kind in KINDS for name in kind.model_fields if name not in NOT_FOR_ALL}
 # Settings that must be equal for two arms to write the same tokens, whatever the drafter.
 DECIDES_THE_TEXT = (
-    *("target", "target_revision", "dtype", "reproducible", "prompts", "limit", "chat"),
+    *(
+        "target",
+        "target_revision",
+        "quantization",
+        "dtype",
+        "reproducible",
+        "prompts",
+        "limit",
+        "chat",
+    ),
     *("max_prompt_tokens", "max_tokens", "texts_at_once", "peer_file"),
     *(name for name in SamplingParams.model_fields if name not in NOT_FOR_ALL),
 )

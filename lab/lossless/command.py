@@ -55,7 +55,7 @@ def verify_lossless(
         Flags(
             *("target", "drafter", "drafter_home", "target_device", "drafter_device"),
             "tensor_parallel_size",
-            *("dtype", "backend", "reproducible"),
+            *("dtype", "quantization", "backend", "reproducible"),
             max_num_seqs=1,
         ),
     ],

@@ -47,6 +47,9 @@ def _models(folder: Path) -> None:
     model(folder / "sliding", model_type="moshi", sliding_window=4096)
     model(folder / "vision", model_type="clip")
     model(folder / "packed", quantization_config={"quant_method": "hqq"})
+    model(
+        folder / "gptq", quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128}
+    )
     model(folder / "small", vocab_size=100)
     _, pickled = model(folder / "no-weights", "model.safetensors"), folder / "pickled"
     (model(pickled, "model.safetensors") / "pytorch_model.bin").write_bytes(b"")

@@ -138,7 +138,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--target", "x" * 5000], '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'),
     (
         ["a", "--target", "~/model.gguf"],
-        "~/model.gguf: no such folder; give a model's folder or its name on the hub",
+        "~/model.gguf: it is no GGUF file; get the file again\n",
     ),
     (
         ["a", "--target", "someone/model"],
@@ -191,8 +191,27 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--target", "~/no-weights", *DRAFTER],
-        "~/no-weights: no *.safetensors in ~/no-weights; only safetensors weights are read, so "
-        "convert it (save_pretrained)",
+        "~/no-weights: no *.safetensors in ~/no-weights; only safetensors and GGUF weights are "
+        "read, so convert it (save_pretrained)",
+    ),
+    (["a", "--target", "~/nowhere.gguf"], "~/nowhere.gguf: no such file; give a GGUF file or a"),
+    # Rounded weights
+    (["a", "--quantization", "int2"], "--quantization: expected one of int8, int4, got 'int2'"),
+    (
+        ["a", "--target", "~/gptq", "--quantization", "int8"],
+        "~/gptq: quantization int8 is for plain weights, and these are quantised; leave it out\n",
+    ),
+    (
+        ["a", "--target", "~/sound", "--quantization", "int4", "--backend", "compiled"],
+        "~/sound: quantization int4 is not for the backend compiled; use fused\n",
+    ),
+    (
+        ["a", "--target", "~/sound", "--quantization", "int4", "--tensor-parallel-size", "2"],
+        "~/sound: quantization int4 is for a model in one process; give it one device\n",
+    ),
+    (
+        ["a", "--drafter", "ngram", "--drafter-quantization", "int4"],
+        "drafter_quantization is for a draft model, and the drafter is none; leave it out\n",
     ),
     (["a", "--target", "~/pickled"], "~/pickled: no *.safetensors in ~/pickled; only safetensors"),
     (

@@ -74,7 +74,7 @@ def test_whoever_loads_a_model_claims_its_device(
     def stop(*_: object) -> None:
         raise ModelError("far enough")
 
-    monkeypatch.setattr("engine.checkpoint.model.find_checkpoint", stop)
+    monkeypatch.setattr("engine.checkpoint.checked.find_checkpoint", stop)
     with pytest.raises(ModelError, match="far enough"):
         load_model("anything", device="cuda:1")
     assert made_up == ["cuda:1"]

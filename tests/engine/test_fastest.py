@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_the_quicker_type_wins(
         return 1.0 if executor.loaded.dtype == quick else 2.0
 
     monkeypatch.setattr(engine.fastest, "_seconds_of_a_row", seconds)
-    name = fastest_dtype(model, revision=None, device="cpu", make_executor=make_executor)
+    name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=make_executor)
     assert name == ("auto" if quick == torch.bfloat16 else "float32")
     assert timed == [torch.bfloat16, torch.float32]
 
@@ -43,14 +44,14 @@ def test_the_quicker_type_wins(
 def test_of_one_type_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.fastest, "_seconds_of_a_row", None)
     model = str(make_model("llama", tmp_path / "model"))
-    name = fastest_dtype(model, revision=None, device="cpu", make_executor=make_executor)
+    name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=make_executor)
     assert name == "auto"
 
 
 def test_a_large_model_stays_as_its_checkpoint(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.fastest, "MAX_PARAMETERS", 10)
     monkeypatch.setattr(engine.fastest, "_seconds_of_a_row", None)
-    name = fastest_dtype(model, revision=None, device="cpu", make_executor=make_executor)
+    name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=make_executor)
     assert name == "auto"
 
 
@@ -61,7 +62,7 @@ def test_the_time_of_a_row_is_measured(model: str) -> None:
         executors.append(make_executor(loaded, capacity))  # type: ignore[arg-type]
         return executors[-1]
 
-    assert fastest_dtype(model, revision=None, device="cpu", make_executor=make) in (
+    assert fastest_dtype(partial(load_model, model), device="cpu", make_executor=make) in (
         "auto",
         "float32",
     )

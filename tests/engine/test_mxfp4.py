@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from coordinator.api.models.folders import find
-from engine.checkpoint.model import check_checkpoint, load_model
+from engine.checkpoint.checked import check_checkpoint
+from engine.checkpoint.model import load_model
 from engine.errors import ModelError, OutOfMemory
 from engine.loading import make_executor
 from engine.quantised import mxfp4

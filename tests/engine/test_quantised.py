@@ -17,7 +17,8 @@ import transformers.integrations.accelerate
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.model import check_checkpoint, load_model
+from engine.checkpoint.checked import check_checkpoint
+from engine.checkpoint.model import load_model
 from engine.loading import make_executor
 from engine.quantised import awq, gptq, nf4, packed_checkpoint
 from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4

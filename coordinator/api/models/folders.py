@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.api.models.fetching import Download, Say
+from coordinator.launching.devices import num_ranks
 from proto.errors import ConfigurationError, ModelError, did_you_mean
 from proto.head_kinds import HeadKind
 from proto.installation import another_package
+from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
 
 TOKENIZER, SAFETENSORS = "tokenizer.json", ".safetensors"
@@ -80,6 +82,25 @@ class Checkpoint:
             shards.refuse_odd_weights(self.folder, is_packed=form is not None)
             shards.check_layers(self.config, dict(self.stated), shapes)
 
+    def check_quantization(self, node: NodeConfig) -> None:
+        """Raise ModelError if the node could not round this model's weights as it is asked."""
+        from engine.checkpoint.families import text_kind
+        from engine.quantised.asked import refuse_elsewhere, refuse_rounding
+        from engine.quantised.formats import read_format
+
+        if not node.quantization:
+            return
+        ranks = num_ranks(node.device, node.tensor_parallel_size)
+        with _as_ours():
+            refuse_elsewhere(self.name, node.quantization, backend=node.backend, num_ranks=ranks)
+            refuse_rounding(
+                self.name,
+                node.quantization,
+                device=node.device,
+                kind=text_kind(str(self.stated.get("model_type")), self.text_config),
+                is_quantised=read_format(self.config, dict(self.stated)) is not None,
+            )
+
     def _check_head_files(self) -> None:
         from engine.checkpoint import files as shards
         from engine.heads.stated import head_file
@@ -126,10 +147,7 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
 
     Raises ModelError; ConfigurationError where the program has an `engine` of its own.
     """
-    if other := another_package("engine"):
-        raise ConfigurationError(
-            f"another package `engine` is loaded, {other}; use the two in processes of their own"
-        )
+    _refuse_other_engine()
     from engine.checkpoint import families
     from engine.checkpoint.checkpoint import SMALL, find_folder
     from engine.checkpoint.files import read_config, stated_eos_ids
@@ -150,6 +168,18 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
     return checkpoint
 
 
+def folder_of_file(name: str) -> Path:
+    """Return the folder of the model in a GGUF file. Raises ModelError if it cannot be used."""
+    _refuse_other_engine()
+    from engine.checkpoint.gguf_folder import folder_of
+
+    path = path_of(name)
+    if not path.is_file():
+        raise ModelError(f"{name}: no such file; give a GGUF file or a model's folder")
+    with _as_ours():
+        return folder_of(path)
+
+
 def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:
     """Return how many tokens a text of a model may have so that all of it is read in one way.
 
@@ -162,6 +192,14 @@ def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:
     text = inner if isinstance(inner, dict) else config
     kind = families.text_kind(str(config.get("model_type")), text)
     return long_texts.limited(kind, text, limit, asked)
+
+
+def _refuse_other_engine() -> None:
+    """Raise ConfigurationError where the program has an `engine` of its own."""
+    if other := another_package("engine"):
+        raise ConfigurationError(
+            f"another package `engine` is loaded, {other}; use the two in processes of their own"
+        )
 
 
 def _near(name: str) -> str:

@@ -51,6 +51,7 @@ def _target(
         heads_ms=config.simulate_draft_ms if heads else 0.0,
         heads_ms_per_row=config.simulate_draft_ms_per_row if heads else 0.0,
         layers=config.layers if drafts else (),
+        quantization=config.quantization or "",
     )
 
 
@@ -81,4 +82,5 @@ def _drafter(config: PairConfig, endpoint: str, outside: str, secret: str) -> No
         max_candidates=config.max_draft_candidates,
         target=config.target if is_head else "",
         target_revision=config.target_revision if is_head else None,
+        quantization="" if is_head else config.drafter_quantization or "",
     )

@@ -35,6 +35,7 @@ class Preflight:
         (target,) = (node for node in nodes if node.role is Role.TARGET)
         self._target = folders.find(target.model, target.revision)
         self._checkpoints = [(Role.TARGET, self._target)]
+        self._target.check_quantization(target)
         check_size(self._target)
         for node in nodes:
             if node.role is Role.DRAFTER:
@@ -50,6 +51,7 @@ class Preflight:
             self._add_head(Role.DRAFTER, node.model, node.revision)
             return
         drafter = folders.find(node.model, node.revision)
+        drafter.check_quantization(node)
         self._checkpoints.append((Role.DRAFTER, drafter))
         check_fit(self._target, drafter, may_differ=self._may_differ)
 

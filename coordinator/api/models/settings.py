@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from coordinator.api.config_base import Frozen, named
+from coordinator.api.models.folders import folder_of_file
 from coordinator.api.models.heads import find_config, kind_of, layers_of
 from coordinator.api.models.tokenizers import differ
 from proto.errors import ConfigurationError
@@ -17,9 +18,15 @@ KINDS = "Medusa, EAGLE, EAGLE-3"
 
 
 def _located(model: str) -> str:
-    """Return a folder's absolute path, as nodes run in another one; other names are unchanged."""
-    is_name = model in ("", NGRAM) or not is_folder(model)
-    return model if is_name else str(path_of(model).absolute())
+    """Return a folder's absolute path, as nodes run in another one; other names are unchanged.
+
+    Of a GGUF file it is the path of the folder that is made of it.
+    """
+    if model in ("", NGRAM):
+        return model
+    if model.endswith(".gguf") and not is_folder(model):
+        return str(folder_of_file(model))
+    return str(path_of(model).absolute()) if is_folder(model) else model
 
 
 Name = Annotated[str, Field(min_length=1)]
@@ -33,8 +40,8 @@ class ModelsConfig(Frozen):
     target: Annotated[
         Model,
         Field(
-            description="The model whose text is written. A folder, or a name on the Hugging "
-            "Face hub. The weights may be quantised (FP8, GPTQ, AWQ, NF4)."
+            description="The model whose text is written. A folder, a GGUF file, or a name on "
+            "the Hugging Face hub. The weights may be quantised (FP8, GPTQ, AWQ, NF4, GGUF)."
         ),
     ] = str(MODELS / "target")
     drafter: Annotated[

@@ -89,11 +89,17 @@ def test_a_speculative_config_names_model_revision_and_ranks_of_the_drafter(
         "method": "draft_model",
         "num_speculative_tokens": 5,
         "draft_tensor_parallel_size": 2,
+        "quantization": "int4",
     }
-    LLM(model="a/b", tensor_parallel_size=1, speculative_config=config)
+    LLM(model="a/b", quantization="int8", tensor_parallel_size=1, speculative_config=config)
     (pair,) = started
     assert pair.config == PairConfig(
-        target="a/b", drafter="c/d", drafter_revision="main", drafter_tensor_parallel_size=2
+        target="a/b",
+        drafter="c/d",
+        drafter_revision="main",
+        drafter_tensor_parallel_size=2,
+        quantization="int8",
+        drafter_quantization="int4",
     )
     read = speculation.read(config)
     assert (read.settings.policy, read.settings.num_speculative_tokens) == ("auto", 5)
@@ -175,7 +181,7 @@ def test_settings_of_vllm_that_ask_for_nothing_are_taken_and_others_say_what_the
     harmless = {
         "trust_remote_code": False,
         "seed": 0,
-        "quantization": None,
+        "tokenizer": None,
         "enable_prefix_caching": True,
         "dtype": "half",
     }

@@ -194,6 +194,19 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == [compiler]
 
 
+def test_a_node_that_compiles_no_pass_keeps_the_library_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "of this start"))
+    folder = cpu_library._folder()
+    assert folder == tmp_path / "slipstream" / "products"
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write to"):
+        cpu_library._folder()
+
+
 @pytest.mark.usefixtures("_nothing_is_loaded")
 def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     skip_without_a_library()

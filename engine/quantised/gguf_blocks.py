@@ -1,0 +1,110 @@
+"""Weights as GGUF files store them (llama.cpp), in blocks of adjacent inputs.
+
+    Q8_0  32 weights   d; codes of 8 bits                      weight = d * code
+    Q4_0  32 weights   d; codes of 4 bits                      weight = d * (code - 8)
+    Q5_0  32 weights   d; codes of 5 bits                      weight = d * (code - 16)
+    Q6_K  256 weights  d, 16 scales of 8 bits;                 weight = d * scale * (code - 32)
+                       codes of 6 bits
+    Q4_K  256 weights  d, dmin, 8 scales and 8 minima of       weight = d * scale * code
+    Q5_K               6 bits each; codes of 4 or 5 bits                - dmin * minimum
+
+d and dmin are float16. Scales of 8 and 6 bits stay what they are, with d and dmin as their units.
+Codes of 5 and 6 bits become codes of 8 bits.
+"""
+
+import torch
+
+from engine.quantised.matrix import QuantisedMatrix, in_pairs
+
+
+def codes(kind: str, blocks: torch.Tensor) -> QuantisedMatrix | None:
+    """Return the weight that is stored in blocks of a type; None if it can only be dequantised.
+
+    blocks  uint8 [out, blocks of a row, bytes of a block]
+    """
+    assert kind in _READERS, f"no reader for {kind}"
+    matrix = _READERS[kind](blocks)
+    return None if matrix.bits == 8 and (matrix.codes == -128).any() else matrix
+
+
+def weight(kind: str, blocks: torch.Tensor) -> torch.Tensor:
+    """Return the weight in float32, `blocks` as for `codes`."""
+    return _READERS[kind](blocks).dequantised()
+
+
+def _q8_0(blocks: torch.Tensor) -> QuantisedMatrix:
+    numbers = blocks[..., 2:].contiguous().view(torch.int8)
+    return QuantisedMatrix(8, numbers.flatten(1), _halves(blocks, 0))
+
+
+def _q6_k(blocks: torch.Tensor) -> QuantisedMatrix:
+    low, high, scales = blocks[..., :128], blocks[..., 128:192], blocks[..., 192:208]
+    # Each half of a block has the lower four bits of its inputs 0..63 and 64..127 beside each
+    # other, and in a byte of `high` the upper two bits of inputs that are 32 apart.
+    low = low.reshape(*low.shape[:2], 2, 1, 64) >> _shifts(0, 4)
+    high = high.reshape(*high.shape[:2], 2, 1, 32) >> _shifts(0, 2, 4, 6)
+    numbers = (low & 15).flatten(1) | (high & 3).flatten(1) << 4
+    scales = scales.contiguous().view(torch.int8).flatten(1)
+    units = _halves(blocks, 208).float()
+    both = torch.stack((units, torch.zeros_like(units)))
+    return QuantisedMatrix(8, numbers.to(torch.int8) - 32, scales, None, both)
+
+
+def _q4_0(blocks: torch.Tensor) -> QuantisedMatrix:
+    scales = _halves(blocks, 0)
+    return QuantisedMatrix(4, in_pairs(_nibbles(blocks[..., 2:])), scales, -8 * scales)
+
+
+def _q5_0(blocks: torch.Tensor) -> QuantisedMatrix:
+    # Four bytes hold the fifth bits of all 32 codes, the earliest in the lowest bit.
+    fifth = (blocks[..., 2:6, None] >> _shifts(*range(8))[:, 0]).flatten(1) & 1
+    numbers = _nibbles(blocks[..., 6:]) | fifth << 4
+    return QuantisedMatrix(8, numbers.to(torch.int8) - 16, _halves(blocks, 0))
+
+
+def _q4_k(blocks: torch.Tensor) -> QuantisedMatrix:
+    numbers = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 1, 32) >> _shifts(0, 4)
+    return QuantisedMatrix(4, in_pairs((numbers & 15).flatten(1)), *_k_scales(blocks))
+
+
+def _q5_k(blocks: torch.Tensor) -> QuantisedMatrix:
+    numbers = blocks[..., 48:].reshape(*blocks.shape[:2], 4, 1, 32) >> _shifts(0, 4)
+    fifth = blocks[..., 16:48].reshape(*blocks.shape[:2], 1, 32) >> _shifts(*range(8))
+    numbers = (numbers & 15).flatten(1) | (fifth & 1).flatten(1) << 4
+    return QuantisedMatrix(8, numbers.to(torch.int8), *_k_scales(blocks))
+
+
+_READERS = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q5_0": _q5_0,
+    "Q6_K": _q6_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+}
+
+
+def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return scales and minima, uint8 [out, 8 * blocks of a row], and their units, of K blocks."""
+    # The lower six bits of bytes 0..3 and 4..7 are the scales and minima of the first four groups;
+    # those of the others are the halves of bytes 8..11, with the upper two bits of the former.
+    first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = torch.cat((first & 63, third & 15 | first >> 2 & 48), dim=-1)
+    minima = torch.cat((second & 63, third >> 4 | second >> 2 & 48), dim=-1)
+    units = torch.stack((_halves(blocks, 0), -_halves(blocks, 2))).float()
+    return scales.flatten(1), minima.flatten(1), units
+
+
+def _nibbles(pairs: torch.Tensor) -> torch.Tensor:
+    """Return the codes of blocks of 32, uint8 [out, in]: the later 16 are in the upper halves."""
+    return torch.cat((pairs & 15, pairs >> 4), dim=-1).flatten(1)
+
+
+def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """Return the float16 number at a byte of each block, [out, blocks of a row]."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16).squeeze(-1)
+
+
+def _shifts(*numbers: int) -> torch.Tensor:
+    """Return numbers of bits [len(numbers), 1] by which bytes are shifted."""
+    return torch.tensor(numbers, dtype=torch.uint8)[:, None]
