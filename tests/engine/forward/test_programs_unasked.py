@@ -108,6 +108,29 @@ def test_programs_that_give_other_logits_are_not_used(
     assert line.startswith("the backend compiled is not used: ")
 
 
+def test_programs_are_what_is_timed_in_a_short_cache_too(
+    model: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed, ran = CompiledBackend._times_fused, []
+    keep()
+    run = CompiledBackend._run
+
+    def noted(self: CompiledBackend, *how: Any) -> Any:
+        ran.append(how)
+        return run(self, *how)
+
+    def counted(self: CompiledBackend, *how: Any) -> float:
+        ran.clear()
+        timed(self, *how)
+        assert len(ran) > 10
+        return 0.5
+
+    monkeypatch.setattr(CompiledBackend, "_run", noted)
+    monkeypatch.setattr(CompiledBackend, "_times_fused", counted)
+    loaded = load_model(model, dtype="float32")
+    assert make_executor(loaded, 129, backend="auto", kept_rows=(1,)).backend == "compiled"
+
+
 def test_where_one_cannot_be_opened_the_others_run(
     model: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
