@@ -176,13 +176,12 @@ def load_engine(
         _choose_threads(loaded, fixed_rows, say)
         max_len = longest_text(loaded, max_len, num_lanes=num_lanes, part=part)
         num_lanes = num_lanes_that_fit(loaded, max_len, num_lanes, part=part)
-        made = _rows_to_make(backend, loaded, num_lanes, row_counts or {}, layers, say)
         executor = make_executor(
             *(loaded, max_len + NUM_TREE_SLOTS),
             num_lanes=num_lanes,
             fixed_rows=fixed_rows,
             backend=backend,
-            row_counts=made,
+            row_counts=_rows_to_make(backend, loaded, num_lanes, row_counts or {}, layers, say),
             kept_rows=(row_counts or {}).get("compiled", ()),
             layers=layers,
             say=say,

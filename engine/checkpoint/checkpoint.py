@@ -62,7 +62,7 @@ def refuse_no_safetensors(name: str, folder: Path) -> None:
     """Raise ModelError if a model's folder has no weights in safetensors or GGUF."""
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
         raise ModelError(
-            f"{name}: no *.safetensors in {folder}; only safetensors and GGUF weights are read, so "
+            f"{name}: no *.safetensors in {folder}; only safetensors and GGUF are read: "
             "convert it (save_pretrained)"
         )
 

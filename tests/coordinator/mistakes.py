@@ -191,8 +191,8 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--target", "~/no-weights", *DRAFTER],
-        "~/no-weights: no *.safetensors in ~/no-weights; only safetensors and GGUF weights are "
-        "read, so convert it (save_pretrained)",
+        "~/no-weights: no *.safetensors in ~/no-weights; only safetensors and GGUF are read: "
+        "convert it (save_pretrained)",
     ),
     (["a", "--target", "~/nowhere.gguf"], "~/nowhere.gguf: no such file; give a GGUF file or a"),
     # Rounded weights

@@ -132,7 +132,7 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_safetensors_is_refused(folder: Folder, tmp_path: Path) -> None:
     shutil.copy(folder("llama") / "config.json", tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    assert "only safetensors and GGUF weights are read" in refusal(tmp_path)
+    assert "only safetensors and GGUF are read" in refusal(tmp_path)
 
 
 def test_a_broken_config_is_refused(folder: Folder, tmp_path: Path) -> None:
