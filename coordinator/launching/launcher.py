@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from coordinator.launching.compile_cache import VARIABLES, cache_variables
-from coordinator.launching.devices import default_device, gpus_of, visible_gpus
+from coordinator.launching.devices import default_device, gpus_of, shared_device, visible_gpus
 from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.logs import Logs, without_stamp
 from coordinator.launching.mps import PIPE, Mps
@@ -307,9 +307,26 @@ class Launcher:
             is_alone=self._is_alone,
             size=config.tensor_parallel_size,
             peer_size=config.peer_size,
+            # With fixed rows no figure of this machine may decide, nor whether a drafter is there.
+            has_peer=config.peer_device is not None or config.fixed_rows > 0,
         )
         dtype = config.dtype_on_cpu if device.startswith("cpu") else ""
-        return replace(config, device=device, dtype=dtype or config.dtype, parent_pid=os.getpid())
+        return replace(
+            config,
+            device=device,
+            shared_device=shared_device() if self._may_share(config) else "",
+            dtype=dtype or config.dtype,
+            parent_pid=os.getpid(),
+        )
+
+    def _may_share(self, config: NodeConfig) -> bool:
+        """True for a target that may also use the drafter's cores, as both devices are defaults."""
+        are_default = not self._is_alone and config.device == "" and config.peer_device == ""
+        is_one_process = config.tensor_parallel_size == 1 and config.peer_size == 1
+        is_target = config.role is Role.TARGET
+        is_simulated = config.simulated_ms > 0 or config.simulated_ms_per_row > 0
+        may_vary = not is_simulated and not config.fixed_rows
+        return is_target and are_default and is_one_process and may_vary
 
     def ended(self) -> list[Obituary]:
         """Remove the nodes that have ended and return how each ended; shorten long logs."""
