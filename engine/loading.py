@@ -26,6 +26,7 @@ from engine.forward.forward import Layers, Say, silent
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import longest_text, num_lanes_that_fit
+from engine.places import Places
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.tensor_parallel.backend import lead
 from engine.tensor_parallel.devices import rank_devices
@@ -110,6 +111,7 @@ class Engine:
     pass_s       number of rows -> seconds of a pass of so many rows, over few cache slots
     device       name of its device; the names of all ranks' devices, joined by commas
     heads        the engine of the drafting heads in the target's process; None: there are none
+    places       the CPU cores between which passes may move; None: there is no choice
     """
 
     executor: Executor
@@ -121,6 +123,7 @@ class Engine:
     pass_s: Mapping[int, float]
     device: str
     heads: "Engine | None" = None
+    places: Places | None = None
 
 
 def load_engine(

@@ -18,6 +18,7 @@ from engine.executor import Executor
 from engine.heads.head_loading import LoadedHead, load_head_engine
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import Engine, load_engine
+from engine.places import Places, places_of, time_places
 from node.economics import CHAINS, RECORDED_CHILDREN, RECORDED_ROWS, TIMED_ROWS
 from node.follower import (
     Afterwards,
@@ -31,6 +32,7 @@ from node.follower import (
     WaitUntil,
     Wipe,
 )
+from node.placing import Place, Placing
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
 from proto.codec import encode
 from proto.errors import ClosedError, ConfigurationError, ModelError, NodeError, RefusedError
@@ -50,7 +52,7 @@ from proto.messages import (
     SessionMark,
     Welcome,
 )
-from proto.node_config import FETCHING, NodeConfig
+from proto.node_config import FETCHING, NodeConfig, Placement
 from proto.stopwatch import Phase
 from proto.system import is_folder
 
@@ -181,6 +183,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         tensor_parallel_size=config.tensor_parallel_size,
         layers=config.layers,
     )
+    engine = _placed(engine, config, say)
     if not config.heads:
         return engine
     say("loading heads")
@@ -200,6 +203,31 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
     # To see what is free for the heads, the memory of the target's prompts was given back.
     engine.executor.warm_up_prompts()
     return replace(engine, heads=heads, max_len=min(engine.max_len, heads.max_len))
+
+
+def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> Engine:
+    """Return the engine with the CPU cores that its passes may use, and their times where wanted.
+
+    A compiled program keeps its number of threads, so it does not move. In reproducible mode no
+    cores are shared.
+    """
+    if not config.shared_device or engine.executor.backend == "compiled":
+        return engine
+    places = places_of(config.device, config.shared_device)
+    if places is None:
+        return engine
+    if config.placement == "auto":
+        say("timing cores")
+        about = config.model, engine.executor.backend, str(engine.loaded.dtype)
+        time_places(places, engine.executor, engine.pass_s, about)
+    first = placing_of(places, config.placement).first(is_drafted=True)
+    return replace(engine, places=places, device=places.names[first])
+
+
+def placing_of(places: Places, placement: Placement) -> Placing:
+    """Return what decides on which of these places passes run."""
+    fixed = {"apart": Place.APART, "shared": Place.SHARED}.get(placement)
+    return Placing(dict(zip(Place, places.measured, strict=True)), fixed)
 
 
 def introduce(

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from proto.node_config import NodeConfig
 
 
-# torch computes an operator on several threads, which wait for each other at its end. By default the
-# first to be ready polls for milliseconds, and so takes the core that the last one needs as soon as
-# anything else runs on this machine: passes then took a hundred times as long. Now it polls for
-# some microseconds, enough where all cores are free, and sleeps after that.
+# torch computes an operator on several threads, which wait for each other at its end. By default
+# the first to be ready polls for milliseconds, and so takes the core that the last one needs as
+# soon as anything else runs on this machine: passes then took a hundred times as long. Now it
+# polls for some microseconds, enough where all cores are free, and sleeps after that.
 THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
 
 

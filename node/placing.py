@@ -1,0 +1,198 @@
+"""Decides on which CPU cores each pass of the target runs, from measured times (pure).
+
+Theory of operation
+-------------------
+A target on CPUs has two places. `APART` is its own cores; the drafter has a core for itself and
+drafts on while a pass runs. `SHARED` is these and the drafter's core; a pass has more of the
+machine's memory bandwidth, but a drafter that computes meanwhile takes from it. Which is better
+depends on the models, the machine and whatever else runs on it, and may change in mid-text. So it
+is measured, in tokens a second, separately for each kind of pass (a `Contest`): beside a drafter
+that drafts it is another question than alone.
+
+    pass ended, on the standing place    its tokens and seconds are counted in a running mean
+    the standing place is now slow       -> a trial at once
+    enough time since the last trial     -> a trial: NUM_TRIAL passes on the other place
+    trial ended                          -> the other place stands if it was clearly faster
+    a pass of the trial was far slower   -> the trial ends early
+
+A trial that was lost is repeated after so much time that all trials together cost about SPENT of
+it. Tokens are the expected number by the chances of the drafts, because which drafts happen to be
+right differs more from pass to pass than what places make of it.
+
+The first pass after a change of places is not counted: caches are cold then.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from node.economics import Measured
+
+MEMORY = 16.0  # number of passes that a running mean remembers
+NUM_TRIAL = 6  # passes of a trial that count
+FIRST_S, LONGEST_S = 0.5, 60.0  # seconds from one trial to the next
+SPENT = 0.01  # part of the time that lost trials may cost
+CLEARLY = 1.04  # the other place must be so many times as fast to become the standing one
+SLOWER = 0.7  # a standing place at this part of its earlier rate has become slow
+FAR = 3.0  # a trial ends early when it has cost so many passes of the standing place
+WORTH = 1.25  # before any trial, the gain on all cores at which a pass with drafts runs there
+USUAL_ROWS = 5  # rows of a pass with drafts, as assumed before the first text
+MAX_KINDS = 64
+
+
+class Place(IntEnum):
+    """The cores on which a pass runs."""
+
+    APART = 0
+    SHARED = 1
+
+    @property
+    def other(self) -> "Place":
+        """Return the other place."""
+        return Place(1 - self)
+
+
+@dataclass(slots=True)
+class Rate:
+    """Tokens and seconds of the last passes on one place; older ones count less and less."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    num: int = 0  # passes that were counted
+
+    def add(self, tokens: float, seconds: float) -> None:
+        """Count a pass."""
+        keep = 1 - 1 / MEMORY
+        self.tokens = keep * self.tokens + tokens
+        self.seconds = keep * self.seconds + seconds
+        self.num += 1
+
+    @property
+    def value(self) -> float:
+        """Return the tokens a second; 0: no pass was counted."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class Contest:
+    """Finds the faster place for one kind of pass.
+
+    standing  the place that is thought to be the faster one
+    rate      of the standing place, since it stands or was last found slow
+    known     rate of the standing place when the last trial ended; 0: there was none
+    trial     rate of the other place in the trial that runs; None: none does
+    spent_s   what this trial has cost so far: seconds beyond those of the standing place
+    since_s   seconds since the last trial ended
+    pause_s   seconds from then to the next trial
+    latest    place of the latest pass
+    """
+
+    standing: Place
+    rate: Rate = field(default_factory=Rate)
+    known: float = 0.0
+    trial: Rate | None = None
+    spent_s: float = 0.0
+    since_s: float = 0.0
+    pause_s: float = FIRST_S
+    latest: Place | None = None
+
+    @property
+    def place(self) -> Place:
+        """Return where the next pass runs."""
+        return self.standing if self.trial is None else self.standing.other
+
+    def passed(self, place: Place, tokens: float, seconds: float) -> None:
+        """Note a pass on `place`; `tokens` are its expected ones, `seconds` include its wait."""
+        is_settled, self.latest = place == self.latest, place
+        if place is not self.place or seconds <= 0:
+            return
+        if self.trial is not None:
+            self._tried(tokens, seconds, is_settled=is_settled)
+            return
+        self.since_s += seconds
+        if not is_settled:
+            return
+        self.rate.add(tokens, seconds)
+        if self.rate.num < NUM_TRIAL:
+            return
+        is_slow = self.rate.value < SLOWER * self.known
+        if is_slow:
+            self.pause_s = FIRST_S
+            self.known = self.rate.value
+        if is_slow or self.since_s >= self.pause_s:
+            self.trial, self.spent_s = Rate(), 0.0
+
+    def _tried(self, tokens: float, seconds: float, *, is_settled: bool) -> None:
+        """Note a pass of the trial; end the trial if it was the last, or if it is in vain."""
+        assert self.trial is not None
+        self.spent_s += seconds - tokens / self.rate.value
+        if is_settled:
+            self.trial.add(tokens, seconds)
+        usual_s = self.rate.seconds / self.rate.tokens * tokens
+        is_in_vain = self.trial.num > 0 and self.spent_s > FAR * usual_s
+        if self.trial.num < NUM_TRIAL and not is_in_vain:
+            return
+        if self.trial.value > CLEARLY * self.rate.value:
+            self.standing, self.rate = self.standing.other, self.trial
+            self.pause_s = FIRST_S
+        else:
+            longer = min(2 * self.pause_s, LONGEST_S)
+            self.pause_s = min(LONGEST_S, max(longer, self.spent_s / SPENT))
+        self.known = self.rate.value
+        self.trial, self.since_s = None, 0.0
+
+
+class Placing:
+    """Says for each pass on which place it runs.
+
+    measured  seconds of passes by their rows, for each place, as timed at load
+    fixed     the place of every pass with drafts; None: it is measured
+    """
+
+    def __init__(
+        self, measured: Mapping[Place, Measured] | None = None, fixed: Place | None = None
+    ) -> None:
+        self.measured = measured or {}
+        self.fixed = fixed
+        self._contests: dict[Hashable, Contest] = {}  # by kind; the one used last comes last
+
+    def place_for(self, kind: Hashable, *, is_drafted: bool) -> Place:
+        """Return where the next pass of this kind runs.
+
+        is_drafted  True: the drafter drafts for a text of the pass
+        """
+        if is_drafted and self.fixed is not None:
+            return self.fixed
+        return self._contest(kind, is_drafted=is_drafted).place
+
+    def passed(
+        self, kind: Hashable, place: Place, tokens: float, seconds: float, *, is_drafted: bool
+    ) -> None:
+        """Note a pass of this kind that has ended; see `Contest.passed`."""
+        self._contest(kind, is_drafted=is_drafted).passed(place, tokens, seconds)
+
+    def _contest(self, kind: Hashable, *, is_drafted: bool) -> Contest:
+        key = (kind, is_drafted)
+        contest = self._contests.pop(key, None)
+        if contest is None:
+            contest = Contest(self.first(is_drafted=is_drafted))
+        self._contests[key] = contest
+        if len(self._contests) > MAX_KINDS:
+            del self._contests[next(iter(self._contests))]
+        return contest
+
+    def first(self, *, is_drafted: bool) -> Place:
+        """Return where passes of a new kind run, by the times at load.
+
+        Passes alone begin on all cores if nothing was timed. With drafts the gain must be WORTH it:
+        a drafter that is not disturbed has its drafts ready earlier.
+        """
+        if is_drafted and self.fixed is not None:
+            return self.fixed
+        rows = USUAL_ROWS if is_drafted else 1
+        apart_s = self.measured.get(Place.APART, {}).get(rows, 0.0)
+        shared_s = self.measured.get(Place.SHARED, {}).get(rows, 0.0)
+        if not apart_s or not shared_s:
+            return Place.APART if is_drafted else Place.SHARED
+        is_shared = apart_s > (WORTH if is_drafted else 1.0) * shared_s
+        return Place.SHARED if is_shared else Place.APART
