@@ -10,9 +10,10 @@ is measured, in tokens a second, separately for each kind of pass (a `Contest`):
 that drafts it is another question than alone.
 
     pass ended, on the standing place    its tokens and seconds are counted in a running mean
-    the standing place is now slow       -> a trial at once
+    its times differ from the known ones -> they are measured anew, and a trial follows
     enough time since the last trial     -> a trial: NUM_TRIAL passes on the other place
-    trial ended                          -> the other place stands if it was clearly faster
+    trial ended                          -> the other place stands if it was clearly faster, and by
+                                            more than chance explains
     a pass of the trial was far slower   -> the trial ends early
 
 A trial that was lost is repeated after so much time that all trials together cost about SPENT of
@@ -25,15 +26,19 @@ The first pass after a change of places is not counted: caches are cold then.
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import log, sqrt
 
 from node.economics import Measured
 
-MEMORY = 16.0  # number of passes that a running mean remembers
+MEMORY = 32.0  # number of passes that a running mean remembers
 NUM_TRIAL = 6  # passes of a trial that count
 FIRST_S, LONGEST_S = 0.5, 60.0  # seconds from one trial to the next
 SPENT = 0.01  # part of the time that lost trials may cost
 CLEARLY = 1.04  # the other place must be so many times as fast to become the standing one
-SLOWER = 0.7  # a standing place at this part of its earlier rate has become slow
+SURELY = 2.0  # and faster by so many standard errors
+CHANGED = 1.4  # so many times as long or as short as known: something else runs here now
+LEAST_VARIANCE = 0.02**2  # of a trial's gain; the machine's own ups and downs
+FADED = 0.5  # what earlier trials count for when another begins
 FAR = 3.0  # a trial ends early when it has cost so many passes of the standing place
 WORTH = 1.25  # before any trial, the gain on all cores at which a pass with drafts runs there
 USUAL_ROWS = 5  # rows of a pass with drafts, as assumed before the first text
@@ -54,23 +59,76 @@ class Place(IntEnum):
 
 @dataclass(slots=True)
 class Rate:
-    """Tokens and seconds of the last passes on one place; older ones count less and less."""
+    """Seconds per token of the last passes on one place; older passes count less and less.
 
+    All fields but `num` are sums over the passes, of which each is weighted by its age.
+    """
+
+    num: int = 0  # passes that were counted
+    passes: float = 0.0
     tokens: float = 0.0
     seconds: float = 0.0
-    num: int = 0  # passes that were counted
+    squared_tokens: float = 0.0
+    squared_seconds: float = 0.0
+    products: float = 0.0  # of tokens and seconds
 
     def add(self, tokens: float, seconds: float) -> None:
         """Count a pass."""
         keep = 1 - 1 / MEMORY
+        self.num += 1
+        self.passes = keep * self.passes + 1
         self.tokens = keep * self.tokens + tokens
         self.seconds = keep * self.seconds + seconds
-        self.num += 1
+        self.squared_tokens = keep * self.squared_tokens + tokens**2
+        self.squared_seconds = keep * self.squared_seconds + seconds**2
+        self.products = keep * self.products + tokens * seconds
 
     @property
-    def value(self) -> float:
-        """Return the tokens a second; 0: no pass was counted."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    def pass_s(self) -> float:
+        """Return the mean seconds of a pass; some pass was counted."""
+        return self.seconds / self.passes
+
+    @property
+    def token_s(self) -> float:
+        """Return the mean seconds per token; some pass was counted."""
+        return self.seconds / self.tokens
+
+    @property
+    def variance(self) -> float:
+        """Return the variance of the logarithm of `token_s`, which is a ratio of two means."""
+        ratio = self.token_s
+        squares = self.squared_seconds - 2 * ratio * self.products + ratio**2 * self.squared_tokens
+        return max(0.0, squares) / self.seconds**2
+
+
+@dataclass(slots=True)
+class Evidence:
+    """How much faster the other place is, by the trials so far; older ones count less and less.
+
+    gain    natural logarithm of its speed over that of the standing place
+    weight  inverse of the variance of `gain`; 0: there was no trial
+    """
+
+    gain: float = 0.0
+    weight: float = 0.0
+
+    def add(self, here: Rate, there: Rate) -> None:
+        """Count a trial; forget the earlier ones if it contradicts them."""
+        gain = log(here.token_s / there.token_s)
+        weight = 1 / (here.variance + there.variance + LEAST_VARIANCE)
+        old = 0.0 if abs(gain - self.gain) > log(CHANGED) else FADED * self.weight
+        self.gain = (old * self.gain + weight * gain) / (old + weight)
+        self.weight = old + weight
+
+    @property
+    def is_faster(self) -> bool:
+        """True if the other place seems clearly faster."""
+        return self.gain > log(CLEARLY)
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the other place is clearly faster, by more than chance explains."""
+        return self.is_faster and self.gain * sqrt(self.weight) > SURELY
 
 
 @dataclass(slots=True)
@@ -78,9 +136,10 @@ class Contest:
     """Finds the faster place for one kind of pass.
 
     standing  the place that is thought to be the faster one
-    rate      of the standing place, since it stands or was last found slow
-    known     rate of the standing place when the last trial ended; 0: there was none
-    trial     rate of the other place in the trial that runs; None: none does
+    here      what passes on the standing place take
+    trial     what those of the running trial take; None: no trial runs
+    evidence  what the trials have shown
+    known_s   seconds of a pass on the standing place at the end of the last trial; 0: unknown
     spent_s   what this trial has cost so far: seconds beyond those of the standing place
     since_s   seconds since the last trial ended
     pause_s   seconds from then to the next trial
@@ -88,9 +147,10 @@ class Contest:
     """
 
     standing: Place
-    rate: Rate = field(default_factory=Rate)
-    known: float = 0.0
+    here: Rate = field(default_factory=Rate)
     trial: Rate | None = None
+    evidence: Evidence = field(default_factory=Evidence)
+    known_s: float = 0.0
     spent_s: float = 0.0
     since_s: float = 0.0
     pause_s: float = FIRST_S
@@ -107,38 +167,40 @@ class Contest:
         if place is not self.place or seconds <= 0:
             return
         if self.trial is not None:
-            self._tried(tokens, seconds, is_settled=is_settled)
+            self._tried(self.trial, tokens, seconds, is_settled=is_settled)
             return
         self.since_s += seconds
         if not is_settled:
             return
-        self.rate.add(tokens, seconds)
-        if self.rate.num < NUM_TRIAL:
+        self.here.add(tokens, seconds)
+        if self.here.num < NUM_TRIAL:
             return
-        is_slow = self.rate.value < SLOWER * self.known
-        if is_slow:
+        if self.known_s and not 1 / CHANGED < self.here.pass_s / self.known_s < CHANGED:
+            self.here, self.evidence, self.known_s = Rate(), Evidence(), 0.0
             self.pause_s = FIRST_S
-            self.known = self.rate.value
-        if is_slow or self.since_s >= self.pause_s:
+            self.since_s = FIRST_S  # a trial follows as soon as the new times are known
+        elif self.since_s >= self.pause_s:
             self.trial, self.spent_s = Rate(), 0.0
 
-    def _tried(self, tokens: float, seconds: float, *, is_settled: bool) -> None:
+    def _tried(self, trial: Rate, tokens: float, seconds: float, *, is_settled: bool) -> None:
         """Note a pass of the trial; end the trial if it was the last, or if it is in vain."""
-        assert self.trial is not None
-        self.spent_s += seconds - tokens / self.rate.value
-        if is_settled:
-            self.trial.add(tokens, seconds)
-        usual_s = self.rate.seconds / self.rate.tokens * tokens
-        is_in_vain = self.trial.num > 0 and self.spent_s > FAR * usual_s
-        if self.trial.num < NUM_TRIAL and not is_in_vain:
+        usual_s = self.here.token_s * tokens
+        self.spent_s += seconds - usual_s
+        if not is_settled:
             return
-        if self.trial.value > CLEARLY * self.rate.value:
-            self.standing, self.rate = self.standing.other, self.trial
+        trial.add(tokens, seconds)
+        if trial.num < NUM_TRIAL and self.spent_s < FAR * usual_s:
+            return
+        self.evidence.add(self.here, trial)
+        if self.evidence.is_sure:
+            self.standing, self.here = self.standing.other, trial
+            self.evidence.gain *= -1
             self.pause_s = FIRST_S
         else:
-            longer = min(2 * self.pause_s, LONGEST_S)
-            self.pause_s = min(LONGEST_S, max(longer, self.spent_s / SPENT))
-        self.known = self.rate.value
+            is_open = self.evidence.is_faster
+            longer_s = self.pause_s if is_open else min(2 * self.pause_s, LONGEST_S)
+            self.pause_s = min(LONGEST_S, max(longer_s, self.spent_s / SPENT))
+        self.known_s = self.here.pass_s
         self.trial, self.since_s = None, 0.0
 
 

@@ -1,5 +1,7 @@
 """Which cores passes run on, by invented times."""
 
+import random
+
 import pytest
 
 from node.placing import CLEARLY, NUM_TRIAL, Contest, Place, Placing
@@ -32,6 +34,17 @@ def test_a_place_that_is_hardly_faster_changes_nothing() -> None:
     contest = Contest(APART)
     run(contest, {APART: 0.030, SHARED: 0.030 / (CLEARLY - 0.01)}, 60.0)
     assert contest.standing is APART
+
+
+def test_chance_changes_nothing() -> None:
+    contest = Contest(APART)
+    noise = random.Random(1)
+    num_changes, before = 0, APART
+    for _ in range(20_000):
+        contest.passed(contest.place, 1 + 3 * noise.random(), 0.02 + noise.expovariate(50))
+        num_changes += contest.standing is not before
+        before = contest.standing
+    assert num_changes <= 6
 
 
 def test_a_trial_that_is_far_slower_ends_early() -> None:
@@ -71,7 +84,7 @@ def test_the_first_pass_after_a_change_says_nothing() -> None:
         assert contest.place is SHARED
         contest.passed(SHARED, 2.0, 0.020)
     assert contest.standing is SHARED
-    assert contest.known == pytest.approx(100.0)
+    assert contest.known_s == pytest.approx(0.020)
 
 
 def test_passes_with_drafts_and_without_are_compared_apart() -> None:
