@@ -39,8 +39,8 @@ class NodeConfig:
     peer_size       number of ranks of the other node, for whoever chooses the devices of both
     peer_device     device of the other node, written like `device`; None: there is no other
     placement       of a target: which cores its passes use, where nobody has named a device
-    shared_device   of a target: the cores that it may use besides, the drafter's among them; filled
-                    in by the launcher; "": there are none
+    shared_device   of a target: all cores that it may use, the drafter's among them; filled in by
+                    the launcher; "": those of `device` alone
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: number of rows of every decoding pass; 0: off
     simulated_ms    imitated duration of a forward pass; 0: it takes the time that it takes here

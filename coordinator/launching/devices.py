@@ -1,9 +1,9 @@
 """Chooses devices for both models if the user names none: GPUs, else a share of the CPU cores.
 
 Without a GPU the drafter gets the last core, and the target the others; where the machine's memory
-is divided (NUMA), the drafter gets a core of another node than the target. A target without a
-drafter process gets all cores. On which of the pair's cores each pass runs is decided later, in the
-target's process (`target_node/placing.py`); `shared_device` says which there are.
+is divided (NUMA), the drafter gets a core of another node than the target. On which of the pair's
+cores each pass runs is decided later, in the target's process (`node/placing.py`): `shared_device`
+says which there are.
 """
 
 import math

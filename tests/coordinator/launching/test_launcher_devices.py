@@ -32,7 +32,10 @@ def test_a_target_beside_a_drafter_may_use_its_core_as_well(launcher: Launcher) 
 
 
 def test_a_target_without_a_drafter_has_all_cores(launcher: Launcher) -> None:
-    config = launcher._completed(replace(TARGET, peer_device=None))
+    alone = replace(TARGET, peer_device=None)
+    config = launcher._completed(alone)
+    assert (config.device, config.shared_device) == ("cpu:0-2", "cpu:0-3")
+    config = launcher._completed(replace(alone, backend="compiled"))
     assert (config.device, config.shared_device) == ("cpu:0-3", "")
 
 
@@ -45,6 +48,7 @@ def test_a_target_without_a_drafter_has_all_cores(launcher: Launcher) -> None:
         {"tensor_parallel_size": 2},
         {"peer_size": 2},
         {"simulated_ms": 5.0},
+        {"backend": "compiled"},
         {"role": Role.DRAFTER},
     ],
 )
