@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 from coordinator.api.llm import LLM
 from coordinator.api.params import SamplingParams
@@ -36,7 +37,7 @@ Figures = dict[tuple[str, float], list[float]]
 """Tokens per second of each text, by arm and temperature."""
 
 
-def arms(cores: Sequence[int]) -> dict[str, Mapping[str, str]]:
+def arms(cores: Sequence[int]) -> dict[str, Mapping[str, Any]]:
     """Return the settings of each arm by its name, on a machine with these cores."""
     every = "cpu:" + ",".join(map(str, cores))
     return {
