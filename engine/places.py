@@ -1,4 +1,4 @@
-"""Moves the threads of a target's process between its own CPU cores and all cores of the pair.
+"""Moves the threads of a target's process between CPU cores, or changes their number.
 
 Which place a pass runs on is decided elsewhere, from measured times (`node/placing.py`). This
 module times passes on both at load, remembers the times for later starts, and moves the threads.
@@ -31,18 +31,32 @@ Seconds = Mapping[int, float]
 
 
 class Places:
-    """The cores on which this process may run its passes: its own (0), or all of the pair (1).
+    """The two ways in which this process may run its passes: 0 and 1.
 
+    With more cores at hand these are its own (0) and all of the pair (1). Without, they differ in
+    the number of threads alone: one less than there are cores (0) leaves room for other work.
+
+    names     what the devices are called
     measured  seconds of a pass by its rows, for each place; {}: they were not timed
     """
 
     def __init__(self, own: str, shared: str) -> None:
-        """Take the devices' names; the process is on its own cores with its usual threads now."""
-        self._cores = cores_of(own), cores_of(shared)
-        num_own = torch.get_num_threads()
-        self._threads = num_own, num_own + len(self._cores[1]) - len(self._cores[0])
-        self._place = 0
-        self.names = own, shared
+        """Take the devices' names; "" for `shared`: the process keeps its cores.
+
+        It is on its own cores with its usual threads now.
+        """
+        num_own, cores = torch.get_num_threads(), cores_of(own) or os.sched_getaffinity(0)
+        if shared:
+            more = cores_of(shared)
+            self._cores = cores, more
+            self._threads = num_own, num_own + len(more) - len(cores)
+            self._place = 0
+        else:
+            self._cores = cores, cores
+            self._threads = num_own - 1, num_own
+            self._place = 1
+        self.has_more_cores = bool(shared)
+        self.names = own, shared or own
         self.measured: tuple[Seconds, Seconds] = {}, {}
 
     def go(self, place: int) -> None:
@@ -62,17 +76,23 @@ class Places:
 def places_of(own: str, shared: str) -> Places | None:
     """Return the places of a process on the cores `own` that may use `shared`; None: no choice.
 
-    There is no choice where a model is fastest on fewer threads than it has cores, and where this
-    process may not use the other cores.
+    shared  "": it may use no others
+
+    There is no choice where a model is fastest on fewer threads than it has cores, where one core
+    is all there is, and where this process may not use the other cores.
     """
-    if not shared or not cores_of(own) or torch.get_num_threads() < len(cores_of(own)):
+    num_threads = torch.get_num_threads()
+    if num_threads < len(cores_of(own)) or (num_threads == 1 and not shared):
+        return None
+    if shared and not cores_of(own):
         return None
     try:
         places = Places(own, shared)
         places.go(1)
     except (OSError, ModelError):  # the first thread has not moved, so none has
         return None
-    places.go(0)
+    if shared:
+        places.go(0)
     return places
 
 

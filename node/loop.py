@@ -208,17 +208,20 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
 def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> Engine:
     """Return the engine with the CPU cores that its passes may use, and their times where wanted.
 
-    A compiled program keeps its number of threads, so it does not move. In reproducible mode no
-    cores are shared.
+    Nothing changes in reproducible mode, where no time may decide; with compiled programs, which
+    keep their number of threads; with several ranks, on a GPU and for a drafter.
     """
-    if not config.shared_device or engine.executor.backend == "compiled":
+    if config.role is Role.DRAFTER or config.fixed_rows:
+        return engine
+    loaded, backend = engine.loaded, engine.executor.backend
+    if loaded.device.type != "cpu" or loaded.rank is not None or backend == "compiled":
         return engine
     places = places_of(config.device, config.shared_device)
     if places is None:
         return engine
-    if config.placement == "auto":
+    if config.placement == "auto" and places.has_more_cores:
         say("timing cores")
-        about = config.model, engine.executor.backend, str(engine.loaded.dtype)
+        about = config.model, backend, str(loaded.dtype)
         time_places(places, engine.executor, engine.pass_s, about)
     first = placing_of(places, config.placement).first(is_drafted=True)
     return replace(engine, places=places, device=places.names[first])
@@ -226,6 +229,8 @@ def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> E
 
 def placing_of(places: Places, placement: Placement) -> Placing:
     """Return what decides on which of these places passes run."""
+    if not places.has_more_cores:
+        return Placing(usual=Place.SHARED)
     fixed = {"apart": Place.APART, "shared": Place.SHARED}.get(placement)
     return Placing(dict(zip(Place, places.measured, strict=True)), fixed)
 

@@ -20,6 +20,9 @@ A trial that was lost is repeated after so much time that all trials together co
 it. Tokens are the expected number by the chances of the drafts, because which drafts happen to be
 right differs more from pass to pass than what places make of it.
 
+A target on devices that the user has named keeps its cores. Its places are then numbers of threads:
+as many as timing has chosen (`SHARED`), and one less (`APART`), for when other work takes a core.
+
 The first pass after a change of places is not counted: caches are cold then.
 """
 
@@ -209,13 +212,17 @@ class Placing:
 
     measured  seconds of passes by their rows, for each place, as timed at load
     fixed     the place of every pass with drafts; None: it is measured
+    usual     where passes with drafts begin if nothing was timed
     """
 
     def __init__(
-        self, measured: Mapping[Place, Measured] | None = None, fixed: Place | None = None
+        self,
+        measured: Mapping[Place, Measured] | None = None,
+        fixed: Place | None = None,
+        usual: Place = Place.APART,
     ) -> None:
         self.measured = measured or {}
-        self.fixed = fixed
+        self.fixed, self.usual = fixed, usual
         self._contests: dict[Hashable, Contest] = {}  # by kind; the one used last comes last
 
     def place_for(self, kind: Hashable, *, is_drafted: bool) -> Place:
@@ -255,6 +262,6 @@ class Placing:
         apart_s = self.measured.get(Place.APART, {}).get(rows, 0.0)
         shared_s = self.measured.get(Place.SHARED, {}).get(rows, 0.0)
         if not apart_s or not shared_s:
-            return Place.APART if is_drafted else Place.SHARED
+            return self.usual if is_drafted else Place.SHARED
         is_shared = apart_s > (WORTH if is_drafted else 1.0) * shared_s
         return Place.SHARED if is_shared else Place.APART

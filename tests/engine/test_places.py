@@ -73,10 +73,24 @@ def test_moving_makes_no_thread_anew(places: Places) -> None:
 
 def test_there_is_no_choice_without_more_cores_or_with_fewer_threads() -> None:
     assert places_of("cpu:0", "") is None
+    assert places_of("cpu", "") is None
     assert places_of("cpu", "cpu:0-1") is None
     assert places_of("cpu:0-1", "cpu:0-1") is None, "one thread on two cores: more are slower"
     assert places_of("cpu:0", "cpu:0-4000") is None
     assert os.sched_getaffinity(0) == {0}
+
+
+@pytest.mark.parametrize("device", ["cpu:0-1", "cpu"])
+def test_on_cores_of_its_own_a_process_can_do_with_one_thread_less(device: str) -> None:
+    _let_all_on({0, 1})
+    torch.set_num_threads(2)
+    places = places_of(device, "")
+    assert places is not None
+    assert places.names == (device, device)
+    for place in (0, 1, 0):
+        places.go(place)
+        assert torch.get_num_threads() == 1 + place
+        assert os.sched_getaffinity(0) == {0, 1}
 
 
 def test_the_text_is_the_same_where_passes_move(places: Places, executor: ModelExecutor) -> None:

@@ -114,3 +114,9 @@ def test_a_fixed_place_holds_for_passes_with_drafts_alone() -> None:
     for number in range(100):
         assert placing.place_for(number, is_drafted=True) is APART
     assert placing.place_for(0, is_drafted=False) is SHARED
+
+
+def test_cores_that_the_user_has_named_are_all_used_until_measured_otherwise() -> None:
+    placing = Placing(usual=SHARED)
+    for is_drafted in (True, False):
+        assert placing.first(is_drafted=is_drafted) is SHARED
