@@ -191,6 +191,16 @@ def cpu_is_fast_in(dtype: torch.dtype) -> bool:
     return dtype not in _CPU_FLAGS or bool(_CPU_FLAGS[dtype] & cpu_flags())
 
 
+def processor() -> str:
+    """Return the line of /proc/cpuinfo that names this processor; "" if there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"^model name.*$", text, re.MULTILINE)
+    return found[0] if found else ""
+
+
 def cpu_flags() -> set[str]:
     """Return this processor's feature names from /proc/cpuinfo; empty if there are none."""
     try:

@@ -27,6 +27,7 @@ from engine.forward.forward import Layers, Say, silent
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import longest_text, num_lanes_that_fit
+from engine.places import Places
 from engine.quantised import cpu_library
 from engine.quantised.asked import KEEPING, refuse_elsewhere
 from engine.quantised.linear import is_quantised
@@ -115,6 +116,7 @@ class Engine:
     pass_s       number of rows -> seconds of a pass of so many rows, over few cache slots
     device       name of its device; the names of all ranks' devices, joined by commas
     heads        the engine of the drafting heads in the target's process; None: there are none
+    places       the CPU cores between which passes may move; None: there is no choice
     """
 
     executor: Executor
@@ -126,6 +128,7 @@ class Engine:
     pass_s: Mapping[int, float]
     device: str
     heads: "Engine | None" = None
+    places: Places | None = None
 
 
 def load_engine(

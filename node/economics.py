@@ -175,30 +175,46 @@ class Costs:
     """Measured times in seconds of everything that a decision weighs.
 
     measured  seconds of passes by their rows, timed before the first text
+    elsewhere  the same on other cores (`stand`), by what the caller calls these
 
     draft     mean of a draft step
     reply     from a verdict to the drafts that answer it
     wait      mean of the waits that ended with drafts
     """
 
-    def __init__(self, measured: Measured = NOTHING_KNOWN) -> None:
+    def __init__(
+        self,
+        measured: Measured = NOTHING_KNOWN,
+        elsewhere: Mapping[int, Measured] = MappingProxyType({}),
+    ) -> None:
         self.draft = Mean()
         self.reply = Replies()
         self.wait = Mean()
         self.num_skipped = 0  # passes that began without a possible wait, since the last wait
-        self._measured = measured
-        self._usual = Mean()  # seconds of a pass, whatever its rows and texts
-        self._passes = {1: Passes(measured)}  # by the `crowd` of texts in a pass
+        self._measured = {0: measured, **elsewhere}
+        self._usual: dict[int, Mean] = {}  # seconds of a pass, whatever its rows and texts
+        # By the cores on which it runs, and the `crowd` of its texts.
+        self._passes = {(0, 1): Passes(measured)}
+        self._place = 0
 
     @property
     def pass_s(self) -> float:
         """Return the mean seconds of a decoding pass; 0 if there was none."""
-        return self._usual.value
+        usual = self._usual.get(self._place) or self._usual.get(0)
+        return 0.0 if usual is None else usual.value
 
-    def passes(self, num_texts: int) -> Passes:
-        """Return what was measured of passes with about `num_texts` texts."""
-        known = self._passes.get(crowd(num_texts))
-        return Passes(self._measured) if known is None else known
+    def stand(self, place: int) -> None:
+        """Note on which cores passes run from now on; what they cost is counted for each place."""
+        self._place = place
+
+    def passes(self, num_texts: int, place: int | None = None) -> Passes:
+        """Return what was measured of passes with about `num_texts` texts.
+
+        place  as for `stand`; None: where passes run now
+        """
+        place = self._place if place is None else place
+        known = self._passes.get((place, crowd(num_texts)))
+        return Passes(self._measured.get(place, self._measured[0])) if known is None else known
 
     def passed(
         self,
@@ -211,9 +227,10 @@ class Costs:
         is_plain: bool,
     ) -> None:
         """Note a decoding pass of `num_texts` texts that has ended; see `Passes.passed`."""
-        self._usual.add(pass_s)
+        self._usual.setdefault(self._place, Mean()).add(pass_s)
         if pass_s > 0:
-            passes = self._passes.setdefault(crowd(num_texts), self.passes(num_texts))
+            key = self._place, crowd(num_texts)
+            passes = self._passes.setdefault(key, self.passes(num_texts))
             passes.passed(num_rows, num_tokens, pass_s, round_s, is_plain=is_plain)
 
     def waited(self, seconds: float) -> None:

@@ -18,6 +18,7 @@ from engine.executor import Executor
 from engine.heads.head_loading import LoadedHead, load_head_engine
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import Engine, load_engine
+from engine.places import Places, places_of, time_places
 from node.economics import CHAINS, RECORDED_CHILDREN, RECORDED_ROWS, TIMED_ROWS
 from node.follower import (
     Afterwards,
@@ -31,6 +32,7 @@ from node.follower import (
     WaitUntil,
     Wipe,
 )
+from node.placing import Place, Placing
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
 from proto.codec import encode
 from proto.errors import ClosedError, ConfigurationError, ModelError, NodeError, RefusedError
@@ -50,7 +52,7 @@ from proto.messages import (
     SessionMark,
     Welcome,
 )
-from proto.node_config import FETCHING, NodeConfig
+from proto.node_config import FETCHING, NodeConfig, Placement
 from proto.stopwatch import Phase
 from proto.system import is_folder
 
@@ -182,6 +184,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         layers=config.layers,
         quantization=config.quantization,
     )
+    engine = _placed(engine, config, say)
     if not config.heads:
         return engine
     say("loading heads")
@@ -201,6 +204,36 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
     # To see what is free for the heads, the memory of the target's prompts was given back.
     engine.executor.warm_up_prompts()
     return replace(engine, heads=heads, max_len=min(engine.max_len, heads.max_len))
+
+
+def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> Engine:
+    """Return the engine with the CPU cores that its passes may use, and their times where wanted.
+
+    Nothing changes in reproducible mode, where no time may decide; with compiled programs, which
+    keep their number of threads; with several ranks, on a GPU and for a drafter.
+    """
+    if config.role is Role.DRAFTER or config.fixed_rows:
+        return engine
+    loaded, backend = engine.loaded, engine.executor.backend
+    if loaded.device.type != "cpu" or loaded.rank is not None or backend == "compiled":
+        return engine
+    places = places_of(config.device, config.shared_device)
+    if places is None:
+        return engine
+    if config.placement == "auto" and places.has_more_cores:
+        say("timing cores")
+        about = config.model, backend, str(loaded.dtype)
+        time_places(places, engine.executor, engine.pass_s, about)
+    first = placing_of(places, config.placement).first(is_drafted=True)
+    return replace(engine, places=places, device=places.names[first])
+
+
+def placing_of(places: Places, placement: Placement) -> Placing:
+    """Return what decides on which of these places passes run."""
+    if not places.has_more_cores:
+        return Placing(usual=Place.SHARED)
+    fixed = {"apart": Place.APART, "shared": Place.SHARED}.get(placement)
+    return Placing(dict(zip(Place, places.measured, strict=True)), fixed)
 
 
 def introduce(

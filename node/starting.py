@@ -4,6 +4,7 @@ This file is loaded before all others, so it imports nothing that takes time. Py
 old for the rest load it too (`proto/installation.py`).
 """
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,26 @@ if TYPE_CHECKING:
     from proto.node_config import NodeConfig
 
 
+# torch computes an operator on several threads, which wait for each other at its end. By default
+# the first to be ready polls for milliseconds, and so takes the core that the last one needs as
+# soon as anything else runs on this machine: passes then took a hundred times as long. Now it
+# polls for some microseconds, enough where all cores are free, and sleeps after that.
+THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
+
+
+def let_threads_sleep() -> None:
+    """Set how torch's threads wait for each other, unless the user has; before torch is loaded."""
+    if not THREADS.keys() & os.environ.keys():
+        os.environ.update(THREADS)
+
+
 def start(role: str, load_serve: "Callable[[], Serve]") -> int:
     """Run `python -m target_node` or `drafter_node`; returns the exit status.
 
     role        target or drafter
     load_serve  imports the node's worker, which takes seconds, and returns its `Serve` function
     """
+    let_threads_sleep()
     is_by_hand = len(sys.argv) > 1
     if is_by_hand:
         end_at_once_on_signals(role)

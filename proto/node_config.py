@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from proto.errors import ConfigurationError
 from proto.messages import Role
@@ -12,6 +12,8 @@ NO_CONFIG = (
     "a node reads its config as one JSON line from standard input: it is started by "
     "`python -m coordinator`, or by hand with `--join tcp://HOST:PORT`"
 )
+# Where a target's passes run on CPUs: on its own cores, or on these and the drafter's as well.
+Placement = Literal["auto", "apart", "shared"]
 READY_BUT = "ready, but "  # a node's state that begins so is shown to people
 FETCHING = "fetching the model"  # a node's state in which its start has no time limit
 MAX_RANKS = 64  # processes that share a model
@@ -36,6 +38,9 @@ class NodeConfig:
                     names
     peer_size       number of ranks of the other node, for whoever chooses the devices of both
     peer_device     device of the other node, written like `device`; None: there is no other
+    placement       of a target: which cores its passes use, where nobody has named a device
+    shared_device   of a target: all cores that it may use, the drafter's among them; filled in by
+                    the launcher; "": those of `device` alone
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: number of rows of every decoding pass; 0: off
     simulated_ms    imitated duration of a forward pass; 0: it takes the time that it takes here
@@ -69,6 +74,8 @@ class NodeConfig:
     tensor_parallel_size: int = 1
     peer_size: int = 1
     peer_device: str | None = None
+    placement: Placement = "auto"
+    shared_device: str = ""
     max_model_len: int = 0
     fixed_rows: int = 0
     simulated_ms: float = 0.0

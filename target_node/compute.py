@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from engine.layout.slots import Feed
 from node.follower import SharedAction
+from node.placing import Place
 from proto.messages import Logprobs, Open, Proposal, Rule
 
 NO_TOKEN = -1  # no choice: the logits are not finite, or the grammar cannot be followed
@@ -65,10 +66,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run one pass. Its parts are of different lanes; a chunk of a prefill comes alone."""
+    """Run one pass. Its parts are of different lanes; a chunk of a prefill comes alone.
+
+    place  on which CPU cores, where there is a choice
+    """
 
     ticket: int
     parts: tuple[Part, ...]
+    place: Place = Place.APART
 
 
 @dataclass(frozen=True, slots=True)

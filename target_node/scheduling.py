@@ -25,14 +25,16 @@ How many drafts of each text are verified is decided for all texts together: the
 Chunks of prompts take turns with passes of the other texts, and of several texts the one that was
 served least recently comes first. Texts that begin alike are read once and copied, except in
 reproducible mode, where nothing of another text is used.
+
+On CPUs each pass is told on which cores it runs (`placing.py`), and its time is noted there.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from engine.layout.slots import Move
-from node.economics import rows_worth, worth_holding_s
+from node.economics import crowd, rows_worth, worth_holding_s
 from node.follower import (
     Lane,
     Lanes,
@@ -42,6 +44,7 @@ from node.follower import (
     is_open,
     next_reader,
 )
+from node.placing import Place
 from proto.messages import Open
 from target_node.compute import Action, Compute, Computed, Part
 from target_node.drafts import Chances
@@ -63,6 +66,7 @@ class _RunningPass:
     is_plain  True: it verifies no drafts
     started   when it began (seconds)
     wait_s    seconds before it in which it could have started
+    placed    where it runs, and what it is worth there; None: there is no choice
     """
 
     texts: tuple[Verifying, ...]
@@ -70,6 +74,24 @@ class _RunningPass:
     is_plain: bool
     started: float
     wait_s: float
+    placed: "_Placed | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """On which cores a pass runs.
+
+    kind        passes of one kind are compared with each other
+    is_drafted  True: the drafter drafts for one of its texts
+    tokens      its expected number of tokens, by the chances of its drafts
+    counts      False: something else is being tried in it, so that it says nothing about places
+    """
+
+    kind: Hashable
+    is_drafted: bool
+    place: Place
+    tokens: float
+    counts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +183,9 @@ class Schedule:
                 return (copy, *self._next(texts, now))
         self._was_chunk = True
         part = text.read(now)
+        placed = self._placed((text,), 0.0)
         self._running = _RunningPass((text,), 0, is_plain=True, started=now, wait_s=0.0)
-        return (self._launched((text,), (part,)),)
+        return (self._launched((text,), (part,), placed),)
 
     def _wait(self, asked: Asked, now: float) -> None:
         """Note which texts wait for drafts, and whether a pass is held back for them now."""
@@ -212,6 +235,7 @@ class Schedule:
         for text in texts:
             text.add_copies()
         at_hand = [text.at_hand() for text in texts]
+        placed = self._placed(texts, 0.0)
         counts = self._shares(texts, at_hand, sum(asked[text].num_missing for text in texts))
         parts = tuple(
             text.launch(list(drafts)[:count], asked[text].cause, now)
@@ -221,8 +245,26 @@ class Schedule:
         is_usual = all(part.num_asked for part in parts)
         num_rows = sum(len(part.feed.tokens) for part in parts) if is_usual else 0
         is_plain = not any(counts)
-        self._running = _RunningPass(texts, num_rows, is_plain, now, wait_s=now - started_s)
-        return (self._launched(texts, parts),)
+        wait_s = now - started_s
+        if placed is not None:
+            chances = (
+                list(drafts.values())[:count] for drafts, count in zip(at_hand, counts, strict=True)
+            )
+            placed = replace(placed, tokens=len(texts) + sum(map(sum, chances)))
+        self._running = _RunningPass(texts, num_rows, is_plain, now, wait_s, placed)
+        return (self._launched(texts, parts, placed),)
+
+    def _placed(self, texts: Sequence[Verifying], tokens: float) -> _Placed | None:
+        """Choose on which cores a pass of these texts runs, and let costs be counted for these."""
+        placing = self._known.placing
+        if placing is None:
+            return None
+        is_drafted = any(text.opened.policy.has_drafter and not text.rests for text in texts)
+        kind = crowd(len(texts)), texts[0].opened.policy if is_drafted else None
+        place = placing.place_for(kind, is_drafted=is_drafted)
+        self._known.costs.stand(place)
+        counts = not any(text.course is not None and text.course.is_trial for text in texts)
+        return _Placed(kind, is_drafted, place, tokens, counts)
 
     def _shares(
         self, texts: Sequence[Verifying], at_hand: Sequence[Chances], num_missing: int
@@ -243,12 +285,14 @@ class Schedule:
             counts[index] = count
         return counts
 
-    def _launched(self, texts: Sequence[Verifying], parts: tuple[Part, ...]) -> Compute:
+    def _launched(
+        self, texts: Sequence[Verifying], parts: tuple[Part, ...], placed: _Placed | None
+    ) -> Compute:
         self._ticket += 1
         for text in texts:
             self._num_served += 1
             text.served = self._num_served
-        return Compute(self._ticket, parts)
+        return Compute(self._ticket, parts, Place.APART if placed is None else placed.place)
 
     # -- results ----------------------------------------------------------------------------------
 
@@ -305,10 +349,22 @@ class Schedule:
         self._known.costs.passed(
             len(grown), running.num_rows, num_tokens, pass_s, round_s, is_plain=running.is_plain
         )
+        plain_at = self._note_place(running.placed, round_s, len(grown))
         by_course: dict[Course, list[int]] = {}
         for text, number in grown:
             if text.course is not None:
                 by_course.setdefault(text.course, []).append(number)
-        plain_s = self._known.costs.passes(len(grown)).of(len(grown))
+        plain_s = self._known.costs.passes(len(grown), plain_at).of(len(grown))
         for course, numbers in by_course.items():
             course.passed(sum(numbers) / len(numbers), round_s, plain_s)
+
+    def _note_place(self, placed: _Placed | None, round_s: float, num_texts: int) -> Place | None:
+        """Note what a pass and its wait took on its cores; return where it would run undrafted."""
+        placing = self._known.placing
+        if placing is None or placed is None:
+            return None
+        if placed.counts:
+            placing.passed(
+                placed.kind, placed.place, placed.tokens, round_s, is_drafted=placed.is_drafted
+            )
+        return placing.place_for((crowd(num_texts), None), is_drafted=False)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from engine.layout.earlier import EarlierTexts
 from node.economics import PREFILL_CHUNK, Acceptance, Costs
+from node.placing import Placing
 from target_node.resting import Courses
 
 
@@ -17,6 +18,7 @@ class Known:
     costs       measured times of passes, waits and answers
     acceptance  measured acceptance rates
     courses     what was measured about resting the drafter, for each kind of text
+    placing     decides on which CPU cores passes run; None: always on the same
     earlier     texts from which others may be drafted, where a request asks for that
     chunk       most tokens of a prompt that one pass prefills
     scored_chunk  the same where log-probabilities of the prompt are wanted
@@ -26,6 +28,7 @@ class Known:
     costs: Costs = field(default_factory=Costs)
     acceptance: Acceptance = field(default_factory=Acceptance)
     courses: Courses = field(default_factory=Courses)
+    placing: Placing | None = None
     earlier: EarlierTexts = field(default_factory=EarlierTexts)
     chunk: int = PREFILL_CHUNK
     scored_chunk: int = PREFILL_CHUNK

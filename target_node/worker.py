@@ -17,10 +17,12 @@ from engine.errors import GrammarError, NotFinite
 from engine.forward.forward import Layers, as_bytes, scored_rows
 from engine.forward.not_finite import Again
 from engine.loading import Engine
+from engine.places import Places
 from node.economics import PREFILL_CHUNKS, Costs
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
-from node.loop import Launched, Loop
+from node.loop import Launched, Loop, placing_of
+from node.placing import Place
 from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Rule, Welcome
@@ -54,16 +56,19 @@ def serve(
 ) -> NoReturn:
     """Verify for the coordinator that has sent this Welcome; never returns (see `Loop.run`)."""
     executor, device = engine.executor, SimulatedDevice.of(config)
+    places = engine.places
+    elsewhere = {} if places is None else {Place.SHARED: places.measured[Place.SHARED]}
     known = Known(
         fixed_rows=config.fixed_rows or None,
-        costs=Costs(device.at_least(engine.pass_s)),
+        costs=Costs(device.at_least(engine.pass_s), {k: v for k, v in elsewhere.items() if v}),
+        placing=None if places is None else placing_of(places, config.placement),
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
         scored_chunk=scored_rows(engine.loaded.vocab_size),
     )
     lanes = Lanes(executor.lanes.count, executor.capacity, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
-    worker = Worker(Forwards(executor, heart, device, vocabulary_of(config)))
+    worker = Worker(Forwards(executor, heart, device, vocabulary_of(config)), places)
     if engine.heads is None:
         Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
     from target_node.head_worker import WithHeads  # a target without heads loads no drafter
@@ -75,10 +80,14 @@ def serve(
 
 
 class Worker:
-    """Computes for one target: runs passes, and chooses or judges tokens by their logits."""
+    """Computes for one target: runs passes, and chooses or judges tokens by their logits.
 
-    def __init__(self, forwards: Forwards) -> None:
+    places  the CPU cores between which passes move; None: there is no choice
+    """
+
+    def __init__(self, forwards: Forwards, places: Places | None = None) -> None:
         self.forwards = forwards
+        self.places = places
 
     def launch(self, action: Compute) -> Launched[Computed]:
         """Start a pass, choose or judge at the asked rows; return the result and when it ends."""
@@ -101,6 +110,8 @@ class Worker:
             return Computed(action.ticket, outcomes, self.forwards.done())
 
     def _computed(self, action: Compute) -> Computed:
+        if self.places is not None:
+            self.places.go(action.place)
         parts = action.parts
         asks = [_rows_asked_of(part) for part in parts]
         layers = next((part.layers for part in parts if part.layers), ())

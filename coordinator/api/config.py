@@ -3,9 +3,9 @@
 The flags of the command line are made of these fields (`coordinator.cli.flags`).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from coordinator.api.config_base import Frozen, named
 from coordinator.api.models.settings import NGRAM as NGRAM
@@ -24,7 +24,7 @@ from proto.messages import (
     Role,
     Rule,
 )
-from proto.node_config import MAX_RANKS
+from proto.node_config import MAX_RANKS, Placement
 from proto.policies import (
     OPTIONS,
     POLICIES,
@@ -76,14 +76,24 @@ class PairConfig(ModelsConfig):
             "cuda:0: that GPU. cpu: all cores. cpu:0, cpu:0-6: these cores.\n"
             "cuda:0-3 or cpu:0,cpu:1: these devices share the model.\n"
             "Default: each model has a GPU, or both share the only one. Without a GPU the "
-            "drafter gets one core, and the target gets as many of the other cores as make it "
-            "fastest."
+            "drafter gets one core, and the target gets as many of the cores as make it "
+            "fastest (see --placement)."
         ),
     ] = ""  # chosen by `devices.default_devices`
     drafter_device: Annotated[
         str,
         Field(description="Where the drafter runs. It is written as for --target-device."),
     ] = ""
+    placement: Annotated[
+        Placement,
+        Field(
+            description="Which CPU cores the target uses beside a drafter. Only without a GPU, and "
+            "without --target-device and --drafter-device.\n"
+            "apart: all but the drafter's. shared: also the drafter's.\n"
+            "auto: whichever makes more tokens a second; it is measured again and again.\n"
+            "Texts without drafts may use all cores."
+        ),
+    ] = "auto"
     tensor_parallel_size: Annotated[
         NumRanks,
         Field(
@@ -247,6 +257,22 @@ class PairConfig(ModelsConfig):
             "lost and how late the others are.",
         ),
     ] = 0
+
+    @model_validator(mode="after")
+    def _placement_is_free(self) -> Self:
+        """Refuse a placement where something else decides it."""
+        if self.placement == "auto":
+            return self
+        if self.target_device or self.drafter_device:
+            raise ConfigurationError(
+                "--placement is for default devices; leave it out, or name no device"
+            )
+        if self.reproducible and self.placement == "shared":
+            raise ConfigurationError(
+                "--placement shared goes not with --reproducible, which has fixed cores; leave one "
+                "out"
+            )
+        return self
 
     @property
     def num_seqs(self) -> int:

@@ -220,8 +220,8 @@ def _writer(
 # Settings that a node started by hand gets on its own command line, not from the coordinator.
 OF_THE_NODES = (
     *("target_device", "drafter_device", "tensor_parallel_size", "drafter_tensor_parallel_size"),
-    *("dtype", "drafter_dtype", "backend", "reproducible", "heads", "heads_revision"),
     *("quantization", "drafter_quantization"),
+    *("placement", "dtype", "drafter_dtype", "backend", "reproducible", "heads", "heads_revision"),
     "max_draft_candidates",
     *("simulate_target_ms", "simulate_target_ms_per_row"),
     *("simulate_draft_ms", "simulate_draft_ms_per_row"),

@@ -1,4 +1,10 @@
-"""Chooses devices for both models if the user names none: GPUs, else a share of the CPU cores."""
+"""Chooses devices for both models if the user names none: GPUs, else a share of the CPU cores.
+
+Without a GPU the drafter gets the last core, and the target the others; where the machine's memory
+is divided (NUMA), the drafter gets a core of another node than the target. On which of the pair's
+cores each pass runs is decided later, in the target's process (`node/placing.py`): `shared_device`
+says which there are.
+"""
 
 import math
 import os
@@ -14,6 +20,7 @@ from proto.messages import Role
 _RUNS = r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?)*"
 _DEVICE = re.compile(rf"cpu|(?P<kind>cpu|cuda):(?P<runs>{_RUNS})")
 QUERY_LIMIT_S = 10.0
+NUMA_NODES = Path("/sys/devices/system/node")  # node0, node1 ...: each with memory of its own
 SPELT = "use cpu, cpu:N or cpu:N-M (these cores), cuda:N (GPU N) or cuda:N-M (a part on each)"
 
 
@@ -99,14 +106,19 @@ def _check_gpus(what: str, highest: int) -> None:
         )
 
 
-def default_device(role: Role, *, is_alone: bool, size: int = 1, peer_size: int = 1) -> str:
+def default_device(
+    role: Role, *, is_alone: bool, size: int = 1, peer_size: int = 1, has_peer: bool = True
+) -> str:
     """Return the device of a node for which the user named none.
 
     is_alone         no other node runs on this machine
     size, peer_size  number of ranks of this node's model and of the other node's
+    has_peer         False: the pair has no other node
     """
     if is_alone:
         return "cuda:0" if _num_gpus() else "cpu"
+    if not has_peer:
+        return "cuda:0" if _num_gpus() else f"cpu:{_as_runs(_cores())}"
     if role is Role.TARGET:
         return default_devices(size, peer_size)[0]
     return default_devices(peer_size, size)[1]
@@ -117,19 +129,54 @@ def default_devices(target_size: int = 1, drafter_size: int = 1) -> tuple[str, s
 
     For a model on several GPUs the first one is named.
 
-    Without a GPU the drafter gets one CPU core for each of its ranks, and the target all others.
+    Without a GPU the drafter gets one CPU core for each of its ranks, and the target all others; of
+    several NUMA nodes with enough cores, the drafter gets cores of the last and the target all of
+    the first.
     """
     if num_gpus := _num_gpus():
         return "cuda:0", f"cuda:{max(0, min(target_size, num_gpus - drafter_size))}"
-    allowed = os.sched_getaffinity(0)
-    cores = [core for core in sorted(allowed) if _first_sibling(core, allowed) == core]
-    if len(cores) == 1:
-        cores = sorted(allowed)
-    cores = cores[: max(2, _quota())]
+    cores = _cores()
+    nodes = _by_numa_node(cores)
+    if len(nodes) > 1 and len(nodes[0]) >= target_size and len(nodes[-1]) >= drafter_size:
+        return f"cpu:{_as_runs(nodes[0])}", f"cpu:{_as_runs(nodes[-1][-drafter_size:])}"
     others = cores[:-drafter_size]
     if len(others) < target_size:
         others = cores
     return f"cpu:{_as_runs(others)}", f"cpu:{_as_runs(cores[-drafter_size:])}"
+
+
+def shared_device() -> str:
+    """Return the cores on which a target may also run that has the default device beside a drafter.
+
+    These are all that the pair has. "": there is a GPU, or only one core, or the drafter's core
+    belongs to another NUMA node.
+    """
+    cores = _cores()
+    if _num_gpus() or len(cores) < 2 or len(_by_numa_node(cores)) > 1:
+        return ""
+    return f"cpu:{_as_runs(cores)}"
+
+
+def _cores() -> list[int]:
+    """Return the cores that a pair may use, ascending: one logical core of each physical core."""
+    allowed = os.sched_getaffinity(0)
+    cores = [core for core in sorted(allowed) if _first_sibling(core, allowed) == core]
+    if len(cores) == 1:
+        cores = sorted(allowed)
+    return cores[: max(2, _quota())]
+
+
+def _by_numa_node(cores: Sequence[int]) -> list[list[int]]:
+    """Return the cores of each NUMA node, the node with the most cores first."""
+    nodes: list[list[int]] = []
+    for path in sorted(NUMA_NODES.glob("node[0-9]*/cpulist")):
+        try:
+            there = _from_runs(path.read_text())
+        except (OSError, ValueError):
+            return [list(cores)]
+        if own := [core for core in cores if core in there]:
+            nodes.append(own)
+    return sorted(nodes, key=len, reverse=True) or [list(cores)]
 
 
 def gpus_of(device: str, size: int = 1) -> frozenset[int]:
@@ -208,15 +255,18 @@ def _first_sibling(core: int, allowed: Set[int]) -> int:
     """Return the lowest allowed logical core that shares a physical core with `core`."""
     path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
     try:
-        runs = path.read_text().strip().split(",")
-        siblings = {
-            sibling
-            for first, _, last in (run.partition("-") for run in runs)
-            for sibling in range(int(first), int(last or first) + 1)
-        }
+        siblings = _from_runs(path.read_text())
     except (OSError, ValueError):
         return core
     return min(siblings & allowed, default=core)
+
+
+def _from_runs(text: str) -> set[int]:
+    """Return the numbers in text like `0-3,6`. Raises ValueError: it is no such text."""
+    runs = (run.partition("-") for run in text.strip().split(",") if run)
+    return {
+        number for first, _, last in runs for number in range(int(first), int(last or first) + 1)
+    }
 
 
 def _as_runs(cores: Sequence[int]) -> str:

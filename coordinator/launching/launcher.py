@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from coordinator.launching.compile_cache import VARIABLES, cache_variables, kept_variables
-from coordinator.launching.devices import default_device, gpus_of, visible_gpus
+from coordinator.launching.devices import default_device, gpus_of, shared_device, visible_gpus
 from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.logs import Logs, without_stamp
 from coordinator.launching.mps import PIPE, Mps
@@ -306,14 +306,36 @@ class Launcher:
 
     def _completed(self, config: NodeConfig) -> NodeConfig:
         """Return the config with the device, dtype and parent process id of this machine."""
+        shared = shared_device() if self._may_share(config) else ""
+        is_beside = config.peer_device is not None or bool(shared)
         device = config.device or default_device(
             config.role,
             is_alone=self._is_alone,
             size=config.tensor_parallel_size,
             peer_size=config.peer_size,
+            # With fixed rows the cores must not depend on whether there is a drafter.
+            has_peer=is_beside or config.fixed_rows > 0,
         )
         dtype = config.dtype_on_cpu if device.startswith("cpu") else ""
-        return replace(config, device=device, dtype=dtype or config.dtype, parent_pid=os.getpid())
+        return replace(
+            config,
+            device=device,
+            shared_device=shared,
+            dtype=dtype or config.dtype,
+            parent_pid=os.getpid(),
+        )
+
+    def _may_share(self, config: NodeConfig) -> bool:
+        """True for a target that may leave the default cores, or go back to them, in mid-text.
+
+        Not for compiled programs, which keep their number of threads, nor where passes have fixed
+        rows, so that no time may decide.
+        """
+        are_default = not self._is_alone and not config.device and not config.peer_device
+        is_one_process = config.tensor_parallel_size == 1 and config.peer_size == 1
+        is_simulated = config.simulated_ms > 0 or config.simulated_ms_per_row > 0
+        may_vary = not is_simulated and not config.fixed_rows and config.backend != "compiled"
+        return config.role is Role.TARGET and are_default and is_one_process and may_vary
 
     def ended(self) -> list[Obituary]:
         """Remove the nodes that have ended and return how each ended; shorten long logs."""

@@ -307,6 +307,14 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (["a", "--nodes", "remote"], "--nodes remote needs --listen tcp://ADDRESS:PORT"),
     (
+        ["a", "--placement", "shared", "--target-device", "cpu:0"],
+        "--placement is for default devices; leave it out, or name no device",
+    ),
+    (
+        ["a", "--placement", "shared", "--reproducible"],
+        "--placement shared goes not with --reproducible, which has fixed cores; leave one out",
+    ),
+    (
         ["a", "--nodes", "remote", "--listen", "tcp://0.0.0.0:5000", "--keys", "~/keys"],
         f"cannot read the key ~/keys/target.key: there is no such file; {KEYS}",
     ),

@@ -11,6 +11,7 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from proto.node_config import Placement
 from tests.process.reference import (
     EVERY_POLICY,
     PROMPTS,
@@ -62,6 +63,16 @@ def test_greedy_text_of_the_embedded_pair_equals_transformers_generate(
     # One flipped near tie in a hundred texts is float32; many would be an error of ours.
     assert num_ties <= len(prompts) * len(EVERY_POLICY) // 50
     assert num_accepted > len(prompts) * 50, "speculation is dead"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["apart", "shared"])
+def test_the_text_does_not_depend_on_the_cores_of_a_pass(placement: Placement) -> None:
+    reference = Reference(FLOAT32.target)
+    with Pair(FLOAT32.model_copy(update={"placement": placement})) as pair:
+        ties, accepted = check_greedy(pair, reference, pair.encode(PROMPTS[0]))
+    assert ties == 0
+    assert accepted > 50
 
 
 def test_every_policy_gives_the_same_sampled_text_run_after_run(embedded: Pair) -> None:

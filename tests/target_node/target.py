@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.layout.slots import Feed
 from node.economics import NOTHING_KNOWN, Costs, Measured
 from node.follower import Afterwards, Arrived, Follower, Lanes, Send, Tick
+from node.placing import Placing
 from proto.messages import (
     Draft,
     Fault,
@@ -32,9 +33,11 @@ class Target:
         num_lanes: int = 1,
         num_per_pass: int | None = None,
         scored_chunk: int | None = None,
+        placing: Placing | None = None,
     ) -> None:
         chunks = {} if scored_chunk is None else {"scored_chunk": scored_chunk}
-        self.known = Known(fixed_rows=fixed_rows, costs=Costs(pass_s), **chunks)
+        costs = Costs(pass_s)
+        self.known = Known(fixed_rows=fixed_rows, costs=costs, placing=placing, **chunks)
         self.lanes = Lanes(num_lanes, 1000)
         schedule = Schedule(self.lanes, self.known, num_per_pass=num_per_pass or num_lanes)
         self.follower: Follower[Verifying, Computed, Action] = Follower(self.lanes, schedule)

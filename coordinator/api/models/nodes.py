@@ -38,6 +38,7 @@ def _target(
         tensor_parallel_size=config.tensor_parallel_size,
         peer_size=config.ranks[Role.DRAFTER],
         peer_device=config.drafter_device if drafts and config.has_draft_model else None,
+        placement=config.placement,
         outside=outside,
         max_model_len=config.asked_len,
         backend=config.backend,

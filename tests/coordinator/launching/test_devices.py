@@ -7,12 +7,15 @@ import pytest
 
 from coordinator.launching import devices
 from coordinator.launching.devices import (
+    default_device,
     default_devices,
     gpus_of,
     is_device_here,
     num_ranks,
+    shared_device,
     visible_gpus,
 )
+from proto.messages import Role
 
 
 @pytest.fixture
@@ -30,6 +33,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no
         def first_line(path: Path) -> str:
             if path.name == "cpu.max":
                 return f"{quota}\n"
+            if path.name == "cpulist":
+                raise OSError("no such file")
             core = int(path.parts[-3].removeprefix("cpu"))
             if siblings == 0:
                 raise OSError("no such file")
@@ -133,6 +138,47 @@ def test_the_drafter_gets_a_core_and_the_target_the_others(
 ) -> None:
     machine(cores, siblings)
     assert default_devices() == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (["0-7"], ("cpu:0-6", "cpu:7")),
+        (["0-3", "4-7"], ("cpu:0-3", "cpu:7")),
+        (["0-1,4-7", "2-3"], ("cpu:0-1,4-7", "cpu:3")),
+        (["0-1", "2-7"], ("cpu:2-7", "cpu:1")),  # the larger for the target
+        (["0-7", "8-15"], ("cpu:0-6", "cpu:7")),  # no core of the other may be used
+        (["0-7", ""], ("cpu:0-6", "cpu:7")),  # memory without cores
+    ],
+)
+def test_target_and_drafter_get_memory_of_their_own_where_it_is_divided(
+    nodes: list[str],
+    expected: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number, cores in enumerate(nodes):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(f"{cores}\n")
+    monkeypatch.setattr(devices, "NUMA_NODES", tmp_path)
+    monkeypatch.setattr(devices, "_first_sibling", lambda core, _: core)
+    monkeypatch.setattr(devices, "_quota", lambda: 64)
+    monkeypatch.setattr(devices, "_num_gpus", lambda: 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert default_devices() == expected
+    is_divided = expected != ("cpu:0-6", "cpu:7")
+    assert shared_device() == ("" if is_divided else "cpu:0-7")
+
+
+def test_a_target_may_use_all_cores_and_alone_it_does(machine) -> None:  # type: ignore[no-untyped-def]
+    machine({0, 1, 2, 3, 4, 5, 6, 7}, siblings=2)
+    assert shared_device() == "cpu:0,2,4,6"
+    assert default_device(Role.TARGET, is_alone=False, has_peer=False) == "cpu:0,2,4,6"
+    machine({0})
+    assert shared_device() == ""
+    machine({0, 1}, gpus="0")
+    assert shared_device() == ""
+    assert default_device(Role.TARGET, is_alone=False, has_peer=False) == "cuda:0"
 
 
 def test_a_device_is_here_if_its_number_is(machine, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,216 @@
+"""Moves the threads of a target's process between CPU cores, or changes their number.
+
+Which place a pass runs on is decided elsewhere, from measured times (`node/placing.py`). This
+module times passes on both at load, remembers the times for later starts, and moves the threads.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+
+from engine.device import cores_of, processor
+from engine.errors import ModelError
+from engine.executor import Executor
+from engine.layout.slots import Feed
+
+LIMIT_S = 2.0  # most seconds that timing may take
+ROWS = (1, 5)  # rows of the passes that are timed: without drafts, and with
+_TURN_S = 0.05  # the places take turns of at least so many seconds
+_CONTEXT = 8
+_MOST_KEPT = 1000
+_FILE = "places.json"
+
+Seconds = Mapping[int, float]
+
+
+class Places:
+    """The two ways in which this process may run its passes: 0 and 1.
+
+    With more cores at hand these are its own (0) and all of the pair (1). Without, they differ in
+    the number of threads alone: one less than there are cores (0) leaves room for other work.
+
+    names     what the devices are called
+    measured  seconds of a pass by its rows, for each place; {}: they were not timed
+    """
+
+    def __init__(self, own: str, shared: str) -> None:
+        """Take the devices' names; "" for `shared`: the process keeps its cores.
+
+        It is on its own cores with its usual threads now.
+        """
+        num_own, cores = torch.get_num_threads(), cores_of(own) or os.sched_getaffinity(0)
+        if shared:
+            more = cores_of(shared)
+            self._cores = cores, more
+            self._threads = num_own, num_own + len(more) - len(cores)
+            self._place = 0
+        else:
+            self._cores = cores, cores
+            self._threads = num_own - 1, num_own
+            self._place = 1
+        self.has_more_cores = bool(shared)
+        self.names = own, shared or own
+        self.measured: tuple[Seconds, Seconds] = {}, {}
+
+    def go(self, place: int) -> None:
+        """Let the next pass run on this place; does nothing if the last one did.
+
+        All threads move, because each has a set of cores of its own.
+        """
+        if place == self._place:
+            return
+        self._place = place
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread), self._cores[place])
+        torch.set_num_threads(self._threads[place])
+
+
+def places_of(own: str, shared: str) -> Places | None:
+    """Return the places of a process on the cores `own` that may use `shared`; None: no choice.
+
+    shared  "": it may use no others
+
+    There is no choice where a model is fastest on fewer threads than it has cores, where one core
+    is all there is, and where this process may not use the other cores.
+    """
+    num_threads = torch.get_num_threads()
+    if num_threads < len(cores_of(own)) or (num_threads == 1 and not shared):
+        return None
+    if shared and not cores_of(own):
+        return None
+    try:
+        places = Places(own, shared)
+        places.go(1)
+    except (OSError, ModelError):  # the first thread has not moved, so none has
+        return None
+    if shared:
+        places.go(0)
+    return places
+
+
+def time_places(places: Places, executor: Executor, own_s: Seconds, about: Sequence[str]) -> None:
+    """Time passes on both places, or take the times of an earlier start, into `places.measured`.
+
+    own_s  seconds of passes by rows on the own cores, as timed before
+    about  what the times depend on, besides this machine, torch and the cores
+    """
+    key = _key((*places.names, str(torch.get_num_threads()), *about))
+    found = _kept().get(key)
+    if found is None:
+        usual_s = own_s.get(ROWS[0], 0.0)
+        if usual_s * 4 * len(ROWS) > LIMIT_S:
+            return  # one pass each would take too long; the first texts show it
+        found = _timed(places, executor)
+        _keep(key, found)
+    places.measured = _filled(found[0], own_s), _filled(found[1], own_s, found[0])
+
+
+def _timed(places: Places, executor: Executor) -> list[list[float]]:
+    """Return the seconds of passes of `ROWS` rows on each place; the places take turns."""
+    spent: dict[tuple[int, int], list[float]] = {(place, n): [] for place in (0, 1) for n in ROWS}
+    context = min(_CONTEXT, executor.capacity - max(ROWS))
+    before = tuple(range(context))
+    executor.run(Feed(before, before, before, 0, None), ())
+    until = time.perf_counter() + LIMIT_S / 2
+    num_turns = 0
+    while num_turns < 2 or (time.perf_counter() < until and num_turns < 4):
+        num_turns += 1
+        for (place, num_rows), seconds in spent.items():
+            places.go(place)
+            feed = _chain(num_rows, context)
+            executor.run(feed, range(num_rows))  # not counted: caches are cold
+            end = time.perf_counter() + _TURN_S
+            while (started := time.perf_counter()) < end:
+                executor.run(feed, range(num_rows))
+                seconds.append(time.perf_counter() - started)
+    places.go(0)
+    # The lower quartile: the other node may still be loading, and only adds time.
+    return [[_lower(spent[place, num_rows]) for num_rows in ROWS] for place in (0, 1)]
+
+
+def _lower(seconds: Sequence[float]) -> float:
+    return quantiles(seconds, n=4)[0] if len(seconds) > 1 else seconds[0]
+
+
+def _chain(num_rows: int, start: int) -> Feed:
+    """Return a chain of rows behind `start` tokens, whatever these are."""
+    where = tuple(range(start, start + num_rows))
+    return Feed((1,) * num_rows, where, where, start, tuple((2 << i) - 1 for i in range(num_rows)))
+
+
+def _filled(timed: Sequence[float], own_s: Seconds, base: Sequence[float] = ()) -> Seconds:
+    """Return the seconds of passes of all rows in `own_s` on a place where `ROWS` were timed.
+
+    base  the times on the own cores, if these are not those: others are scaled in proportion
+    """
+    known = dict(zip(ROWS, timed, strict=True))
+    if not base:
+        return {**own_s, **known}
+    ratios = [there / here for there, here in zip(timed, base, strict=True)]
+    middle = sum(ratios) / len(ratios)
+    scaled = {
+        rows: seconds * (ratios[-1] if rows > ROWS[-1] else middle)
+        for rows, seconds in own_s.items()
+    }
+    return {**scaled, **known}
+
+
+# -- kept times ------------------------------------------------------------------------------------
+
+# In $XDG_CACHE_HOME/slipstream/places.json (~/.cache/...). A file that cannot be read or written
+# costs a second at each start.
+
+
+def _key(about: Sequence[str]) -> str:
+    said = processor(), torch.__version__, torch.__config__.show(), *about
+    return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+def _path() -> Path:
+    """Return where times are kept. Raises RuntimeError: this user has no home."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()
+    return base / "slipstream" / _FILE
+
+
+def _kept() -> dict[str, list[list[float]]]:
+    """Return the kept times: by key, for each place the seconds of passes of `ROWS` rows."""
+    try:
+        found = json.loads(_path().read_text())
+        return {key: times for key, times in found.items() if _is_times(times)}
+    except (OSError, RuntimeError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def _is_times(times: object) -> bool:
+    """True if this is a list of two lists, each of positive seconds for `ROWS`."""
+    return (
+        isinstance(times, list)
+        and len(times) == 2
+        and all(
+            isinstance(one, list)
+            and len(one) == len(ROWS)
+            and all(isinstance(seconds, float) and 0 < seconds < 1e6 for seconds in one)
+            for one in times
+        )
+    )
+
+
+def _keep(key: str, times: list[list[float]]) -> None:
+    found = {**_kept(), key: times}
+    while len(found) > _MOST_KEPT:
+        del found[next(iter(found))]
+    with contextlib.suppress(OSError, RuntimeError):
+        path = _path()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(found))
+        unfinished.replace(path)

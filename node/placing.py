@@ -1,0 +1,267 @@
+"""Decides on which CPU cores each pass of the target runs, from measured times (pure).
+
+Theory of operation
+-------------------
+A target on CPUs has two places. `APART` is its own cores; the drafter has a core for itself and
+drafts on while a pass runs. `SHARED` is these and the drafter's core; a pass has more of the
+machine's memory bandwidth, but a drafter that computes meanwhile takes from it. Which is better
+depends on the models, the machine and whatever else runs on it, and may change in mid-text. So it
+is measured, in tokens a second, separately for each kind of pass (a `Contest`): beside a drafter
+that drafts it is another question than alone.
+
+    pass ended, on the standing place    its tokens and seconds are counted in a running mean
+    its times differ from the known ones -> they are measured anew, and a trial follows
+    enough time since the last trial     -> a trial: NUM_TRIAL passes on the other place
+    trial ended                          -> the other place stands if it was clearly faster, and by
+                                            more than chance explains
+    a pass of the trial was far slower   -> the trial ends early
+
+A trial that was lost is repeated after so much time that all trials together cost about SPENT of
+it. Tokens are the expected number by the chances of the drafts, because which drafts happen to be
+right differs more from pass to pass than what places make of it.
+
+A target on devices that the user has named keeps its cores. Its places are then numbers of threads:
+as many as timing has chosen (`SHARED`), and one less (`APART`), for when other work takes a core.
+
+The first pass after a change of places is not counted: caches are cold then.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import log, sqrt
+
+from node.economics import Measured
+
+MEMORY = 32.0  # number of passes that a running mean remembers
+NUM_TRIAL = 6  # passes of a trial that count
+FIRST_S, LONGEST_S = 0.5, 60.0  # seconds from one trial to the next
+SPENT = 0.01  # part of the time that lost trials may cost
+CLEARLY = 1.04  # the other place must be so many times as fast to become the standing one
+SURELY = 2.0  # and faster by so many standard errors
+CHANGED = 1.4  # so many times as long or as short as known: something else runs here now
+LEAST_VARIANCE = 0.02**2  # of a trial's gain; the machine's own ups and downs
+FADED = 0.5  # what earlier trials count for when another begins
+FAR = 3.0  # a trial ends early when it has cost so many passes of the standing place
+WORTH = 1.25  # before any trial, the gain on all cores at which a pass with drafts runs there
+USUAL_ROWS = 5  # rows of a pass with drafts, as assumed before the first text
+MAX_KINDS = 64
+
+
+class Place(IntEnum):
+    """The cores on which a pass runs."""
+
+    APART = 0
+    SHARED = 1
+
+    @property
+    def other(self) -> "Place":
+        """Return the other place."""
+        return Place(1 - self)
+
+
+@dataclass(slots=True)
+class Rate:
+    """Seconds per token of the last passes on one place; older passes count less and less.
+
+    All fields but `num` are sums over the passes, of which each is weighted by its age.
+    """
+
+    num: int = 0  # passes that were counted
+    passes: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    squared_tokens: float = 0.0
+    squared_seconds: float = 0.0
+    products: float = 0.0  # of tokens and seconds
+
+    def add(self, tokens: float, seconds: float) -> None:
+        """Count a pass."""
+        keep = 1 - 1 / MEMORY
+        self.num += 1
+        self.passes = keep * self.passes + 1
+        self.tokens = keep * self.tokens + tokens
+        self.seconds = keep * self.seconds + seconds
+        self.squared_tokens = keep * self.squared_tokens + tokens**2
+        self.squared_seconds = keep * self.squared_seconds + seconds**2
+        self.products = keep * self.products + tokens * seconds
+
+    @property
+    def pass_s(self) -> float:
+        """Return the mean seconds of a pass; some pass was counted."""
+        return self.seconds / self.passes
+
+    @property
+    def token_s(self) -> float:
+        """Return the mean seconds per token; some pass was counted."""
+        return self.seconds / self.tokens
+
+    @property
+    def variance(self) -> float:
+        """Return the variance of the logarithm of `token_s`, which is a ratio of two means."""
+        ratio = self.token_s
+        squares = self.squared_seconds - 2 * ratio * self.products + ratio**2 * self.squared_tokens
+        return max(0.0, squares) / self.seconds**2
+
+
+@dataclass(slots=True)
+class Evidence:
+    """How much faster the other place is, by the trials so far; older ones count less and less.
+
+    gain    natural logarithm of its speed over that of the standing place
+    weight  inverse of the variance of `gain`; 0: there was no trial
+    """
+
+    gain: float = 0.0
+    weight: float = 0.0
+
+    def add(self, here: Rate, there: Rate) -> None:
+        """Count a trial; forget the earlier ones if it contradicts them."""
+        gain = log(here.token_s / there.token_s)
+        weight = 1 / (here.variance + there.variance + LEAST_VARIANCE)
+        old = 0.0 if abs(gain - self.gain) > log(CHANGED) else FADED * self.weight
+        self.gain = (old * self.gain + weight * gain) / (old + weight)
+        self.weight = old + weight
+
+    @property
+    def is_faster(self) -> bool:
+        """True if the other place seems clearly faster."""
+        return self.gain > log(CLEARLY)
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the other place is clearly faster, by more than chance explains."""
+        return self.is_faster and self.gain * sqrt(self.weight) > SURELY
+
+
+@dataclass(slots=True)
+class Contest:
+    """Finds the faster place for one kind of pass.
+
+    standing  the place that is thought to be the faster one
+    here      what passes on the standing place take
+    trial     what those of the running trial take; None: no trial runs
+    evidence  what the trials have shown
+    known_s   seconds of a pass on the standing place at the end of the last trial; 0: unknown
+    spent_s   what this trial has cost so far: seconds beyond those of the standing place
+    since_s   seconds since the last trial ended
+    pause_s   seconds from then to the next trial
+    latest    place of the latest pass
+    """
+
+    standing: Place
+    here: Rate = field(default_factory=Rate)
+    trial: Rate | None = None
+    evidence: Evidence = field(default_factory=Evidence)
+    known_s: float = 0.0
+    spent_s: float = 0.0
+    since_s: float = 0.0
+    pause_s: float = FIRST_S
+    latest: Place | None = None
+
+    @property
+    def place(self) -> Place:
+        """Return where the next pass runs."""
+        return self.standing if self.trial is None else self.standing.other
+
+    def passed(self, place: Place, tokens: float, seconds: float) -> None:
+        """Note a pass on `place`; `tokens` are its expected ones, `seconds` include its wait."""
+        is_settled, self.latest = place == self.latest, place
+        if place is not self.place or seconds <= 0:
+            return
+        if self.trial is not None:
+            self._tried(self.trial, tokens, seconds, is_settled=is_settled)
+            return
+        self.since_s += seconds
+        if not is_settled:
+            return
+        self.here.add(tokens, seconds)
+        if self.here.num < NUM_TRIAL:
+            return
+        if self.known_s and not 1 / CHANGED < self.here.pass_s / self.known_s < CHANGED:
+            self.here, self.evidence, self.known_s = Rate(), Evidence(), 0.0
+            self.pause_s = FIRST_S
+            self.since_s = FIRST_S  # a trial follows as soon as the new times are known
+        elif self.since_s >= self.pause_s:
+            self.trial, self.spent_s = Rate(), 0.0
+
+    def _tried(self, trial: Rate, tokens: float, seconds: float, *, is_settled: bool) -> None:
+        """Note a pass of the trial; end the trial if it was the last, or if it is in vain."""
+        usual_s = self.here.token_s * tokens
+        self.spent_s += seconds - usual_s
+        if not is_settled:
+            return
+        trial.add(tokens, seconds)
+        if trial.num < NUM_TRIAL and self.spent_s < FAR * usual_s:
+            return
+        self.evidence.add(self.here, trial)
+        if self.evidence.is_sure:
+            self.standing, self.here = self.standing.other, trial
+            self.evidence.gain *= -1
+            self.pause_s = FIRST_S
+        else:
+            is_open = self.evidence.is_faster
+            longer_s = self.pause_s if is_open else min(2 * self.pause_s, LONGEST_S)
+            self.pause_s = min(LONGEST_S, max(longer_s, self.spent_s / SPENT))
+        self.known_s = self.here.pass_s
+        self.trial, self.since_s = None, 0.0
+
+
+class Placing:
+    """Says for each pass on which place it runs.
+
+    measured  seconds of passes by their rows, for each place, as timed at load
+    fixed     the place of every pass with drafts; None: it is measured
+    usual     where passes with drafts begin if nothing was timed
+    """
+
+    def __init__(
+        self,
+        measured: Mapping[Place, Measured] | None = None,
+        fixed: Place | None = None,
+        usual: Place = Place.APART,
+    ) -> None:
+        self.measured = measured or {}
+        self.fixed, self.usual = fixed, usual
+        self._contests: dict[Hashable, Contest] = {}  # by kind; the one used last comes last
+
+    def place_for(self, kind: Hashable, *, is_drafted: bool) -> Place:
+        """Return where the next pass of this kind runs.
+
+        is_drafted  True: the drafter drafts for a text of the pass
+        """
+        if is_drafted and self.fixed is not None:
+            return self.fixed
+        return self._contest(kind, is_drafted=is_drafted).place
+
+    def passed(
+        self, kind: Hashable, place: Place, tokens: float, seconds: float, *, is_drafted: bool
+    ) -> None:
+        """Note a pass of this kind that has ended; see `Contest.passed`."""
+        self._contest(kind, is_drafted=is_drafted).passed(place, tokens, seconds)
+
+    def _contest(self, kind: Hashable, *, is_drafted: bool) -> Contest:
+        key = (kind, is_drafted)
+        contest = self._contests.pop(key, None)
+        if contest is None:
+            contest = Contest(self.first(is_drafted=is_drafted))
+        self._contests[key] = contest
+        if len(self._contests) > MAX_KINDS:
+            del self._contests[next(iter(self._contests))]
+        return contest
+
+    def first(self, *, is_drafted: bool) -> Place:
+        """Return where passes of a new kind run, by the times at load.
+
+        Passes alone begin on all cores if nothing was timed. With drafts the gain must be WORTH it:
+        a drafter that is not disturbed has its drafts ready earlier.
+        """
+        if is_drafted and self.fixed is not None:
+            return self.fixed
+        rows = USUAL_ROWS if is_drafted else 1
+        apart_s = self.measured.get(Place.APART, {}).get(rows, 0.0)
+        shared_s = self.measured.get(Place.SHARED, {}).get(rows, 0.0)
+        if not apart_s or not shared_s:
+            return self.usual if is_drafted else Place.SHARED
+        is_shared = apart_s > (WORTH if is_drafted else 1.0) * shared_s
+        return Place.SHARED if is_shared else Place.APART

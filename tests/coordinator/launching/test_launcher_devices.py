@@ -1,0 +1,63 @@
+"""Which cores a launcher gives the nodes that it starts."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from coordinator.launching import launcher as module
+from coordinator.launching.launcher import Launcher
+from proto.messages import Role
+from proto.node_config import NodeConfig
+
+TARGET = NodeConfig(Role.TARGET, "ipc:///x", "t", "", "model", device="", peer_device="")
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    """A launcher on a machine with four cores."""
+    alone = {True: "cpu:0-2", False: "cpu:0-3"}
+    monkeypatch.setattr(module, "shared_device", lambda: "cpu:0-3")
+    monkeypatch.setattr(
+        module, "default_device", lambda _, *, has_peer, **others: alone[has_peer] if others else ""
+    )
+    launcher = Launcher()
+    yield launcher
+    launcher.close()
+
+
+def test_a_target_beside_a_drafter_may_use_its_core_as_well(launcher: Launcher) -> None:
+    config = launcher._completed(TARGET)
+    assert (config.device, config.shared_device) == ("cpu:0-2", "cpu:0-3")
+
+
+def test_a_target_without_a_drafter_has_all_cores(launcher: Launcher) -> None:
+    alone = replace(TARGET, peer_device=None)
+    config = launcher._completed(alone)
+    assert (config.device, config.shared_device) == ("cpu:0-2", "cpu:0-3")
+    config = launcher._completed(replace(alone, backend="compiled"))
+    assert (config.device, config.shared_device) == ("cpu:0-3", "")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"device": "cpu:1"},
+        {"peer_device": "cpu:1"},
+        {"fixed_rows": 16},
+        {"tensor_parallel_size": 2},
+        {"peer_size": 2},
+        {"simulated_ms": 5.0},
+        {"backend": "compiled"},
+        {"role": Role.DRAFTER},
+    ],
+)
+def test_otherwise_each_node_keeps_to_its_own(
+    settings: dict[str, object], launcher: Launcher
+) -> None:
+    assert launcher._completed(replace(TARGET, **settings)).shared_device == ""  # type: ignore[arg-type]
+
+
+def test_fixed_rows_have_the_same_cores_with_a_drafter_and_without(launcher: Launcher) -> None:
+    config = launcher._completed(replace(TARGET, peer_device=None, fixed_rows=16))
+    assert config.device == "cpu:0-2"

@@ -1,0 +1,122 @@
+"""Which cores passes run on, by invented times."""
+
+import random
+
+import pytest
+
+from node.placing import CLEARLY, NUM_TRIAL, Contest, Place, Placing
+
+APART, SHARED = Place.APART, Place.SHARED
+
+
+def run(contest: Contest, seconds: dict[Place, float], lasting: float) -> dict[Place, float]:
+    """Passes of two tokens for `lasting` seconds; the seconds spent on each place."""
+    spent = dict.fromkeys(Place, 0.0)
+    while sum(spent.values()) < lasting:
+        place = contest.place
+        contest.passed(place, 2.0, seconds[place])
+        spent[place] += seconds[place]
+    return spent
+
+
+@pytest.mark.parametrize("first", list(Place))
+@pytest.mark.parametrize("faster", list(Place))
+def test_the_faster_place_is_found_and_trials_cost_little(first: Place, faster: Place) -> None:
+    contest = Contest(first)
+    times = {faster: 0.030, faster.other: 0.045}
+    run(contest, times, 3.0)
+    assert contest.standing is faster
+    spent = run(contest, times, 100.0)
+    assert 0.0 < spent[faster.other] < 4.0
+
+
+def test_a_place_that_is_hardly_faster_changes_nothing() -> None:
+    contest = Contest(APART)
+    run(contest, {APART: 0.030, SHARED: 0.030 / (CLEARLY - 0.01)}, 60.0)
+    assert contest.standing is APART
+
+
+def test_chance_changes_nothing() -> None:
+    contest = Contest(APART)
+    noise = random.Random(1)
+    num_changes, before = 0, APART
+    for _ in range(20_000):
+        contest.passed(contest.place, 1 + 3 * noise.random(), 0.02 + noise.expovariate(50))
+        num_changes += contest.standing is not before
+        before = contest.standing
+    assert num_changes <= 6
+
+
+def test_a_trial_that_is_far_slower_ends_early() -> None:
+    contest = Contest(APART)
+    slow_s = 3.0
+    spent = run(contest, {APART: 0.030, SHARED: slow_s}, 60.0)
+    assert contest.standing is APART
+    assert spent[SHARED] / slow_s < NUM_TRIAL / 2
+
+
+def test_when_other_work_takes_a_core_the_choice_is_taken_again() -> None:
+    contest = Contest(APART)
+    quiet, busy = {APART: 0.045, SHARED: 0.030}, {APART: 0.050, SHARED: 0.300}
+    run(contest, quiet, 120.0)
+    assert contest.standing is SHARED
+    spent = run(contest, busy, 60.0)
+    assert contest.standing is APART
+    assert spent[SHARED] < 0.3 * NUM_TRIAL * 4
+    run(contest, quiet, 120.0)
+    assert contest.standing is SHARED
+
+
+def test_where_everything_becomes_slow_alike_trials_do_not_go_on() -> None:
+    contest = Contest(SHARED)
+    run(contest, {APART: 0.045, SHARED: 0.030}, 120.0)
+    spent = run(contest, {APART: 0.45, SHARED: 0.30}, 200.0)
+    assert contest.standing is SHARED
+    assert spent[APART] < 20.0
+
+
+def test_the_first_pass_after_a_change_says_nothing() -> None:
+    contest = Contest(APART)
+    while contest.place is APART:
+        contest.passed(APART, 2.0, 0.030)
+    contest.passed(SHARED, 2.0, 0.040)  # cold
+    for _ in range(NUM_TRIAL):
+        assert contest.place is SHARED
+        contest.passed(SHARED, 2.0, 0.020)
+    assert contest.standing is SHARED
+    assert contest.known_s == pytest.approx(0.020)
+
+
+def test_passes_with_drafts_and_without_are_compared_apart() -> None:
+    placing = Placing()
+    for _ in range(2000):
+        for is_drafted, faster in ((True, APART), (False, SHARED)):
+            place = placing.place_for("kind", is_drafted=is_drafted)
+            seconds = 0.03 if place is faster else 0.05
+            placing.passed("kind", place, 1.0, seconds, is_drafted=is_drafted)
+    contests = placing._contests
+    assert contests["kind", True].standing is APART
+    assert contests["kind", False].standing is SHARED
+
+
+def test_the_first_choice_follows_the_times_at_load() -> None:
+    assert Placing().first(is_drafted=True) is APART
+    assert Placing().first(is_drafted=False) is SHARED
+    memory_bound = Placing({APART: {1: 0.10, 5: 0.11}, SHARED: {1: 0.05, 5: 0.06}})
+    assert memory_bound.first(is_drafted=True) is SHARED
+    small = Placing({APART: {1: 0.0015, 5: 0.0020}, SHARED: {1: 0.0016, 5: 0.0018}})
+    assert small.first(is_drafted=True) is APART
+    assert small.first(is_drafted=False) is APART
+
+
+def test_a_fixed_place_holds_for_passes_with_drafts_alone() -> None:
+    placing = Placing(fixed=APART)
+    for number in range(100):
+        assert placing.place_for(number, is_drafted=True) is APART
+    assert placing.place_for(0, is_drafted=False) is SHARED
+
+
+def test_cores_that_the_user_has_named_are_all_used_until_measured_otherwise() -> None:
+    placing = Placing(usual=SHARED)
+    for is_drafted in (True, False):
+        assert placing.first(is_drafted=is_drafted) is SHARED
