@@ -24,6 +24,7 @@ LIMIT_S = 2.0  # most seconds that timing may take
 ROWS = (1, 5)  # rows of the passes that are timed: without drafts, and with
 _TURN_S = 0.05  # the places take turns of at least so many seconds
 _CONTEXT = 8
+_QUIET = 0.1  # times are kept if other processes used less than this part of a core meanwhile
 _MOST_KEPT = 1000
 _FILE = "places.json"
 
@@ -108,8 +109,11 @@ def time_places(places: Places, executor: Executor, own_s: Seconds, about: Seque
         usual_s = own_s.get(ROWS[0], 0.0)
         if usual_s * 4 * len(ROWS) > LIMIT_S:
             return  # one pass each would take too long; the first texts show it
+        before, started = _others_s(), time.perf_counter()
         found = _timed(places, executor)
-        _keep(key, found)
+        busy_s = _others_s() - before
+        if busy_s <= _QUIET * (time.perf_counter() - started):
+            _keep(key, found)  # else the other node was loading, or something else was running
     places.measured = _filled(found[0], own_s), _filled(found[1], own_s, found[0])
 
 
@@ -134,6 +138,17 @@ def _timed(places: Places, executor: Executor) -> list[list[float]]:
     places.go(0)
     # The lower quartile: the other node may still be loading, and only adds time.
     return [[_lower(spent[place, num_rows]) for num_rows in ROWS] for place in (0, 1)]
+
+
+def _others_s() -> float:
+    """Return the processor seconds of all other processes so far; 0: the system does not say."""
+    try:
+        line = Path("/proc/stat").read_text().partition("\n")[0]
+        user, nice, system, _, _, *rest = map(int, line.split()[1:9])
+    except (OSError, ValueError):
+        return 0.0
+    ticks = user + nice + system + sum(rest)
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def _lower(seconds: Sequence[float]) -> float:

@@ -114,6 +114,7 @@ def test_times_are_kept_for_later_starts(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "_TURN_S", 0.001)
+    monkeypatch.setattr(module, "_others_s", lambda: 5.0)
     own_s = {1: 0.010, 2: 0.010, 5: 0.010, 9: 0.020}
     time_places(places, executor, own_s, ("model",))
     first = places.measured
@@ -138,10 +139,23 @@ def test_a_file_of_times_that_is_broken_is_made_anew(
     path = tmp_path / "slipstream" / "places.json"
     path.parent.mkdir()
     path.write_text(text)
+    monkeypatch.setattr(module, "_others_s", lambda: 5.0)
     monkeypatch.setattr(module, "_timed", lambda *_: [[4.0, 6.0], [2.0, 3.0]])
     time_places(places, None, {1: 0.1}, ())  # type: ignore[arg-type]
     assert places.measured[1][5] == 3.0
     assert list(json.loads(path.read_text()).values()) == [[[4.0, 6.0], [2.0, 3.0]]]
+
+
+def test_times_beside_other_work_are_used_but_not_kept(
+    places: Places, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    spent = iter((5.0, 6.0))  # another process used a core for a second
+    monkeypatch.setattr(module, "_others_s", lambda: next(spent))
+    monkeypatch.setattr(module, "_timed", lambda *_: [[4.0, 6.0], [2.0, 3.0]])
+    time_places(places, None, {1: 0.1}, ())  # type: ignore[arg-type]
+    assert places.measured[1][5] == 3.0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_whose_passes_are_long_is_not_timed(
