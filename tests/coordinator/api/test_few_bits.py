@@ -39,5 +39,5 @@ def test_a_file_is_named_by_the_folder_that_is_made_of_it(
     target = PairConfig(target=str(file)).target
     assert Path(target).is_relative_to(tmp_path / "cache")
     assert (Path(target) / "model.gguf").samefile(file)
-    with pytest.raises(ModelError, match="nowhere.gguf: no such file; give a GGUF file or a"):
+    with pytest.raises(ModelError, match=r"nowhere\.gguf: no such file; give a GGUF file or a"):
         PairConfig(target=str(tmp_path / "nowhere.gguf"))
