@@ -17,6 +17,7 @@ from engine.forward.linears import take, unpacked
 from engine.forward.operators import Packer
 from engine.loading import load_engine, make_executor
 from engine.quantised import awq, gptq, rounding
+from engine.quantised.asked import refuse_rounding
 from engine.quantised.formats import Awq, Gptq
 from engine.quantised.linear import QuantisedLinear, is_quantised
 from engine.quantised.matrix import QuantisedMatrix, stacked
@@ -124,6 +125,8 @@ def test_weights_that_cannot_be_rounded_are_refused(folder: Folder, tmp_path: Pa
     ):
         with pytest.raises(ModelError, match=words):
             load_model(name, **options)
+    with pytest.raises(ModelError, match="m: quantization int8 is for CPUs; leave it out, or use"):
+        refuse_rounding("m", "int8", device="cuda:0", kind="llama", is_quantised=False)
     packed, _ = save_packed(folder("llama"), tmp_path, RECIPES["gptq"])
     with pytest.raises(ModelError, match="int4 is for plain weights, and these are quantised"):
         load_model(str(packed), quantization="int4")
