@@ -175,8 +175,7 @@ def load_engine(
         else:
             loaded = _load(model, revision, dtype, device, max_len, backend, quantization, say)
         tokenizer.check_fits(loaded.vocab_size)
-        _make_products(loaded, fixed_rows, backend, say)
-        _choose_threads(loaded, fixed_rows, say)
+        _prepare(loaded, fixed_rows, backend, say)
         max_len = longest_text(loaded, max_len, num_lanes=num_lanes, part=part)
         num_lanes = num_lanes_that_fit(loaded, max_len, num_lanes, part=part)
         executor = make_executor(
@@ -286,6 +285,14 @@ def _load_on_ranks(
     followers.meet(loaded.device)
     lead(loaded.model, followers)
     return loaded
+
+
+def _prepare(
+    loaded: LoadedModel, fixed_rows: int | None, backend: str, say: Callable[[str], None]
+) -> None:
+    """On a CPU, compile our products where they are worth it, and choose the number of threads."""
+    _make_products(loaded, fixed_rows, backend, say)
+    _choose_threads(loaded, fixed_rows, say)
 
 
 def _make_products(

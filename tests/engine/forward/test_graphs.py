@@ -17,6 +17,7 @@ import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError, OutOfMemory
 from engine.executor import ModelExecutor
+from engine.forward import operators
 from engine.forward.graphs import Compute, GraphBackend, captured_len
 from engine.forward.masks import Masks, as_words, from_words
 from engine.layout.slots import Feed
@@ -58,6 +59,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return replay
 
     monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
+    monkeypatch.setattr(operators, "tiled_product", lambda *_: None)  # no operator of torch
     monkeypatch.setattr(engine.forward.graphs, "recorder", lambda _device: record)
     # Choices on a CPU are made on the host: nothing is left behind for other tests.
     monkeypatch.setattr(engine.forward.graphs, "capture_on", lambda *_: None)
