@@ -127,7 +127,7 @@ class PairConfig(ModelsConfig):
     quantization: Annotated[
         Quantization | None,
         Field(
-            description="Round the target's weights to 8 or 4 bits while they are loaded. For "
+            description="Round the target's weights to 8 or 4 bits at load. For "
             "plain checkpoints of llama, mistral, qwen2 and qwen3 on CPUs: a pass then reads "
             "fewer bytes. The text is that of the rounded weights. int8, int4."
         ),

@@ -26,6 +26,7 @@ import engine.choice.coupling
 import engine.choice.logprobs
 import engine.device
 import engine.forward.graphs
+import engine.forward.operators
 
 UPLOAD, DOWNLOAD = "upload", "download"  # through memory that is pinned; the host goes on
 LAUNCH, KERNEL = "launch", "kernel"  # of a graph, of an operator by itself
@@ -282,7 +283,8 @@ class _Event:
 def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Let whatever runs on the CPU be on a GPU as the engine sees it."""
     made = StandIn()
-    monkeypatch.setattr(operators, "tiled_product", lambda *_: None)  # no operator of torch
+    # A product in tiles is no operator of torch, so no recording would see it.
+    monkeypatch.setattr(engine.forward.operators, "tiled_product", lambda *_: None)
 
     def new_stream(*_: object) -> Stream:
         made.streams.append(Stream())

@@ -21,7 +21,7 @@ FRAME = "│╭╮╰╯─"
 # What may stand for a value; another word has to be plain, too, before it is added.
 PLACES = re.compile(
     r"|[A-Z]+(,\.\.\.)?|ID:BIAS,\.\.\.|NAME=VALUE(,\.\.\.)?|NODE:DELAY,\.\.\.|FIRST-LAST"
-    r"|[a-z]+(\|[a-z]+)+"
+    r"|[a-z0-9]+(\|[a-z0-9]+)+"
 )
 
 

@@ -87,7 +87,7 @@ def test_without_any_program_the_fused_forward_runs(
     executor = started(model, said=second).executor
     assert "compiling (up to a minute)" not in second
     assert executor.row_counts == ()
-    assert executor.backend == "compiled"
+    assert executor.backend == "fused"
     assert not made
     started(model, num_lanes=2)
     assert made, "another number of lanes was not timed"
