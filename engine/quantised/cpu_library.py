@@ -141,12 +141,8 @@ def _compiled() -> Path:
 
 
 def _folder() -> Path:
-    """Return the folder of compiled programs, or of products in the cache. Raises OSError.
-
-    The launcher names the former to nodes that compile whole passes, and no TMPDIR that stays.
-    """
-    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    folder = Path(named) if named else cache_folder("products")
+    """Return the folder of the cache in which the products lie. Raises OSError."""
+    folder = cache_folder("products")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.stat()
     if about.st_uid != os.geteuid() or about.st_mode & 0o022:
