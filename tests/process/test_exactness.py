@@ -45,11 +45,12 @@ def check_greedy(pair: Pair, reference: Reference, prompt: tuple[int, ...]) -> t
 @pytest.mark.parametrize(
     "prompts",
     [
-        PROMPTS[:2],
+        PROMPTS[:1],
+        pytest.param(PROMPTS[1:2], marks=pytest.mark.long),
         pytest.param(PROMPTS[2:3], marks=pytest.mark.slow),
         pytest.param(PROMPTS[3:], marks=pytest.mark.slow),
     ],
-    ids=["two", "more", "others"],
+    ids=["one", "another", "more", "others"],
 )
 def test_greedy_text_of_the_embedded_pair_equals_transformers_generate(
     embedded: Pair, prompts: Sequence[str]
