@@ -40,14 +40,15 @@ def test_the_demo_ends_with_what_drafts_brought_and_that_the_text_is_the_same() 
     assert ready == ["target", "drafter"]
 
 
-def test_a_text_has_two_lines_of_figures_and_all_of_them_with_verbose() -> None:
+def test_a_text_has_three_lines_of_figures_and_all_of_them_with_verbose() -> None:
     arguments = ("generate", "--temperature", "0.8", "--seed", "7", "--max-tokens", "24", "import")
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
-    *_, blank, first, second = done.stderr.splitlines()
+    *_, blank, first, second, third = done.stderr.splitlines()
     assert blank == ""
     assert re.match(r"24 tokens, [\d.]+ tokens/s, .*seed 7$", first)
     assert re.match(r"prompt: \d+ tokens? in \d+ ms \(.* tokens/s\), text: \d+ passes in ", second)
+    assert third.startswith("target: fused, ")
     verbose = run(*arguments, "--verbose").stderr.splitlines()
     assert any("policy auto" in line for line in verbose)
     assert "target: fused" in verbose[-1]

@@ -150,7 +150,9 @@ def test_standard_output_carries_only_the_texts(models: list[str], tmp_path: Pat
 @pytest.mark.long
 def test_speculation_is_shown_in_marks_that_can_be_taken_away(models: list[str]) -> None:
     # In a tree a sibling may be accepted in place of a draft: only a chain shows all it rejects.
-    done = run("one\ntwo", "--show-speculation", "--verbose", "--policy", "sync", *models)
+    # A target that takes long is worth drafting for, however busy this machine is.
+    how = ("--show-speculation", "--verbose", "--policy", "sync", "--simulate-target-ms", "8")
+    done = run("one\ntwo", *how, *models)
     assert done.returncode == 0
     assert "marks: accepted draft  [-rejected draft-]  {+the target's own+}" in done.stderr
     assert "\x1b[" not in done.stdout
