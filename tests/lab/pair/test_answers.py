@@ -21,7 +21,7 @@ def asked(folder: Path) -> Request:
     return Request(name, None, "float32", name, None, "float32", device="cpu", texts=(TEXT,))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_process_that_cannot_load_the_models_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"the chances were not computed: .*config\.json"):
         list(measuring.judged(asked(tmp_path)))
@@ -35,7 +35,7 @@ def test_a_process_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -
         assert process.wait(10) < 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_ends_when_its_input_is_closed(tmp_path: Path) -> None:
     script = (
         "from lab.pair import chances\n"
