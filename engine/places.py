@@ -15,6 +15,7 @@ from statistics import quantiles
 
 import torch
 
+from engine.cache import cache_folder
 from engine.device import cores_of, processor
 from engine.errors import ModelError
 from engine.executor import Executor
@@ -190,10 +191,8 @@ def _key(about: Sequence[str]) -> str:
 
 
 def _path() -> Path:
-    """Return where times are kept. Raises RuntimeError: this user has no home."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()
-    return base / "slipstream" / _FILE
+    """Return where times are kept. Raises OSError: this user has no home."""
+    return cache_folder(_FILE)
 
 
 def _kept() -> dict[str, list[list[float]]]:
@@ -201,7 +200,7 @@ def _kept() -> dict[str, list[list[float]]]:
     try:
         found = json.loads(_path().read_text())
         return {key: times for key, times in found.items() if _is_times(times)}
-    except (OSError, RuntimeError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
 
@@ -223,7 +222,7 @@ def _keep(key: str, times: list[list[float]]) -> None:
     found = {**_kept(), key: times}
     while len(found) > _MOST_KEPT:
         del found[next(iter(found))]
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError):
         path = _path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")

@@ -20,7 +20,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -32,7 +31,7 @@ import torch.nn.functional as F
 
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
-from engine.device import cpu_flags
+from engine.device import cpu_flags, processor
 from engine.errors import ModelError
 from engine.forward import forward
 from engine.forward.forward import LAST, Backend, Layers, Output, Say, Spans, features_of, silent
@@ -125,20 +124,10 @@ def note_slower(about: str, counts: Collection[int]) -> None:
 def verdict_key(loaded: LoadedModel, num_lanes: int, layers: Layers) -> str:
     """Return a hash of all that a program's speed depends on, except its number of rows."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in loaded.model.named_parameters()]
-    said = torch.__version__, torch.__config__.show(), *_processor(), torch.get_num_threads()
+    here = processor(), sorted(cpu_flags())
+    said = torch.__version__, torch.__config__.show(), here, torch.get_num_threads()
     asked = loaded.dtype, shapes, num_lanes, layers
     return hashlib.sha256(repr((*said, *asked)).encode()).hexdigest()
-
-
-@functools.cache
-def _processor() -> tuple[str, ...]:
-    """Return the processor's model name and the instructions that it has."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        found = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-        if found:
-            return tuple(found)
-    return (platform.processor(),)
 
 
 def _verdicts_path() -> Path:
