@@ -1,7 +1,7 @@
 """Compile the products with quantised matrices for this processor, once, and load them.
 
-Torch's own products with such weights read no less than half of what the memory gives at one row,
-and take three times as long at eight (docs/decisions.md has the figures). Ours are written for the
+Torch's own products with such weights reach half of the memory's bandwidth at one row, and take two
+to three times as long at eight (docs/decisions.md has the figures). Ours are written for the
 processor that they run on, so they are compiled where they run, with g++ or clang++, in some ten
 seconds. Later starts find the library in the cache.
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from engine.cache import cache_folder
-from engine.checkpoint.files import one_line
+from engine.checkpoint.files import one_line, shown
 from engine.device import cpu_flags
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def made() -> tuple[Function | None, str | None]:
         if why is None:
             return _loaded(_compiled()), None
     except (OSError, subprocess.SubprocessError) as error:
-        why = f"{SOURCE.name} cannot be compiled: {one_line(error)}"
+        why = f"{SOURCE.name} cannot be compiled ({_reason(error)}); name another compiler in CXX"
     return None, why
 
 
@@ -100,9 +100,18 @@ def why_not_here() -> str | None:
     """Return why products with quantised matrices cannot be compiled here, or None if they can."""
     if missing := NEEDED - cpu_flags():
         return f"this processor has no {', '.join(sorted(missing))}"
+    if _compiler() is None and (named := os.environ.get("CXX")):
+        return f"CXX names {shown(named)}, which is not there; name a C++ compiler"
     if _compiler() is None:
         return f"there is no C++ compiler ({', '.join(_COMPILERS)}); install one"
     return None
+
+
+def _reason(error: Exception) -> str:
+    """Return why a compiler failed, in its own last words if there are any."""
+    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+    lines = (said or "").strip().splitlines()
+    return lines[-1][:120] if lines else one_line(error)
 
 
 def _compiler() -> str | None:

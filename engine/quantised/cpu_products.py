@@ -70,6 +70,8 @@ def tiled_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | 
 def _is_covered(matrix: QuantisedMatrix, dtype: torch.dtype) -> bool:
     num_inputs = matrix.shape[1]
     fits = matrix.group % _INPUTS[matrix.bits] == 0 and num_inputs % matrix.group == 0
+    if matrix.bits == 8:  # seven bits of magnitude hold no 128
+        fits &= int(matrix.codes.min()) > -128
     has_offsets = matrix.bits == 4
     if matrix.units is not None:
         unit = num_inputs // matrix.units.shape[2]
@@ -97,11 +99,6 @@ class TiledProduct:
         self._num_outputs, num_inputs, group, _ = sizes
         has_offsets = memory[2] is not None
         self._num_sums = num_inputs // group if has_offsets else 0  # of a row's inputs, by group
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the matrix takes."""
-        return sum(one.nbytes for one in self._memory if one is not None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs [n, out], of the type of x."""

@@ -149,6 +149,9 @@ def test_what_the_kernel_cannot_do_is_left_to_others() -> None:
     usual = eight_bits(16, 32, torch.float32)
     assert quantised_product(usual, None, torch.float16) is None
     assert quantised_product(usual, None, torch.float64) is None
+    lowest = QuantisedMatrix(8, usual.codes.clone(), usual.scales)
+    lowest.codes[3, 5] = -128
+    assert quantised_product(lowest, None, torch.float32) is None
 
 
 @pytest.fixture
@@ -180,6 +183,16 @@ def test_a_processor_without_the_instructions_is_named(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("_nothing_is_loaded")
+def test_a_compiler_that_is_named_and_not_there_is_named_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_library, "cpu_flags", lambda: cpu_library.NEEDED)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    why = 'CXX names "no-such-compiler", which is not there; name a C++ compiler'
+    assert why_not_here() == why
+
+
+@pytest.mark.usefixtures("_nothing_is_loaded")
 def test_a_compiler_that_fails_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -190,7 +203,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     assert library() is None
-    assert "cpu_products.cpp cannot be compiled" in caplog.text
+    assert "cpu_products.cpp cannot be compiled (no room); name another compiler" in caplog.text
     assert not list(tmp_path.rglob("*.so"))
 
 
