@@ -234,8 +234,8 @@ def test_prompts_find_memory_and_choices_recordings_that_are_there(
         graphs.warm_up_prompts()
     num_taken = torch.cuda.memory_stats(GPU)["num_device_alloc"]
     for length in (3, 64, 70, 200, 300):
-        where = tuple(range(length))
-        logits = graphs.run(Feed(where, where, where, 0, None), (length - 1,))
+        where, tokens = tuple(range(length)), tuple(i % loaded.vocab_size for i in range(length))
+        logits = graphs.run(Feed(tokens, where, where, 0, None), (length - 1,))
         choose(logits, Sampling(0.8), 7, 0, (length,))
     assert torch.cuda.memory_stats(GPU)["num_device_alloc"] == num_taken
     assert (graphs.num_late, graphs.num_uncaptured) == (0, 0)
