@@ -35,9 +35,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 START_LIMIT_S, STOP_LIMIT_S, POLL_S = 3.0, 3.0, 0.02
 CLIENT_LIMIT_S = 20.0  # the first client waits for the daemon to start a server
 
-# The drafter's kernels wait for those of the target: a delayed target pass costs more than a delayed
-# draft step. Its share of the multiprocessors is not limited (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE):
-# with a limit of 40 % cuBLAS computed NaN from finite weights and inputs (H200, CUDA 13.0).
+# The drafter's kernels wait for those of the target: a delayed target pass costs more than a
+# delayed draft step. Its share of the GPU is not limited (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE): with
+# 40 % of the multiprocessors cuBLAS computed NaN from finite numbers (H200, CUDA 13.0).
 DRAFTER = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 
 # Standard input of this script is a pipe that closes when the coordinator ends.

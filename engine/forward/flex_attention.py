@@ -1,33 +1,28 @@
-"""Attention split over the keys, for GPUs: torch's FlexAttention with the mask of a tree.
+"""Attention split over the keys by torch's FlexAttention, where our own kernel cannot run.
 
-The usual kernel uses one thread block per lane and key head, however long the text is. This one
-uses as many as the device can run at once, each for a share of the visible keys. What is visible is
-given by numbers on the device: the two words of each row (`masks.as_words`), and how many blocks of
-slots they reach. So a program for a number of rows serves every length, and its time depends on
-what the rows see, not on the size of the cache. The list of blocks is on the device too, so a
-program serves any lanes: all lanes are one long run of slots, each lane begins with a block
-(`LaneLayout.num_slots` is a multiple of `BLOCK`), and no block has slots of two lanes.
-
-Each program is compiled at load, and its results on random keys are compared with attention under a
-mask before it is used. Owns the programs; knows no layer and no model.
+What is visible is given by numbers on the device: the two words of each row (`masks.as_words`),
+and how many blocks of slots they reach. The list of blocks is on the device too, so a program
+serves any lanes: each lane begins with a block (`LaneLayout.num_slots` is a multiple of `BLOCK`),
+and no block has slots of two lanes. A program serves one number of lanes and rows, and compiling it
+takes some seconds.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any, cast
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from engine.checkpoint.files import one_line
 from engine.errors import ModelError
 from engine.forward.forward import Say, Shape, Spans, silent
-from engine.forward.masks import MASK_BITS, from_words, lowest_slots
-from engine.forward.operators import Decide, as_timed, quickest, side_by_side
+from engine.forward.masks import MASK_BITS, lowest_slots
+from engine.forward.operators import Decide, as_timed, quickest
+from engine.forward.split_attention import SplitAttention, Visible
 from engine.layout.attention_windows import FULL, AttentionWindow, LayerKinds
 from engine.layout.slots import LaneLayout, Span
 
@@ -38,26 +33,11 @@ SPLIT_DEVICES = ("cuda",)  # on a CPU a program takes 10 s to compile and is slo
 _QUERIES = 128  # with so many queries in a call FlexAttention no longer splits over the keys
 _MOST_TILES = 2  # most calls per pass and layer; each reads all keys
 _MOST_PROGRAMS = 64
-# Largest relative difference from attention under a mask: both sum in float32, in another order,
-# and round to the dtype once.
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
-# Errors of torch.compile if it, or a compiler that it calls, fails.
-_FAILURES = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    AssertionError,
-    ImportError,
-    OSError,
-)
-
 Program = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
+class FlexVisible(Visible):
     """Which slots the queries of one call see; tensors on their device.
 
     words       [2 or 3, lanes, n * group] int64: per query, the slot of the whole cache at which
@@ -75,24 +55,18 @@ class Visible:
     blocks: torch.Tensor
 
 
-class FlexAttention:
-    """Compiled programs of attention split over the keys, for one model and cache layout.
+class FlexAttention(SplitAttention):
+    """Compiled programs of FlexAttention, one per shape of passes; see `SplitAttention`."""
 
-    Lanes have `num_slots` slots, and `group` query heads share a key head.
-
-    made  shapes of passes for which programs were compiled and checked
-    """
+    name = "FlexAttention"
 
     def __init__(
         self, num_slots: int, group: int, *, num_lanes: int = 1, kinds: LayerKinds = FULL
     ) -> None:
-        self._num_slots = num_slots
+        super().__init__(num_slots, group, num_lanes=num_lanes, kinds=kinds)
         self._num_blocks = -(-num_slots // BLOCK)  # of a lane
         self._num_in_cache = -(-num_slots * num_lanes // BLOCK)
-        self._group = group
-        self._kinds = kinds
         self._program: Program | None = None
-        self.made: set[Shape] = set()
 
     def takes(self, num_rows: int) -> bool:
         """True if FlexAttention can split a pass of `num_rows` rows per lane over the keys.
@@ -114,12 +88,8 @@ class FlexAttention:
         starts = [min(index * size, num_rows - size) for index in range(count)]
         return [range(start * self._group, (start + size) * self._group) for start in starts]
 
-    def see(self, words: torch.Tensor, first_slots: torch.Tensor) -> Visible:
-        """Return which slots the queries see.
-
-        words        [2 or 3, lanes * n] int64: what each row sees in its lane (`masks.words_of`)
-        first_slots  [lanes] int64: where the lanes begin in the whole cache
-        """
+    def see(self, words: torch.Tensor, first_slots: torch.Tensor) -> FlexVisible:
+        """Return which slots the queries see; arguments as in `SplitAttention.see`."""
         num_lanes = len(first_slots)
         shown, bits, *lowest = words.reshape(len(words), num_lanes, -1)
         reached = shown.amax(1) + (MASK_BITS + BLOCK - 1)
@@ -136,7 +106,7 @@ class FlexAttention:
         order = torch.arange(self._num_in_cache, dtype=torch.int32, device=words.device)
         blocks = start.to(torch.int32)[:, None] + order
         blocks = blocks.clamp(max=self._num_in_cache - 1)
-        return Visible(queries, num_blocks.view(num_lanes, 1, 1), blocks[:, None, None])
+        return FlexVisible(queries, num_blocks.view(num_lanes, 1, 1), blocks[:, None, None])
 
     def attend(
         self,
@@ -146,11 +116,8 @@ class FlexAttention:
         visible: Visible,
         scale: float,
     ) -> torch.Tensor:
-        """Run attention split over the keys; return the outputs, of the query's shape.
-
-        query         [lanes, kv_heads, n * group, dim]: the query heads of a group as rows
-        keys, values  [1, kv_heads, slots of all lanes, dim]
-        """
+        """Run attention split over the keys; arguments and result as in `SplitAttention.attend`."""
+        assert isinstance(visible, FlexVisible)
         assert self._program is not None, "no program was made"
         words, shown = visible.words, (visible.num_blocks, visible.blocks)
         tiles = self._tiles(query.shape[2])
@@ -168,81 +135,25 @@ class FlexAttention:
         return torch.cat(parts, dim=2)
 
     def make(self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float) -> None:
-        """Compile the program for passes of `shape`, and check it against attention with a mask.
+        """Compile and check the program for passes of `shape`; see `SplitAttention.make`."""
+        assert len(self.made) < _MOST_PROGRAMS
+        assert self._num_slots % BLOCK == 0 or keys.shape[2] == self._num_slots
+        self._program = self._program or _compiled()
+        super().make(shape, keys, values, scale)
 
-        keys, values  [1, kv_heads, slots of all lanes, dim]: any numbers; they are not changed
-
-        Raises:
-            ModelError: it cannot be compiled here, or computes other numbers.
-        """
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Surround what may compile a program."""
         # Imported here, because the import takes seconds.
         import torch._dynamo
         import torch._inductor.config
 
-        assert len(self.made) < _MOST_PROGRAMS
-        assert self._num_slots % BLOCK == 0 or keys.shape[2] == self._num_slots
-        self._program = self._program or _compiled()
-        try:
-            with (
-                torch._dynamo.config.patch(recompile_limit=_MOST_PROGRAMS),
-                # Compile in this process: worker processes would outlive the compilation.
-                torch._inductor.config.patch(compile_threads=1),
-            ):
-                error = self._error(shape, keys, values, scale)
-        except _FAILURES as failure:
-            raise ModelError(f"FlexAttention cannot be compiled ({one_line(failure)})") from failure
-        if not error <= _TOLERANCES[keys.dtype]:
-            raise ModelError(f"FlexAttention gives other numbers (relative error {error:.1e})")
-        self.made.add(shape)
-
-    def _error(self, shape: Shape, keys: torch.Tensor, values: torch.Tensor, scale: float) -> float:
-        """Return the largest difference from attention with a mask, relative to the largest output.
-
-        Runs in the last lanes, in descending order, so that a mix-up of lanes would show.
-        """
-        num_lanes, num_rows = shape
-        worst = 0.0
-        size = num_lanes, keys.shape[1], num_rows * self._group, keys.shape[3]
-        random = torch.Generator().manual_seed(num_rows)
-        query = torch.randn(size, generator=random).to(keys)
-        lanes = torch.arange(keys.shape[2] // self._num_slots, device=keys.device).flip(0)
-        lanes = lanes[:num_lanes]
-        k, v = (
-            part[0].view(keys.shape[1], -1, self._num_slots, keys.shape[3]).transpose(0, 1)[lanes]
-            for part in (keys, values)
-        )
-        shares = 0.0, 0.5, 1.0  # of the lane, that the prefix fills
-        for share, kind in product(shares, self._kinds.seen):
-            words = self._random_words(shape, share, random, kind).to(keys.device)
-            visible = self.see(words, lanes * self._num_slots)
-            got = self.attend(query, keys, values, visible, scale)
-            mask = from_words(words, self._num_slots, keys.dtype).view(num_lanes, 1, num_rows, -1)
-            mask = mask.repeat_interleave(self._group, dim=2)
-            want = side_by_side(query, k, v, mask, scale)
-            worst = max(worst, float((got - want).abs().amax() / want.abs().amax()))
-        return worst
-
-    def _random_words(
-        self,
-        shape: Shape,
-        share: float,
-        random: torch.Generator,
-        kind: AttentionWindow | None,
-    ) -> torch.Tensor:
-        """Return random words [2 or 3, lanes * n]: trees after prefixes that differ by a few slots.
-
-        kind  the attention window of the layers; None: full attention
-        """
-        num_lanes, num_rows = shape
-        longest = max(self._num_slots - MASK_BITS, 1)
-        prefix = 1 + int(share * (longest - 1)) - torch.arange(num_lanes) % 3
-        shown = prefix.clamp(1, longest).repeat_interleave(num_rows)
-        largest = torch.iinfo(torch.int64).max
-        bits = torch.randint(-largest, largest, (num_lanes * num_rows,), generator=random)
-        if kind is None:
-            return torch.stack((shown, bits))
-        # In a window a row sees at least itself: here the first slot after the prefix.
-        return torch.stack((shown, bits | 1, lowest_slots(shown, kind)))
+        with (
+            torch._dynamo.config.patch(recompile_limit=_MOST_PROGRAMS),
+            # Compile in this process: worker processes would outlive the compilation.
+            torch._inductor.config.patch(compile_threads=1),
+        ):
+            yield
 
 
 def sees(
@@ -273,7 +184,7 @@ def _attend(
     blocks: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Make one call of FlexAttention; arguments as in `FlexAttention.attend` and `Visible`."""
+    """Make one call of FlexAttention; arguments as in `SplitAttention.attend` and `FlexVisible`."""
 
     def mask_mod(
         lane: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor
@@ -307,7 +218,7 @@ def _attend(
 
 logger = logging.getLogger(__name__)
 
-TIMED_SLOTS = (256, 1024, 4096)  # numbers of visible slots for which both forms are timed
+TIMED_SLOTS = (256, 512, 1024, 4096)  # numbers of visible slots for which both forms are timed
 _LONG_S = 1.0  # a program that took so long was compiled, not found from an earlier start
 EVERY_LENGTH = 0  # in place of a number of slots: the recording serves all lengths
 

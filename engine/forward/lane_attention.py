@@ -10,6 +10,7 @@ the device. They write to memory of their own (`Room`), which is never freed, be
 writes there as long as it exists.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from itertools import repeat
 import torch
 
 from engine.errors import ModelError
-from engine.forward.flex_attention import FlexAttention, Visible
+from engine.forward.flex_attention import FlexAttention
 from engine.forward.forward import Shape, Spans
 from engine.forward.kv_cache import first_slots
 from engine.forward.masks import words_of
@@ -34,8 +35,12 @@ from engine.forward.operators import (
     quickest,
     side_by_side,
 )
+from engine.forward.split_attention import SplitAttention, Visible
+from engine.forward.split_kernel import SplitKernel
 from engine.layout.attention_windows import FULL, LayerKinds
 from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Span, is_grid
+
+logger = logging.getLogger(__name__)
 
 Seen = tuple[torch.Tensor, torch.Tensor]
 """(keys, values) that a call of attention sees, views of one layer's cache: [lanes, kv_heads,
@@ -155,10 +160,15 @@ class LaneAttention:
         self._one_row: Attention = side_by_side  # form for one row in one lane
         self._rows: Attention = side_by_side  # form for several rows in one lane
         # Forms for several lanes in one call; None: each lane has a call of its own.
-        each = None if cache.device.type == "cpu" else side_by_side
+        is_on_cpu = cache.device.type == "cpu"
+        each = None if is_on_cpu else side_by_side
         self._one_row_each: Attention | None = each
         self._rows_each: Attention | None = each
-        self._flex = FlexAttention(lanes.num_slots, group, num_lanes=lanes.count, kinds=kinds)
+        # Attention split over the keys, the better kinds first; one that cannot run is taken away.
+        self._splits: list[SplitAttention] = [
+            kind(lanes.num_slots, group, num_lanes=lanes.count, kinds=kinds)
+            for kind in ((FlexAttention,) if is_on_cpu else (SplitKernel, FlexAttention))
+        ]
 
     def twin(self) -> "LaneAttention":
         """Return a copy that uses the same cache but has memory of its own for the passes."""
@@ -297,7 +307,7 @@ class LaneAttention:
         """
         first, seen = self._first_slots(rows[2], shape[0]), list(zip(self._whole()))
         each = [words_of(rows, window) for window in self._kinds.numbers]
-        kinds = [(seen, (self._flex.see(words, first),)) for words in each]
+        kinds = [(seen, (self._splits[0].see(words, first),)) for words in each]
         return Plan((self._rooms[shape].look,), self._by_layer(kinds))
 
     def _first_slots(self, slots: torch.Tensor, num_lanes: int) -> torch.Tensor:
@@ -317,14 +327,27 @@ class LaneAttention:
             ModelError: it cannot be compiled here, gives other numbers, or does not split passes of
                 so many rows.
         """
-        if not self._flex.takes(shape[1]):
-            raise ModelError("FlexAttention splits no pass of so many rows over the keys")
         with torch.inference_mode():
             self._layers[0].normal_()
             try:
-                self._flex.make(shape, *self._whole()[0], self._scale)
+                self._make_split(shape)
             finally:
                 self._layers[0].zero_()
+
+    def _make_split(self, shape: Shape) -> None:
+        """Compile the first kind of split attention that can run here. Raises ModelError."""
+        while not (split := self._splits[0]).takes(shape[1]):
+            if split.made or len(self._splits) == 1:
+                raise ModelError(f"{split.name} splits no pass of so many rows over the keys")
+            self._splits.pop(0)
+        try:
+            split.make(shape, *self._whole()[0], self._scale)
+        except ModelError as error:
+            if split.made or len(self._splits) == 1:
+                raise
+            logger.info("attention is not split by %s: %s", split.name, error)
+            self._splits.pop(0)
+            self._make_split(shape)
 
     def attend(
         self, plan: Plan, layer: LayerPlan, beside: torch.Tensor | None = None
@@ -356,7 +379,7 @@ class LaneAttention:
         if beside is None:
             beside = look.gathered()
         if isinstance(mask, Visible):
-            out = self._flex.attend(beside, *seen, mask, self._scale)
+            out = self._splits[0].attend(beside, *seen, mask, self._scale)
         else:
             if num_rows == 1:
                 form = self._one_row if num_lanes == 1 else self._one_row_each

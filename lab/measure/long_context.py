@@ -18,10 +18,12 @@ import torch
 
 from engine.choice.logit_graphs import Compute
 from engine.device import pin, torch_device
-from engine.forward.flex_attention import FlexAttention, Visible
+from engine.forward.flex_attention import FlexAttention
 from engine.forward.graphs import recorder
 from engine.forward.masks import from_words
 from engine.forward.operators import side_by_side
+from engine.forward.split_attention import SplitAttention, Visible
+from engine.forward.split_kernel import SplitKernel
 from lab.measure.timing import in_turns, spread
 
 LENGTHS = (256, 1024, 8192, 32_768)
@@ -48,7 +50,8 @@ class Layer:
         self.scale = dim**-0.5
         size = 2, 1, num_keys, max(LENGTHS), dim
         self.keys, self.values = torch.randn(size, dtype=dtype, device=device)
-        self.flex = FlexAttention(max(LENGTHS), self.group)
+        kind = SplitKernel if device.type == "cuda" else FlexAttention
+        self.attention: SplitAttention = kind(max(LENGTHS), self.group)
 
     def query(self, num_rows: int) -> torch.Tensor:
         """Return random queries [1, key heads, num_rows * group, dim], the same each time."""
@@ -58,7 +61,7 @@ class Layer:
     def make(self, num_rows: int) -> float:
         """Compile the split form for this number of rows; return the seconds that it took."""
         started = time.perf_counter()
-        self.flex.make((1, num_rows), self.keys, self.values, self.scale)
+        self.attention.make((1, num_rows), self.keys, self.values, self.scale)
         return time.perf_counter() - started
 
     def mask(self, rows: torch.Tensor, length: int) -> torch.Tensor:
@@ -73,7 +76,7 @@ class Layer:
     def split(self, query: torch.Tensor, visible: Visible) -> Compute:
         """Return a function that attends over all slots, but reads only the visible ones."""
         seen = self.keys, self.values
-        return partial(_ignoring, partial(self.flex.attend, query, *seen, visible, self.scale))
+        return partial(_ignoring, partial(self.attention.attend, query, *seen, visible, self.scale))
 
 
 def _ignoring(run: Callable[[], torch.Tensor], _rows: torch.Tensor) -> torch.Tensor:
@@ -85,20 +88,19 @@ def compare(layer: Layer, num_rows: int, length: int) -> str:
     """Time both forms for one number of rows at one length; return the line to print."""
     query, rows = layer.query(num_rows), chain(length, num_rows)
     there = rows.to(layer.device)
-    mask, visible = layer.mask(there, length), layer.flex.see(there[3:], there.new_zeros(1))
+    mask, visible = layer.mask(there, length), layer.attention.see(there[3:], there.new_zeros(1))
     computes = [layer.masked(query, mask), layer.split(query, visible)]
     if layer.device.type == "cuda":
         record = recorder(layer.device)
         computes = [record(compute, rows) for compute in computes]
-    forms = [lambda run=run: run(rows)[0, 0, 0, 0].item() for run in computes]
-    want, got = (run(rows).float().clone() for run in computes)
+    forms = [lambda run=run: run(rows).flatten()[0].item() for run in computes]
+    want, got = (run(rows).float().clone().reshape(query.shape) for run in computes)
     error = float((got - want).abs().amax() / want.abs().amax())
     masked, split = in_turns(forms, layer.device, warm=WARM, count=TIMED)
-    ours = visible.words.nbytes + visible.num_blocks.nbytes + visible.blocks.nbytes
     return (
         f"{length:6} slots {num_rows:3} rows  masked {spread(masked)} ms, "
         f"{mask.nbytes:,} bytes of mask  "
-        f"split {spread(split)} ms, {ours:,} bytes of words  error {error:.1e}"
+        f"split {spread(split)} ms, {there[3:].nbytes:,} bytes of words  error {error:.1e}"
     )
 
 

@@ -121,7 +121,7 @@ def test_lanes_of_other_lengths_side_by_side() -> None:
     lanes = LaneLayout(3, CAPACITY)
     attention = LaneAttention(torch.zeros(1, 4, lanes.total, 16), lanes, group=2, scale=0.25)
     attention.make_split((3, 5))
-    assert attention._flex.made == {(3, 5)}
+    assert attention._splits[0].made == {(3, 5)}
 
 
 @pytest.mark.long

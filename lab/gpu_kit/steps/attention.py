@@ -17,6 +17,8 @@ from engine.device import claim
 from engine.errors import ModelError
 from engine.forward.flex_attention import FlexAttention
 from engine.forward.masks import from_words
+from engine.forward.split_attention import SplitAttention
+from engine.forward.split_kernel import SplitKernel
 from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.measure.timing import in_a_graph, seconds, typical
 
@@ -102,13 +104,13 @@ KERNELS: Mapping[str, Kernel] = {
 }
 
 
-def flex(given: Operands) -> Kernel:
-    """Return the engine's attention for long texts, compiled for the shape of these operands.
+def split(kind: type[SplitAttention], given: Operands) -> Kernel:
+    """Return attention split over the keys, as the engine uses it, for the shape of these operands.
 
-    Its first call compiles the program and checks it (`FlexAttention.make`).
+    Its first call compiles the program and checks it (`SplitAttention.make`).
     """
     num_rows, dim = given.query.shape[2:]
-    attention = FlexAttention(given.keys.shape[2], given.group)
+    attention = kind(given.keys.shape[2], given.group)
     shape, scale = (1, num_rows // given.group), dim**-0.5
     first_slots = torch.zeros(1, dtype=torch.int64, device=given.query.device)
 
@@ -180,6 +182,8 @@ def _shapes(context: Context, device: torch.device) -> Iterator[tuple[str, Opera
 def _kernels(context: Context, shape: str, given: Operands) -> Iterator[tuple[str, Kernel]]:
     """Yield the name and the function of each kernel for this shape."""
     yield from KERNELS.items()
+    if context.is_on_gpu:
+        yield "ours", split(SplitKernel, given)
     model, _, size = shape.partition(" ")
     num_tokens, _, num_slots = size.partition("x")
     if (model, int(num_tokens), int(num_slots)) not in OF_FLEX:
@@ -187,7 +191,7 @@ def _kernels(context: Context, shape: str, given: Operands) -> Iterator[tuple[st
     if not context.is_on_gpu:
         context.record.skipped(f"{shape}|flex", "it is compiled for GPUs only here")
         return
-    yield "flex", flex(given)
+    yield "flex", split(FlexAttention, given)
 
 
 def _measure(
@@ -198,7 +202,7 @@ def _measure(
     try:
         found: list[torch.Tensor] = []
         first_s = seconds(lambda: found.append(kernel(given)), device)
-        error = (found[0].double().cpu() - want).abs().max().item()
+        error = (found[0].double().cpu().reshape(want.shape) - want).abs().max().item()
         if context.is_on_gpu:
             steady_s = in_a_graph(lambda: kernel(given), device, calls=CALLS, count=COUNT)
         else:

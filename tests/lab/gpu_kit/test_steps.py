@@ -11,6 +11,7 @@ import torch
 
 import engine.forward.flex_attention
 from engine.errors import OutOfMemory
+from engine.forward.flex_attention import FlexAttention
 from lab.gpu_kit.plan import PLAN
 from lab.gpu_kit.start import ROOT
 from lab.gpu_kit.steps import attention, passes, tests, texts
@@ -31,7 +32,7 @@ def test_attention_is_timed_as_the_engine_runs_it(
     monkeypatch.setattr(engine.forward.flex_attention, "_compiled", lambda: program)
     heads = attention.Heads(2, 4, 32)
     given = attention.operands(heads, num_tokens, 512, torch.device("cpu"), torch.float32)
-    kernel = attention.flex(given)
+    kernel = attention.split(FlexAttention, given)
     first = kernel(given)
     assert set(called) == {4 * num_tokens}
     num_calls = len(called)
