@@ -36,17 +36,23 @@ def unpacked(parts: Sequence[Linear]) -> Product:
 
 
 def take(
-    packer: Packer, parts: Sequence[Linear], dtype: torch.dtype, *, leave: bool = False
+    packer: Packer,
+    parts: Sequence[Linear],
+    dtype: torch.dtype,
+    *,
+    leave: bool = False,
+    may_split: bool = False,
 ) -> Product:
     """Return the product of `parts`, as `unpacked` does, with weights in a fast layout.
 
     dtype  type of the inputs
     leave  True: the weights of `parts` stay, because something else uses them; False: those that
            were copied are freed
+    may_split  as for `Packer.take`
     """
     plain = [part for part in parts if isinstance(part, torch.nn.Linear)]
     if len(plain) == len(parts):
-        return packer.take(plain, leave=leave)
+        return packer.take(plain, leave=leave, may_split=may_split)
     matrix = _one_matrix(parts)
     if matrix is None:
         products = [take(packer, [part], dtype, leave=leave) for part in parts]

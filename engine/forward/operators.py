@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec
+from typing import ParamSpec, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +76,7 @@ _TIMING_S, _STREAMING_S = 2e-3, 6e-2
 _PLAIN = "plain"  # the layout of the checkpoint
 _MAX_REPEATS = 40
 # Largest difference between two orders of summation, relative to the largest output.
-_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 
 def unpacked(parts: Sequence[torch.nn.Linear]) -> Product:
@@ -86,6 +86,15 @@ def unpacked(parts: Sequence[torch.nn.Linear]) -> Product:
     return lambda x: torch.cat([F.linear(x, part.weight, part.bias) for part in parts], dim=-1)
 
 
+class MakeProduct(Protocol):
+    """Makes products for GPUs: `few_rows.FewRows`."""
+
+    def product(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, may_split: bool
+    ) -> Product | None:
+        """Return the product with `weight` [N, K] and `bias` [N]; None: torch's is faster."""
+
+
 class Packer:
     """Lays out a model's weights anew for fast products, and remembers the best layout per shape.
 
@@ -93,22 +102,33 @@ class Packer:
              timed choice may differ in the next process, and another layout gives other last bits
     streams  True: the model is larger than the processor's caches, so that each pass reads its
              weights from memory, and so they are timed
+    few_rows  makes the products, with weights in the layout of the checkpoint; None: products are
+             torch's, or packed on a CPU
     """
 
-    def __init__(self, *, timed: bool = True, streams: bool = False) -> None:
+    def __init__(
+        self, *, timed: bool = True, streams: bool = False, few_rows: MakeProduct | None = None
+    ) -> None:
         self._timed = timed
         self._streams = streams
+        self._few_rows = few_rows
         # (shape, dtype, True if there is no bias) -> name of the fastest layout.
         self._best: dict[tuple[torch.Size, torch.dtype, bool], str] = {}
 
-    def take(self, parts: Sequence[torch.nn.Linear], *, leave: bool = False) -> Product:
+    def take(
+        self, parts: Sequence[torch.nn.Linear], *, leave: bool = False, may_split: bool = False
+    ) -> Product:
         """Return the product of `parts`, as `unpacked` does, with weights in the faster layout.
 
         leave  False: weights of `parts` that were copied are freed (they have no elements
                afterwards). True: they stay, because something else uses them
+        may_split  True: the caller adds up partial sums if the product has any (`few_rows.py`)
         """
         weight, bias = stack(parts)
-        packed = self._pack(weight, bias)
+        if self._few_rows is None:
+            packed = self._pack(weight, bias)
+        else:
+            packed = self._few_rows.product(weight, bias, may_split=may_split)
         if not leave and (packed is not None or len(parts) > 1):
             for part in parts:
                 unmap(part.weight)
@@ -191,7 +211,7 @@ def _agree(one: Product, other: Product, weight: torch.Tensor) -> bool:
     for num_rows in _ROW_WEIGHTS:
         x = _rows(num_rows, weight)
         a, b = one(x).float(), other(x).float()
-        if not bool((a - b).abs().max() <= _TOLERANCES[weight.dtype] * a.abs().max()):
+        if not bool((a - b).abs().max() <= TOLERANCES[weight.dtype] * a.abs().max()):
             return False
     return True
 
