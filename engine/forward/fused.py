@@ -28,6 +28,7 @@ from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import LoadedModel
 from engine.device import send
 from engine.errors import ModelError
+from engine.forward.few_rows import FEW_ROWS_DEVICES, FewRows, num_parts, parts_of
 from engine.forward.forward import (
     LAST,
     Layers,
@@ -157,6 +158,7 @@ class FusedBackend(Recordable):
         self._small: SmallOperators | None = None  # made at load, only for recorded passes
         self._norm_weights: list[_NormWeights] = []
         self.is_merged = False  # True: recorded passes use the merged operators
+        self._is_recorded = False  # True: passes may be recorded
 
     def _layer(self, module: Any, cache: torch.Tensor, form: Form) -> _Layer:
         """Return a layer that uses the model's own weights."""
@@ -212,7 +214,12 @@ class FusedBackend(Recordable):
         del say
         # How many keys are read depends on all rows of a pass, and a row's last bits on that.
         self._masks.are_cut = timed
-        self._take_over(Packer(timed=timed, streams=self._streams), leave=False)
+        # Only if `timed`: another form of a product gives other last bits. Not with ranks, which
+        # would have to choose the same forms.
+        can_choose = timed and self._is_recorded and self._rank is None
+        few_rows = FewRows() if can_choose and self._device.type in FEW_ROWS_DEVICES else None
+        packer = Packer(timed=timed, streams=self._streams, few_rows=few_rows)
+        self._take_over(packer, leave=False)
         if timed and self._device.type == "cpu":
             self._choose_forms()
 
@@ -222,9 +229,11 @@ class FusedBackend(Recordable):
         for layer in self._layers:
             module = layer.module
             layer.qkv = fast(qkv_of(module), leave=leave)
-            layer.out = summed(fast([module.self_attn.o_proj], leave=leave), self._rank)
+            out = fast([module.self_attn.o_proj], leave=leave, may_split=True)
+            layer.out = summed(out, self._rank)
             layer.gate_up = fast([module.mlp.gate_proj, module.mlp.up_proj], leave=leave)
-            layer.down = summed(fast([module.mlp.down_proj], leave=leave), self._rank)
+            down = fast([module.mlp.down_proj], leave=leave, may_split=True)
+            layer.down = summed(down, self._rank)
         head = self._head_module
         is_tied = isinstance(head, torch.nn.Linear) and lies_in(head.weight, self._embeddings)
         self._head = self._whole(fast([head], leave=leave or is_tied))
@@ -265,6 +274,7 @@ class FusedBackend(Recordable):
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
         """Allocate the memory of recorded passes of these shapes."""
+        self._is_recorded = True
         self._attention.make_rooms(shapes)
 
     def compute_recorded(
@@ -371,10 +381,10 @@ class FusedBackend(Recordable):
                 states[number] = hidden
             qkv = layer.qkv(normed)
             beside = small.turn_and_write(shape, qkv, weights.heads, cos, sin, slots, layer.cache)
-            attended = layer.out(self._attention.attend(plan, seen, beside))
+            attended = parts_of(layer.out)(self._attention.attend(plan, seen, beside))
             hidden, normed = small.add_and_norm(hidden, attended, weights.before_mlp)
-            inner = small.gate(layer.gate_up(normed))
-            hidden, normed = small.add_and_norm(hidden, layer.down(inner), weights.after)
+            change = parts_of(layer.down)(small.gate(layer.gate_up(normed)))
+            hidden, normed = small.add_and_norm(hidden, change, weights.after)
         if LAST in layers:
             states[LAST] = normed
         return Output(self._head(normed), features_of(states, layers))
@@ -439,12 +449,13 @@ class FusedBackend(Recordable):
         heads = None if weights.heads is None else some(*weights.heads.shape)
         with torch.inference_mode():
             normed = some(count, len(weight))
+            parts = [some(split, *normed.shape).float() for split in self._splits(count)]
             positions = torch.randint(self.rotations.shape[1], (count,), generator=random)
             cos, sin = self.rotations.index_select(1, positions.to(self._device))
             slots = torch.randperm(layer.cache.shape[1], generator=random)[:count]
             return Trial(
                 hidden=some(*normed.shape),
-                change=some(*normed.shape),
+                changes=(some(*normed.shape), *parts),
                 weight=weight,
                 gate_up=layer.gate_up(normed),
                 qkv=layer.qkv(normed),
@@ -454,6 +465,11 @@ class FusedBackend(Recordable):
                 slots=slots.to(self._device),
                 cache=layer.cache,
             )
+
+    def _splits(self, num_rows: int) -> list[int]:
+        """Return into how many partial sums products are split whose result is added to a sum."""
+        products = [product for layer in self._layers for product in (layer.out, layer.down)]
+        return sorted({num_parts(product, num_rows) for product in products} - {1})
 
     def _one_by_one(self, shape: Shape, epsilon: float, trial: Trial) -> torch.Tensor:
         """Do what `turn_and_write` does, with single operators; return the queries."""

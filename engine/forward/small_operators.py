@@ -7,7 +7,8 @@ operators that each read and write a few rows. Such an operator costs a GPU two 
 microseconds however little it does, so their number counts. Here they are three plain functions,
 which torch.compile turns into four kernels:
 
-    add_and_norm    the residual sum, and its norm for the next matrix product: one kernel
+    add_and_norm    the residual sum, and its norm for the next matrix product: one kernel, also
+                    where the product before it left partial sums (`few_rows.py`)
     turn_and_write  norms of heads if there are any, and the rotary embedding; keys and values go
                     into the cache, queries into the layout that attention takes: two kernels
     gate            silu of one half times the other half: one kernel
@@ -31,6 +32,7 @@ import torch.nn.functional as F
 
 from engine.checkpoint.files import one_line
 from engine.errors import ModelError
+from engine.forward.few_rows import whole
 from engine.forward.forward import Shape
 from engine.forward.operators import at_once, rms_norm
 
@@ -58,7 +60,9 @@ Sum = tuple[torch.Tensor, torch.Tensor]
 class Trial:
     """Random inputs for checking all three functions, for passes of one shape, on the device.
 
-    hidden, change  [lanes * n, hidden]: inputs of `add_and_norm`
+    hidden   [lanes * n, hidden]: input of `add_and_norm`
+    changes  its second input: [lanes * n, hidden], and float32 partial sums
+             [split, lanes * n, hidden] for each `split` that products have
     weight    [hidden]: weight of a norm
     gate_up   [lanes * n, 2 * intermediate]
     qkv, weights, cos, sin, slots  as for `SmallOperators.turn_and_write`
@@ -66,7 +70,7 @@ class Trial:
     """
 
     hidden: torch.Tensor
-    change: torch.Tensor
+    changes: tuple[torch.Tensor, ...]
     weight: torch.Tensor
     gate_up: torch.Tensor
     qkv: torch.Tensor
@@ -118,8 +122,12 @@ class SmallOperators:
         self.made.add(shape)
 
     def add_and_norm(self, hidden: torch.Tensor, change: torch.Tensor, weight: torch.Tensor) -> Sum:
-        """Return (hidden + change, RMS norm of that sum), by the compiled program."""
-        self._mark(0, hidden, change)
+        """Return (hidden + change, RMS norm of that sum), by the compiled program.
+
+        change  [n, hidden], or float32 partial sums of it [split, n, hidden]
+        """
+        self._mark(0, hidden)
+        self._mark(change.dim() - 2, change)
         return cast(Sum, _compiled(add_and_norm)(hidden, change, weight, self.epsilon))
 
     def turn_and_write(
@@ -164,11 +172,13 @@ class SmallOperators:
         self, shape: Shape, trial: Trial, one_by_one: Callable[[Trial], torch.Tensor]
     ) -> float:
         """Return the largest difference from single operators, relative to the largest output."""
-        total, normed = self.add_and_norm(trial.hidden, trial.change, trial.weight)
-        want = trial.hidden + trial.change
         norm = rms_norm(trial.weight, self.epsilon, at_once)
+        pairs = []
+        for change in trial.changes:
+            total, normed = self.add_and_norm(trial.hidden, change, trial.weight)
+            want = trial.hidden + whole(change, trial.hidden.dtype)
+            pairs += [(total, want), (normed, norm(want))]
         first, second = trial.gate_up.chunk(2, dim=-1)
-        pairs = [(total, want), (normed, norm(want))]
         pairs.append((self.gate(trial.gate_up), F.silu(first).mul_(second)))
         inputs = trial.qkv, trial.weights, trial.cos, trial.sin, trial.slots, trial.cache
         queries = self.turn_and_write(shape, *inputs)
@@ -192,8 +202,11 @@ def _compiled(function: Program) -> Program:
 def add_and_norm(
     hidden: torch.Tensor, change: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> Sum:
-    """Return hidden + change [n, hidden], and the RMS norm of the sum with `weight` [hidden]."""
-    hidden = hidden + change
+    """Return hidden + change [n, hidden], and the RMS norm of the sum with `weight` [hidden].
+
+    change  [n, hidden], or float32 partial sums of it [split, n, hidden]
+    """
+    hidden = hidden + whole(change, hidden.dtype)
     return hidden, F.rms_norm(hidden, hidden.shape[-1:], weight, epsilon)
 
 
