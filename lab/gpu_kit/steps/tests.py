@@ -10,7 +10,7 @@ from proto.installation import ROOT
 
 FILES = {
     "engine": ("engine", "sharing"),
-    "flex": ("flex", "small_operators"),
+    "flex": ("flex", "small_operators", "products"),
     "choices": ("choices",),
     "pair": ("pair",),
 }
