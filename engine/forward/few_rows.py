@@ -40,8 +40,8 @@ FEW_ROWS_DEVICES = ("cuda",)
 # Classes of numbers of rows: the most rows of a class -> the numbers with which its forms are
 # checked, the first of which is timed. Torch computes all products of more rows.
 _CLASSES: Mapping[int, Sequence[int]] = {1: (1,), 16: (5, 2, 16), 32: (17, 32)}
-# Blocks of the kernels: outputs, inputs, blocks read ahead, partial sums. On an H200 these were
-# fastest among 120 for the weights of models of one and of eight billion parameters.
+# Blocks of the kernels: outputs, inputs, blocks read ahead, partial sums. On an H200 most of these
+# were the fastest for some weight of a model of one or of eight billion parameters.
 _SUMS = ((2, 1024, 1, 1), (4, 1024, 1, 1), (8, 1024, 1, 1))
 _DOTS = (
     *((64, 128, 5, 1), (64, 128, 3, 1), (128, 128, 3, 1), (32, 128, 5, 1)),
@@ -132,7 +132,7 @@ class FewRows:
 
         may_split  True: the caller adds up partial sums, so that adding them costs nothing
         """
-        if not _forms():
+        if not _forms() or not weight.is_contiguous():
             return None
         key = weight.shape, weight.dtype, bias is None, may_split
         if key not in self._best:

@@ -10,9 +10,10 @@ that matters (norms and softmax in float32, tables of the model's own rotary emb
 
 At first it uses the model's own weights, so that its logits can be compared with the model's;
 `take_over` then replaces the weights, matrix by matrix. Recorded passes (CUDA graphs) may merge the
-operators between matrix products and attention into fewer (`small_operators.py`). From one decode
-pass to the next, the only Python integer that changes in an operator's arguments is `num_visible`,
-so that passes can be recorded.
+operators between matrix products and attention into fewer (`small_operators.py`), and use kernels
+of our own for products of few rows where these are faster (`few_rows.py`). From one decode pass to
+the next, the only Python integer that changes in an operator's arguments is `num_visible`, so that
+passes can be recorded.
 """
 
 from collections.abc import Iterable, Sequence
