@@ -197,7 +197,8 @@ def _forms() -> Sequence[Form]:
     for kernel, most_rows, blocks in ((by_sums, 1, _SUMS), (by_dots, MOST_ROWS, _DOTS)):
         for outputs, inputs, stages, split in blocks:
             run = partial(kernel, outputs=outputs, inputs=inputs, stages=stages, split=split)
-            name = f"{kernel.__name__} {outputs}x{inputs}, {stages} ahead, {split} parts"
+            shared = f" in {split} parts" if split > 1 else ""
+            name = f"{kernel.__name__} {outputs}x{inputs}x{stages}{shared}"
             made.append(Form(name, run, split, most_rows))
     return tuple(made)
 

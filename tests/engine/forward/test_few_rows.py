@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -223,6 +224,28 @@ def test_a_packer_takes_the_products_and_frees_what_it_stacked(
     assert num_parts(product, 3) == 2
     torch.testing.assert_close(product(x), want)
     assert not any(part.weight.numel() for part in parts)
+
+
+def test_calls_are_timed_in_a_graph_that_reads_the_copies_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = MagicMock()
+    cuda.Event.return_value.elapsed_time.side_effect = [40.0, 3.2, 4.0, 5.0, 6.0]  # ms
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(few_rows, "_side_stream", MagicMock())
+    weight, bias = weights()
+    copies, read = [weight, weight.clone(), weight.clone()], []
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+        read.append([weight is copy for copy in copies].index(True))
+        return F.linear(x, weight, bias)
+
+    took = few_rows._seconds(Form("", run), torch.zeros(1, 96), copies, bias)
+    assert took == 3.2e-3 / 16
+    assert read == [0] + [index % 3 for index in range(16)]
+    assert cuda.CUDAGraph.return_value.replay.call_count == 5
+    cuda.graph.assert_called_once()
+    cuda.set_stream.assert_called_once_with(cuda.current_stream.return_value)
 
 
 # -- recorded passes -------------------------------------------------------------------------------
