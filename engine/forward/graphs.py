@@ -18,7 +18,7 @@ reproducible model is refused instead: the last bits of such passes were not che
 
 With a mask, each length needs its own recording, and if there are several lanes, the keys and
 values of a pass's lanes are first copied together. If attention is split over the keys
-(`flex_attention.py`), one recording serves all lengths, and nothing is copied; from how many slots
+(`split_attention.py`), one recording serves all lengths, and nothing is copied; from how many slots
 on that is faster is timed at load.
 
 The small operators of a layer are merged into few kernels (`small_operators.py`) if a recording
