@@ -55,19 +55,21 @@ class Part:
     feature_dtype: str = ""
     places: tuple[Place, ...] = ()
 
-    def after(self, chosen: "Sequence[Children]") -> Self | None:
-        """Return the next of the further steps (`ahead`); None if there is none to make.
+    def is_followed(self, chosen: "Sequence[Children]") -> bool:
+        """True if one of the further steps (`ahead`) is to be made next.
 
         chosen  the children that this step has chosen, and those of each further step so far
         """
         if len(chosen) > len(self.ahead) or not chosen[-1].tokens:
-            return None
-        token = chosen[-1].tokens[0]
-        if token in self.opened.limits.stop_ids or sum(c.scores[0] for c in chosen) < self.least:
-            return None
-        number, feed = self.number + len(chosen), self.ahead[len(chosen) - 1]
-        feed = replace(feed, tokens=(token,))
-        return replace(self, number=number, feed=feed, num_asked=1)
+            return False
+        if chosen[-1].tokens[0] in self.opened.limits.stop_ids:
+            return False
+        return sum([one.scores[0] for one in chosen]) >= self.least
+
+    def after(self, chosen: "Sequence[Children]") -> Self:
+        """Return the next of the further steps; `chosen` as in `is_followed`, which is True."""
+        feed = replace(self.ahead[len(chosen) - 1], tokens=chosen[-1].tokens[:1])
+        return replace(self, number=self.number + len(chosen), feed=feed, num_asked=1)
 
     @property
     def positions(self) -> tuple[int, ...]:

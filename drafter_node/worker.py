@@ -14,7 +14,7 @@ from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from drafter_node.translation.follower import TranslatingFollower
 from drafter_node.translation.text import Languages
-from engine.choice.coupling import chain_choice, rank_scored
+from engine.choice.coupling import chain_choice, chain_inputs, rank_scored
 from engine.choice.judging import life_of, sample_draft
 from engine.choice.sampling import sampling_of
 from engine.choice.translated import TranslatedChoice
@@ -172,26 +172,28 @@ class Worker:
         if not first.ahead:
             return Proposed(action.ticket, children, model_us)
         chain, num_steps = list(children[0]), 1
-        while (part := first.after(chain)) is not None:
+        while first.is_followed(chain):
             self.forwards.wait()
             if self.is_called():
                 break
-            feeds = first.ahead[len(chain) - 1 :]
-            made, step_us = self._steps(part, [part.feed, *feeds[1:]])
+            made, step_us = self._steps(first.after(chain), first.ahead[len(chain) :])
             num_steps += len(made)
             model_us += step_us
             for following in made:
                 # Of steps that were made at once, those behind an end of the text are dropped.
-                if first.after(chain) is not None:
+                if first.is_followed(chain):
                     chain.append(following)
         return Proposed(action.ticket, (tuple(chain),), model_us, num_steps)
 
-    def _steps(self, part: Part, feeds: Sequence[Feed]) -> tuple[list[Children], int]:
-        """Make the next step, or several at once if possible; returns results and microseconds."""
-        count = next((n for n in CHAINS if n <= len(feeds)), 1)
+    def _steps(self, part: Part, ahead: Sequence[Feed]) -> tuple[list[Children], int]:
+        """Make the next step, or several at once if possible; returns results and microseconds.
+
+        ahead  the feeds of the steps behind the next one
+        """
         made = None
-        if count > 1 and part.sampled_in is None:
-            made = self._chain(part, feeds[:count])
+        if ahead and part.sampled_in is None:
+            count = next(number for number in CHAINS if number <= 1 + len(ahead))
+            made = self._chain(part, [part.feed, *ahead[: count - 1]])
         if made is None:
             ((following,),), step_us = self._step((part,))
             return [following], step_us
@@ -200,16 +202,15 @@ class Worker:
     def _chain(self, part: Part, feeds: Sequence[Feed]) -> list[Children] | None:
         """Run these steps as one recorded graph; return their children; None: none is recorded."""
         spec = part.opened.sampling
-        choice, inputs = chain_choice(
-            sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p),
-            spec.seed,
-            spec.sample_index,
-            [feed.positions[0] + 1 for feed in feeds],
-            num_valid=self.vocab_size,
-        )
+        sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
+        choice = chain_choice(sampling, num_valid=self.vocab_size)
         readable = [self._readable(feed) for feed in feeds]
         if not self.forwards.can_chain(readable, choice):
             return None
+        positions = [feed.positions[0] + 1 for feed in feeds]
+        inputs = chain_inputs(
+            sampling, spec.seed, spec.sample_index, positions, num_valid=self.vocab_size
+        )
         try:
             tokens, scores = self.forwards.run_chain(readable, choice, inputs)
         except NotFinite:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LIMIT_S = 0.7  # the launcher kills the process after one second
 
 _is_ending = threading.Event()
-_is_launching = threading.Event()  # between `begin` and `end`: work is launched or not yet done
+_is_launching = False  # between `begin` and `end`: work is launched or not yet done
 _waits: "list[Callable[[], object]]" = []
 
 
@@ -29,14 +29,16 @@ def wait_at_end(wait: "Callable[[], object]") -> None:
 
 def begin() -> None:
     """Mark the start of launching work on the device; never returns if the process is ending."""
+    global _is_launching
     while _is_ending.is_set():
         time.sleep(1.0)
-    _is_launching.set()
+    _is_launching = True
 
 
 def end() -> None:
     """Mark the end of the launching that `begin` started."""
-    _is_launching.clear()
+    global _is_launching
+    _is_launching = False
 
 
 def finish(limit_s: float = LIMIT_S) -> bool:
@@ -50,7 +52,7 @@ def finish(limit_s: float = LIMIT_S) -> bool:
     ended = threading.Event()
 
     def wait() -> None:
-        while _is_launching.is_set():
+        while _is_launching:
             time.sleep(0.001)
         for one in _waits:
             one()

@@ -271,11 +271,10 @@ class Node:
 
     def _followed(self, step: _Step, chain: tuple[drafter.Children, ...]) -> None:
         """Launch the next step of a chain; end the chain if a message came or none follows."""
-        part = None if self._is_called else step.first.after(chain)
-        if part is None:
+        if self._is_called or not step.first.is_followed(chain):
             self._finish(drafter.Proposed(step.ticket, (chain,), step.model_us, len(chain)))
             return
-        handle, step_us = self._launch((part,), self._drafted)
+        handle, step_us = self._launch((step.first.after(chain),), self._drafted)
         self._running = _Step(step.ticket, handle, step.model_us + step_us, step.first, chain)
 
     # -- time -------------------------------------------------------------------------------------

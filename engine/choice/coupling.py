@@ -163,25 +163,27 @@ def rank_scored(
     return ranked, scored
 
 
-def chain_choice(
+def chain_choice(sampling: Sampling, *, num_valid: int | None = None) -> Choice:
+    """Return the choice that `rank_scored` makes of one token per row.
+
+    It is for `Executor.run_chain`, which chooses on the device.
+    """
+    return choice_of(sampling, _sharpness(sampling), num_valid)
+
+
+def chain_inputs(
     sampling: Sampling,
     seed: int,
     sample_index: int,
     positions: Sequence[int],
     *,
     num_valid: int | None = None,
-) -> tuple[Choice, torch.Tensor]:
-    """Return the choice that `rank_scored` makes of one token per row, and its inputs.
-
-    Both are for `Executor.run_chain`, which chooses on the device. The inputs are int64
-    [n + NUM_SETTINGS] on the host (`choice_inputs`).
+) -> torch.Tensor:
+    """Return the inputs of a `chain_choice`: int64 [n + NUM_SETTINGS] on the host.
 
     positions  [n]: positions in the text of the tokens to choose
     """
-    keys = row_keys(seed, sample_index, positions)
-    return choice_of(sampling, _sharpness(sampling), num_valid), choice_inputs(
-        sampling, keys, num_valid
-    )
+    return choice_inputs(sampling, row_keys(seed, sample_index, positions), num_valid)
 
 
 # The usual sampling settings. Each stands for a kind of choice: other temperatures, k and p of the

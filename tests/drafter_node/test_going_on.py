@@ -33,10 +33,9 @@ def go_on(part: Part, *tokens: int) -> list[Feed]:
     feeds, made = [part.feed], []
     for token in tokens:
         made.append(chosen(token))
-        following = part.after(made)
-        if following is None:
+        if not part.is_followed(made):
             break
-        feeds.append(following.feed)
+        feeds.append(part.after(made).feed)
     return feeds
 
 

@@ -16,6 +16,7 @@ import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import (
     chain_choice,
+    chain_inputs,
     choose,
     rank_scored,
     rare_choices,
@@ -149,7 +150,8 @@ def test_a_chain_of_steps_is_one_upload_and_one_launch_in_any_lane(
         feeds = [
             Feed((5,), (start + i,), (start + i,), start, ((2 << i) - 1,), lane) for i in range(4)
         ]
-        choice, inputs = chain_choice(sampling, 3, 1, range(start + 1, start + 5), num_valid=150)
+        choice = chain_choice(sampling, num_valid=150)
+        inputs = chain_inputs(sampling, 3, 1, range(start + 1, start + 5), num_valid=150)
         assert drafter.can_chain(feeds, choice)
         assert not drafter.can_chain(feeds[:3], choice), "of so many steps there is none"
         with device.watch() as noted:

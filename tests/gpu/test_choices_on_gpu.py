@@ -9,6 +9,7 @@ import torch
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import (
     chain_choice,
+    chain_inputs,
     choose,
     rank_scored,
     usual_chains,
@@ -109,7 +110,8 @@ def test_recorded_choices_and_chains_are_those_of_single_steps(
         tokens.append(token)
         scores.append(score)
     num_late = graphs.num_late
-    choice, inputs = chain_choice(sampling, 3, 0, [1, 2, 3, 4], num_valid=190)
+    choice = chain_choice(sampling, num_valid=190)
+    inputs = chain_inputs(sampling, 3, 0, [1, 2, 3, 4], num_valid=190)
     assert graphs.can_chain(feeds, choice)
     for _ in range(3):
         made = chosen_there(graphs.run_chain(feeds, choice, inputs))

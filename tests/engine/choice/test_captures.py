@@ -11,7 +11,7 @@ import torch
 import engine.choice.first_uses
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
-from engine.choice.coupling import chain_choice, rank_scored, row_keys
+from engine.choice.coupling import chain_choice, chain_inputs, rank_scored, row_keys
 from engine.choice.coupling_on_gpu import (
     Choice,
     _captures,
@@ -142,7 +142,8 @@ def test_a_chain_of_steps_is_the_steps_one_by_one(
         scores.append(score)
     assert len(set(tokens)) > 1
     num_recorded = len(recordings)
-    choice, inputs = chain_choice(sampling, 3, 1, positions, num_valid=90)
+    choice = chain_choice(sampling, num_valid=90)
+    inputs = chain_inputs(sampling, 3, 1, positions, num_valid=90)
     for _ in range(2):
         made = chosen_there(graphs.run_chain(feeds, choice, inputs))
         assert made[0] == tokens
@@ -155,7 +156,8 @@ def test_a_chain_that_cannot_be_recorded_is_not_offered(
 ) -> None:
     graphs = executor(make_model("llama", tmp_path, scale=0.5))
     feeds = [Feed((5,), (i,), (i,), 0, ((2 << i) - 1,)) for i in range(2)]
-    choice, inputs = chain_choice(Sampling(), 0, 0, [1, 2])
+    choice = chain_choice(Sampling())
+    inputs = chain_inputs(Sampling(), 0, 0, [1, 2])
     assert not graphs.can_chain(feeds, choice)
     wanted = graphs.run_chain(feeds, choice, inputs).clone()
     assert graphs.can_chain(feeds, choice)

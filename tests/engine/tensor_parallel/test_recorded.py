@@ -15,7 +15,7 @@ import torch
 
 import engine.forward.graphs
 from engine.checkpoint.model import LoadedModel, load_model
-from engine.choice.coupling import chain_choice
+from engine.choice.coupling import chain_choice, chain_inputs
 from engine.choice.logit_graphs import Compute, Record
 from engine.choice.sampling import Sampling
 from engine.errors import ModelError, OutOfMemory, RankError
@@ -183,7 +183,8 @@ class Tried:
             return backend
         for length in (256, 128):
             sampling = Sampling()
-            choice, inputs = chain_choice(sampling, 3, 1, range(1, 3), num_valid=150)
+            choice = chain_choice(sampling, num_valid=150)
+            inputs = chain_inputs(sampling, 3, 1, range(1, 3), num_valid=150)
             steps = torch.zeros(6, len(inputs), dtype=torch.int64)
             where = torch.arange(2)
             steps[1, :2], steps[2, :2], steps[4, :2], steps[5] = where, where, 1, inputs
