@@ -462,6 +462,13 @@ class Drafting:
 
     # -- sending ----------------------------------------------------------------------------------
 
+    @property
+    def is_awaited(self) -> bool:
+        """True if the target waits for these drafts, and no more may follow before its verdict."""
+        policy = self.opened.policy
+        is_ahead = policy.window > policy.num_speculative_tokens
+        return not is_ahead and len(self._first_chain()) == policy.num_speculative_tokens
+
     def send(self, now: float) -> Sequence[SharedAction]:
         """Return a message with the new drafts, unless they are held back until there are more."""
         if not self._unsent or self._holds_back():

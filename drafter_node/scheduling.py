@@ -9,6 +9,8 @@ Theory of operation
     Proposed    each text that is still in the same life gets its children
     Afterwards  each of these texts sends its new drafts            -> Send(Draft) ...
 
+If the only text has all the drafts that its target waits for (`sync`), they go out with Proposed.
+
 A forward reads the weights once for all its rows, but one more row is not always free. So a forward
 takes the nodes of all texts that are likeliest to be reached, as many as make the most useful
 drafts a second (`num_rows_worth`). A text that was left out comes first the next time.
@@ -164,6 +166,8 @@ class Schedule:
         step_s = (now - self._started) / result.num_steps
         num_rows = 0 if result.has_failed else self._num_rows  # a failure tells nothing of costs
         self._ended = _Ended(still_open, num_rows, step_s)
+        if len(still_open) == len(texts) == 1 and still_open[0].is_awaited:
+            actions += still_open[0].send(now)
         return actions
 
     def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:

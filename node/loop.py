@@ -318,8 +318,9 @@ class Loop(Generic[Compute, Result]):
 
     While a device computes and the host is free, messages are received and the machine ticks, so
     that it is prepared when the result comes. Then the device is idle, so the next forward is
-    launched before any message about this one is sent. If the host itself computes, launching means
-    computing: then messages are sent first, because they would wait for the whole next forward.
+    launched before messages about this one are sent, but for those that the machine has asked for
+    with the result. If the host itself computes, launching means computing: then all messages are
+    sent first, because they would wait for the whole next forward.
 
     launch  runs a Compute that the machine asks for; its result is the machine's next event
     """

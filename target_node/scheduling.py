@@ -11,6 +11,9 @@ A pass reads the weights once for the rows of all its texts, so all texts that c
     Computed    each text that is still in the same life goes on with its outcome
     Afterwards  each of these texts reports it                 -> Send(Verdict) ..., MoveRows
 
+If the drafter waits for the verdicts of all texts (`sync`), no pass can start before it has heard
+them. Then they are sent with Computed, and Afterwards only learns from the pass.
+
 Moves of cache rows are only needed by the next pass: if it is launched before Afterwards, the moves
 go ahead of it.
 
@@ -323,15 +326,19 @@ class Schedule:
         is_usual = is_usual and running.num_rows > 0 and len(pairs) == len(running.texts)
         self._ended = _EndedPass(running, grown, now, is_usual)
         self._ended_at = now
+        if len(grown) == len(texts) and all(text.is_awaited for text, _ in grown):
+            actions += _reports(self._ended)
         return actions
 
     def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Measure what the ended pass cost; return its texts' verdicts and the pending moves."""
+        """Learn from the ended pass, and what it cost; return what is left to be said and moved."""
         del texts, now  # no text was closed since, and the times are those of the pass's end
         ended, self._ended = self._ended, None
         if ended is None:
             return ()
-        said = [action for text, _ in ended.grown for action in text.afterwards()]
+        said = _reports(ended)
+        for text, _ in ended.grown:
+            text.learn()
         if ended.is_usual:
             self._measure(ended)
         return (*said, *self._take_moves())
@@ -368,3 +375,8 @@ class Schedule:
                 placed.kind, placed.place, placed.tokens, round_s, is_drafted=placed.is_drafted
             )
         return placing.place_for((crowd(num_texts), None), is_drafted=False)
+
+
+def _reports(ended: _EndedPass) -> list[SharedAction]:
+    """Return the messages about a pass of all its texts that have not returned theirs before."""
+    return [action for text, _ in ended.grown for action in text.report()]

@@ -12,7 +12,8 @@ The target has its own copy of the speculation tree, so it starts a pass without
     add_copies       add drafts copied from earlier text, right before a pass
     launch           make the text's part of a pass                         -> Part
     computed         judge the drafts, advance text and cache        -> MoveRows
-    afterwards       report, and learn acceptance rates              -> Send(Verdict)
+    report           say what came of the pass                       -> Send(Verdict)
+    learn            learn acceptance rates from it
     Confirmed        forget what need not be sent again                     -> Send(Fault)
 
 A `Verifying` is made with the Open that begins a life of the text, and with the machine of the life
@@ -210,7 +211,8 @@ class Verifying:
         self.ready_at = now  # since when the target has been able to start a pass
         self._said_at = now  # when the newest verdict was sent, or sent again
         self._running: _Running | None = None
-        self._unsaid: _Unsaid | None = None
+        self._unsaid: _Unsaid | None = None  # until `report`
+        self._unlearnt: Judged | None = None  # until `learn`
         self._number = 0  # number of the last pass
         self._is_hit = False  # the last pass had drafts, and all were accepted
         self._wanted: int | None = None  # drafts with which a pass starts; None: not decided
@@ -472,16 +474,26 @@ class Verifying:
         if self.drafts.were_there(judged):
             self._waiting.had_drafts()
         self._unsaid = _Unsaid(judged, moved, running, model_us, now)
+        self._unlearnt = judged
         return () if moved.move is None else (MoveRows((moved.move,)),)
 
-    def afterwards(self) -> Sequence[SharedAction]:
-        """Learn from the last pass and return its verdict; no device waits for this."""
+    @property
+    def is_awaited(self) -> bool:
+        """True if the drafter waits for the next verdict: before it, no drafts can come."""
+        policy = self.opened.policy
+        is_ahead = policy.window > policy.num_speculative_tokens
+        return policy.has_drafter and not (is_ahead or self.rests or self._waiting.is_over)
+
+    def report(self) -> Sequence[SharedAction]:
+        """Return the verdict of the last pass, once; (): it was returned, or there is none."""
         unsaid, self._unsaid = self._unsaid, None
-        if unsaid is None:
-            return ()
-        said = self._report(unsaid)
-        self.drafts.learn(unsaid.judged)
-        return said
+        return () if unsaid is None else self._report(unsaid)
+
+    def learn(self) -> None:
+        """Learn acceptance rates from the last pass, once."""
+        judged, self._unlearnt = self._unlearnt, None
+        if judged is not None:
+            self.drafts.learn(judged)
 
     def _on_failure(self, why: str, now: float, *, is_cause: bool) -> Sequence[SharedAction]:
         """Drop this text's cache, to read it anew, or end the text; return actions."""

@@ -12,6 +12,7 @@ from proto.messages import (
     FaultCode,
     Heartbeat,
     Message,
+    Policy,
     SessionMark,
     Verdict,
 )
@@ -147,10 +148,10 @@ def said(actions: list[Action]) -> Verdict:
     return send.message
 
 
-def ready(*drafts: Draft) -> Target:
+def ready(*drafts: Draft, policy: Policy = PIPELINED) -> Target:
     """A target with the text (1, 2, 3) whose cache holds 1 and 2, and these drafts."""
     target = Target()
-    target.hears(opening(1, 2, policy=PIPELINED))
+    target.hears(opening(1, 2, policy=policy))
     target.ticks()
     target.computes(1, 3)
     target.hears(*drafts)

@@ -11,11 +11,12 @@ from proto.messages import (
     Close,
     Hit,
     Limits,
+    Policy,
 )
 from target_node.compute import Computed, Outcome
 from tests.policies import autoregressive, pipelined
 from tests.target_node.target import Target, ready, said
-from tests.texts import PIPELINED, STOP, draft, opening, verdict
+from tests.texts import PIPELINED, STOP, SYNC_4, draft, opening, verdict
 
 
 def test_the_first_pass_does_not_wait_for_a_drafter() -> None:
@@ -172,6 +173,18 @@ def test_durations_are_split_into_waiting_model_and_host() -> None:
     (send,) = target.follower.handle(Afterwards(), 1.7)
     expected = verdict((1, 2, 3), 4, cause=Cause.QUIET, durations_us=(1_000_000, 400_000, 100_000))
     assert send == Send(expected)
+
+
+@pytest.mark.parametrize(("policy", "counts"), [(SYNC_4, [1, 0]), (PIPELINED, [0, 1])])
+def test_a_verdict_goes_out_with_the_result_if_the_drafter_waits_for_it(
+    policy: Policy, counts: list[int]
+) -> None:
+    target = ready(draft((1, 2, 3), 4, 5, 6, 7), policy=policy)
+    assert target.ticks() == [target.rows(2, (3, 4, 5, 6, 7), 2)]
+    at_once = target.follower.handle(Computed(2, (Outcome((9, 9, 9, 9, 9)),), 0), 0.0)
+    later = target.follower.handle(Afterwards(), 0.0)
+    assert [len(at_once), len(later)] == counts
+    assert said([*at_once, *later]).tokens == (9,)
 
 
 def test_stale_drafts_are_reported_once() -> None:
