@@ -165,7 +165,8 @@ class Schedule:
         for text in writers:
             text.price_wait()
         asked = {text: text.ready(now) for text in writers}
-        self._wait(asked, now)
+        if any(ready.cause is None for ready in asked.values()):
+            self._wait(asked, now)
         start_at = self._start_at(asked, now)
         if start_at <= now:
             return self._write(asked, now)

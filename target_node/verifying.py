@@ -333,22 +333,29 @@ class Verifying:
 
     def price_wait(self) -> None:
         """Decide with how many drafts under the root a pass starts, once after each verdict."""
+        if self._wanted is not None or self.is_catching_up:
+            return
         most = self._num_drafts_max()
-        if self._wanted is None and not self.is_catching_up and self._why_alone(most) is None:
+        if self._why_alone(most) is None:
             self._wanted = self._waiting.num_wanted(most, is_hit=self._is_hit)
 
     def ready(self, now: float) -> Ready:
         """Return whether a pass with this text should start now, or until when it waits."""
         most = self._num_drafts_max()
         wanted = min(self._wanted or 0, most)
-        deadline = self.ready_at + self._waiting.limit_s(wanted)
-        cause = self._cause(most, wanted, is_late=now >= deadline)
-        num_awaited = self.drafts.num_right(wanted) if cause is None else 0.0
+        cause, deadline, num_awaited = self._why_now(most, wanted), now, 0.0
+        if cause is None:
+            deadline = self.ready_at + self._waiting.limit_s(wanted)
+            cause = self._waiting.reason(wanted, self._num_texts, is_late=now >= deadline)
+            num_awaited = self.drafts.num_right(wanted)
         missing, may_join = self.num_missing, not self._went_along
         return Ready(cause, deadline, self.ready_at, missing, num_awaited, may_join)
 
-    def _cause(self, most: int, wanted: int, *, is_late: bool) -> Cause | None:
-        """Return why a pass of at most `most` drafts should start now; None: wait for drafts."""
+    def _why_now(self, most: int, wanted: int) -> Cause | None:
+        """Return why a pass of at most `most` drafts awaits no drafts; None: more may be awaited.
+
+        wanted  with how many drafts under the root it starts
+        """
         if self.is_catching_up:
             return Cause.ALONE
         if (cause := self._why_alone(most)) is not None:
@@ -356,7 +363,7 @@ class Verifying:
         if self.drafts.are_enough(wanted):
             is_cheap = wanted == 0 < self.opened.policy.launch_min and not self.drafts.are_there
             return Cause.CHEAP if is_cheap else Cause.READY
-        return self._waiting.reason(wanted, self._num_texts, is_late=is_late)
+        return None
 
     @property
     def num_at_hand(self) -> float:

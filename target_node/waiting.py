@@ -49,10 +49,10 @@ class Ready:
     """Whether a pass with this text should start now, and until when drafts are awaited.
 
     cause        why a pass should start; None: drafts are awaited
-    deadline     until when they are awaited
+    deadline     until when they are awaited; now or earlier if there is a cause
     since        when a pass with this text could have started
     num_missing  committed tokens that the cache lacks: rows of the pass besides drafts
-    num_awaited  tokens that the awaited drafts are expected to add
+    num_awaited  tokens that awaited drafts are expected to add
     may_join     True: this text can join a pass that others have a cause for; not twice in a row
     """
 

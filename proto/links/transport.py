@@ -482,13 +482,13 @@ class Connection:
 
         exact  True: the timeout is kept to about 0.1 ms
         """
-        if not _wait(self._frames, timeout_s, self._busy_poll_s, exact=exact):
-            return
+        is_ready = bool(_wait(self._frames, timeout_s, self._busy_poll_s, exact=exact))
         with contextlib.suppress(zmq.Again):
-            # To poll costs a third of a receive that finds no frame.
-            while self._frames.poll(0):
+            while is_ready:
                 if frame := self._socket.recv(zmq.NOBLOCK):  # empty: a test that we are connected
                     yield frame
+                # To poll costs a third of a receive that finds no frame.
+                is_ready = bool(self._frames.poll(0))
 
     def has_frames(self) -> bool:
         """True if frames have arrived that were not received yet."""
