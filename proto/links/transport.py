@@ -294,16 +294,19 @@ class Listener:
 
         exact  True: the timeout is kept to about 0.1 ms, and not only to whole milliseconds
         """
-        if self._woken.fileno() in _wait(self._poller, timeout_s, self._busy_poll_s, exact=exact):
+        ready = _wait(self._poller, timeout_s, self._busy_poll_s, exact=exact)
+        if self._woken.fileno() in ready:
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
+        is_ready = self._socket in ready
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_AT_ONCE):
-                # To poll costs a third of a receive that finds no frame.
-                if not self._frames.poll(0):
+                if not is_ready:
                     break
                 if (received := self._next()) is not None:
                     yield received
+                # To poll costs a third of a receive that finds no frame.
+                is_ready = bool(self._frames.poll(0))
 
     def _next(self) -> tuple[bytes, bytes] | None:
         """Return (node's name, frame) of the next message; None if it is not for the caller."""
