@@ -352,10 +352,7 @@ class Verifying:
         return Ready(cause, deadline, self.ready_at, missing, num_awaited, may_join)
 
     def _why_now(self, most: int, wanted: int) -> Cause | None:
-        """Return why a pass of at most `most` drafts awaits no drafts; None: more may be awaited.
-
-        wanted  with how many drafts under the root it starts
-        """
+        """Return why a pass waits for no more drafts; None: it may wait for `wanted` in a row."""
         if self.is_catching_up:
             return Cause.ALONE
         if (cause := self._why_alone(most)) is not None:
@@ -567,6 +564,7 @@ class Verifying:
         judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
         outcome = judged.outcome
         sources = tuple(node.source for node in judged.accepted[: judged.num_accepted])
+        plain_s = self._known.costs.passes(self._num_texts).of(self._num_texts)
         verdict = Verdict(
             session=self.opened.session,
             incarnation=self.opened.incarnation,
@@ -588,17 +586,12 @@ class Verifying:
             logprobs=outcome.logprobs and outcome.logprobs.part(0, len(judged.tokens)),
             sources=sources if any(sources) else (),
             hit=judged.hit,
-            plain_us=round(self._plain_s * 1e6),
+            plain_us=round(plain_s * 1e6),
         )
         self.reports.add(moved.base_len, verdict.logprobs)
         # Features first: without them a head cannot use the verdict.
         features = tell_features(self.opened, self.tree.text, running.start, outcome.features)
         return (*features, Send(verdict))
-
-    @property
-    def _plain_s(self) -> float:
-        """Return the seconds of a pass without drafts of as many texts as share the passes now."""
-        return self._known.costs.passes(self._num_texts).of(self._num_texts)
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""

@@ -159,15 +159,15 @@ def what_a_forward_has_brought_is_not_said(patch: Patch) -> None:
 
 
 def what_a_pass_has_brought_is_said_twice(patch: Patch) -> None:
-    afterwards = Verifying.afterwards
+    report = Verifying.report
 
     def twice(self: Verifying) -> Any:
         unsaid = self._unsaid
-        said = afterwards(self)
+        said = report(self)
         self._unsaid = unsaid
-        return (*said, *afterwards(self))
+        return (*said, *report(self))
 
-    patch.setattr(Verifying, "afterwards", twice)
+    patch.setattr(Verifying, "report", twice)
 
 
 def _tell_of_the_next_pass(patch: Patch, change: Any) -> None:
@@ -197,15 +197,14 @@ def a_verdict_goes_on_from_where_the_next_pass_began(patch: Patch) -> None:
 
 
 def copies_count_as_what_they_are_in_the_next_pass(patch: Patch) -> None:
-    afterwards = Verifying.afterwards
+    learn = Verifying.learn
 
-    def confused(self: Verifying) -> Any:
-        if (unsaid := self._unsaid) is not None:
-            judged = replace(unsaid.judged, copies=self.drafts.copies)
-            self._unsaid = replace(unsaid, judged=judged)
-        return afterwards(self)
+    def confused(self: Verifying) -> None:
+        if (judged := self._unlearnt) is not None:
+            self._unlearnt = replace(judged, copies=self.drafts.copies)
+        learn(self)
 
-    patch.setattr(Verifying, "afterwards", confused)
+    patch.setattr(Verifying, "learn", confused)
 
 
 OTHER_ROWS = "another path|a hole|before it is written|is seen at|not that of the token before"
