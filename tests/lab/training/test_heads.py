@@ -127,7 +127,9 @@ def test_every_chain_is_as_a_drafter_would_write_it(
         rows = [(words[at], features[b, at - 1]) for at in range(1, last + 1)]
         for step in range(num_steps):
             state = row_of(head, rows, teacher.shared.config)
-            torch.testing.assert_close(states[step][b, last - 1], state, rtol=1e-4, atol=TOLERANCE)
+            # Rounding grows from step to step: each reads the state before it.
+            atol = TOLERANCE * float(state.abs().amax())
+            torch.testing.assert_close(states[step][b, last - 1], state, rtol=1e-4, atol=atol)
             if step + 1 < num_steps:
                 rows.append((words[last + step + 1], state))
 
