@@ -56,8 +56,8 @@ class SplitAttention:
     def __init__(
         self, num_slots: int, group: int, *, num_lanes: int = 1, kinds: LayerKinds = FULL
     ) -> None:
+        del num_lanes  # FlexAttention counts the blocks of all lanes
         self._num_slots = num_slots
-        self._num_lanes = num_lanes
         self._group = group
         self._kinds = kinds
         self.made: set[Shape] = set()
