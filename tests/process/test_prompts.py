@@ -181,6 +181,8 @@ def test_every_sampling_parameter_is_a_flag_and_what_it_gives_is_in_the_object(
         "--repetition-penalty 1.1 --presence-penalty 0.1 --frequency-penalty 0.1 --logprobs 1 "
         "--logit-bias 50:-100,7:2.5 --bad-words a --bad-words b --prompt-logprobs 0"
     )
+    # A target that takes long is worth drafting for, however busy this machine is.
+    flags += " --policy sync --simulate-target-ms 8"
     (made,) = records(run("one", "--json", *flags.split(), *models).stdout)
     assert [row and len(row) for row in made["prompt_logprobs"]] == [None, 1, 1]
     assert len(made["outputs"]) == 2
