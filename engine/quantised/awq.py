@@ -71,7 +71,7 @@ def weight(tensors: Tensors) -> torch.Tensor:
     return numbers.t()
 
 
-def codes(tensors: Tensors) -> QuantisedMatrix | None:
+def codes(tensors: Tensors) -> QuantisedMatrix:
     """Return the weight [out, in] as it is stored. Raises BadTensors as `weight`."""
     return of_integers(4, *_unpacked(tensors))
 

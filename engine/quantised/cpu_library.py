@@ -31,8 +31,17 @@ NEEDED = {"avx512f", "avx512bw", "avx512vl"}
 LIMIT_S = 300.0  # the compiler takes ten seconds, on a busy machine a minute
 
 _COMPILERS = ("g++", "clang++", "c++")
-_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
-_NUM_FORMS, _NUM_POINTERS, _NUM_SIZES = 4, 5, 4
+_OPTIONS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
+
+
+class Matrix(ctypes.Structure):
+    """The structure `Matrix` of cpu_products.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("bits", "form")),
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "offsets", "units", "bias")),
+        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs", "group", "unit")),
+    )
 
 
 Function = Callable[..., int]
@@ -164,9 +173,10 @@ def _loaded(path: Path) -> Function:
     product: Any = ctypes.CDLL(str(path)).slipstream_product
     product.restype = ctypes.c_int
     product.argtypes = (
-        *(ctypes.c_int,) * _NUM_FORMS,
-        *(ctypes.c_void_p,) * _NUM_POINTERS,
-        *(ctypes.c_int64,) * _NUM_SIZES,
-        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
     )
     return cast(Function, product)

@@ -3,37 +3,44 @@
 // y[m, n] = bias[n] + sum over groups g of
 //           scale[n, g] * sum over k in g of x[m, k] * code[n, k]  +  offset[n, g] * sum over k in g of x[m, k]
 //
-// Codes become bfloat16 numbers, which is exact, and products are summed in float32. So nothing is
-// rounded but sums, and the result where it is written as bfloat16.
+// A CPU with instructions for 8-bit integers multiplies codes as they are: the inputs of a group
+// become whole numbers of three digits to the base 256, from -128 to 127 each, times a power of two.
+// That is exact for every bfloat16 number down to 1/16384 of the group's largest, and wrong by less
+// than 1/4194304 of the largest below. Sums of digits are exact. Everything else is float32.
 //
 // Layout. Outputs lie in tiles of 16, which are the 16 lanes of a register; nothing is ever summed
 // across lanes. Of a tile, 64 bytes hold
 //
 //     bfloat16   2 inputs   32-bit lane n: inputs 0, 1 of output n
-//     8 bits     4 inputs   byte 16 L + 8 h + 2 d + j: input 2 h + j of output 4 L + d, as a sign bit
-//                           and seven bits of magnitude
-//     4 bits     8 inputs   16-bit lane 2 n + j, bits 4 t to 4 t + 3: input 2 t + j of output n
+//     8 bits     4 inputs   byte 4 n + j: the code of input j of output n
+//     4 bits     8 inputs   byte 4 n + j: the codes of input j (lower half) and 4 + j of output n
 //
-// so that few operations make of them registers of 16 outputs x 2 inputs, which is what the
-// instruction for bfloat16 products takes.
+// which is what instructions for integers and for bfloat16 take, and AMX, 16 such registers at a time.
 //
-// Scales and offsets of a tile lie by group, 16 numbers each: float32, float16, or bytes that are
-// multiplied with a float32 unit, one for several groups (GGUF's K formats).
+// A code of 8 bits is signed. One of 4 bits is from 0 to 15; without offsets 8 stands for zero. Scales
+// and offsets of a tile lie by group, 16 numbers each: float32, float16, or bytes that are multiplied
+// with a float32 unit, one for several groups (GGUF's K formats).
 
 #include <immintrin.h>
 #include <omp.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <vector>
 
 namespace {
 
-enum Scales { ONE, FLOAT32, FLOAT16, BYTES };
+enum Scales { ONE, FLOAT32, FLOAT16, UINT8, INT8 };
 
+// As cpu_library.py passes it.
 struct Matrix {
+  int32_t bits, form;      // of a weight: 16, 8 or 4; of scales
   const uint8_t* codes;    // [tiles][inputs / per chunk][64]
-  const uint8_t* scales;   // [tiles][groups][16], float32 / float16 / uint8 or int8
+  const uint8_t* scales;   // [tiles][groups][16]
   const uint8_t* offsets;  // the same, or null
-  const float* units;      // BYTES: [tiles][inputs / unit][2][16]: of scales, of offsets
+  const float* units;      // of bytes: [tiles][inputs / unit][2][16]: of scales, of offsets
   const float* bias;       // [outputs], or null
   int64_t num_outputs, num_inputs, group, unit;
 };
@@ -41,125 +48,411 @@ struct Matrix {
 typedef __m512 Floats;
 typedef __m512i Bytes;
 
-// Two inputs of a row, in all lanes.
-struct Pair {
-#ifdef __AVX512BF16__
-  Bytes both;
-  explicit Pair(const uint16_t* x) {
-    int32_t bits;
-    memcpy(&bits, x, 4);
-    both = _mm512_set1_epi32(bits);
-    asm("" : "+v"(both));  // in a register: reading it anew for each tile takes twice as long
-  }
-#else
-  Floats first, second;
-  explicit Pair(const uint16_t* x) : first(number(x[0])), second(number(x[1])) {}
-  static Floats number(uint16_t x) { return _mm512_castsi512_ps(_mm512_set1_epi32((uint32_t)x << 16)); }
-#endif
-};
+constexpr int DIGITS = 3;
+constexpr int inputs_of_chunk(int bits) { return 32 / bits; }
 
-struct FloatPair {
-  Floats first, second;
-  explicit FloatPair(const float* x) : first(_mm512_set1_ps(x[0])), second(_mm512_set1_ps(x[1])) {}
-};
+inline float as_float(float x) { return x; }
+inline float as_float(uint16_t x) {
+  const uint32_t bits = (uint32_t)x << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
 
-inline Pair pair_of(const uint16_t* x) { return Pair(x); }
-inline FloatPair pair_of(const float* x) { return FloatPair(x); }
+inline Floats floats_at(const float* x, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, x); }
+inline Floats floats_at(const uint16_t* x, __mmask16 mask) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, x)), 16));
+}
+
+// -- inputs ---------------------------------------------------------------------------------------
 
 template <typename X>
-inline Floats dot(Floats sum, Bytes weights, const X& x) {
-  const Floats first = _mm512_castsi512_ps(_mm512_slli_epi32(weights, 16));
-  const Floats second = _mm512_castsi512_ps(_mm512_and_si512(weights, _mm512_set1_epi32(0xffff0000)));
-  return _mm512_fmadd_ps(second, x.second, _mm512_fmadd_ps(first, x.first, sum));
+struct Inputs {
+  const X* x;  // [rows][inputs]
+  int64_t num_rows, num_inputs, group;
+  std::vector<int8_t> digits;   // [groups][rows][DIGITS][group], the lowest digit first
+  std::vector<int32_t> starts;  // [groups][rows][DIGITS]: -128 times the sum of the digits
+  std::vector<float> units;     // [groups][rows][DIGITS]: what a digit counts
+  std::vector<float> sums;      // [groups][rows]: of inputs
+
+  void take(const Matrix& a, const X* x_, int64_t rows) {
+    x = x_, num_rows = rows, num_inputs = a.num_inputs, group = a.group;
+  }
+
+  void add_up() {
+    sums.resize(num_inputs / group * num_rows);
+    for (int64_t m = 0; m < num_rows; m++)
+      for (int64_t k = 0; k < num_inputs; k += group) {
+        float sum = 0;
+        for (int64_t i = 0; i < group; i++) sum += as_float(x[m * num_inputs + k + i]);
+        sums[k / group * num_rows + m] = sum;
+      }
+  }
+
+  // Makes digits of the inputs. `part`: what the numbers that they are multiplied with count.
+  void split(float part) {
+    const int64_t num = num_inputs / group * num_rows;
+    digits.resize(num * DIGITS * group);
+    starts.resize(num * DIGITS);
+    units.resize(num * DIGITS);
+    sums.resize(num);
+    for (int64_t m = 0; m < num_rows; m++)
+      for (int64_t g = 0; g < num_inputs / group; g++) split_group(m, g, part);
+  }
+
+  void split_group(int64_t m, int64_t g, float part) {
+    const X* from = x + m * num_inputs + g * group;
+    const int64_t at = g * num_rows + m;
+    int8_t* to = digits.data() + at * DIGITS * group;
+    const auto mask_at = [&](int64_t k) { return (__mmask16)(group - k >= 16 ? 0xffff : (1 << (group - k)) - 1); };
+    Bytes largest = _mm512_setzero_si512();
+    for (int64_t k = 0; k < group; k += 16) {
+      const Bytes bits = _mm512_castps_si512(floats_at(from + k, mask_at(k)));
+      largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+    }
+    // The largest is of 2^21 to 2^22 units. Nothing is smaller than 2^-63 without being 0.
+    uint32_t exponent = (uint32_t)_mm512_reduce_max_epi32(largest) >> 23;
+    const bool is_finite = exponent < 255;
+    if (exponent < 64) exponent = 64;
+    const uint32_t up_bits = (275 - exponent) << 23, unit_bits = is_finite ? (exponent - 21) << 23 : 0x7fc00000;
+    float up, unit;
+    memcpy(&up, &up_bits, 4);
+    memcpy(&unit, &unit_bits, 4);
+    Bytes sum[DIGITS] = {};
+    for (int64_t k = 0; k < group; k += 16) {
+      const __mmask16 mask = mask_at(k);
+      const Floats scaled = _mm512_mul_ps(floats_at(from + k, mask), _mm512_set1_ps(up));
+      Bytes rest = _mm512_cvt_roundps_epi32(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      for (int d = 0; d < DIGITS; d++) {
+        const Bytes digit = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
+        _mm_mask_storeu_epi8(to + d * group + k, mask, _mm512_cvtepi32_epi8(digit));
+        sum[d] = _mm512_add_epi32(sum[d], digit);
+        rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, digit), 8);
+      }
+    }
+    int64_t whole = 0;
+    for (int d = DIGITS - 1; d >= 0; d--) {
+      const int32_t of_digit = _mm512_reduce_add_epi32(sum[d]);
+      starts[at * DIGITS + d] = -128 * of_digit;
+      whole = whole * 256 + of_digit;
+    }
+    for (int d = 0; d < DIGITS; d++) units[at * DIGITS + d] = unit * part * (1 << 8 * d);
+    sums[at] = (float)whole * unit;
+  }
+};
+
+// -- sums over a group ----------------------------------------------------------------------------
+//
+// Each way to add up the products of a group has the most rows that it computes together, the tiles
+// that go with them (enough independent sums to hide an instruction's latency, as many as there are
+// registers for), and sums of ROWS rows and TILES tiles: `add` computes them, `value` is one.
+
+constexpr int ahead(int tiles) { return tiles == 1 ? 4096 : 8192 / tiles; }  // bytes asked for early
+
+inline Bytes chunk_at(const uint8_t* codes, int tiles) {
+  _mm_prefetch((const char*)codes + ahead(tiles), _MM_HINT_T0);
+  return _mm512_loadu_si512(codes);
 }
+
+// In float32: for inputs of float32, and where nothing better is there.
+template <int BITS, typename X>
+struct InFloats {
+  static constexpr int most_rows = 8;
+  static constexpr int tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 6 : rows <= 4 ? 4 : rows <= 6 ? 3 : 2; }
+
+  static inline Floats number(Bytes chunk, int i) {
+    if constexpr (BITS == 16)
+      return _mm512_castsi512_ps(i ? _mm512_and_si512(chunk, _mm512_set1_epi32(0xffff0000)) : _mm512_slli_epi32(chunk, 16));
+    if constexpr (BITS == 8) return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(chunk, 24 - 8 * i), 24));
+    const int shift = 8 * (i % 4) + i / 4 * 4;
+    const Bytes code = _mm512_and_si512(_mm512_srli_epi32(chunk, shift), _mm512_set1_epi32(15));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(8)));
+  }
+
+  template <int ROWS, int TILES>
+  struct Sums {
+    Floats sum[ROWS][TILES];
+
+    inline void add(const Inputs<X>& in, int64_t row, int64_t g, const uint8_t* codes, int64_t bytes_of_tile) {
+      constexpr int NUM = inputs_of_chunk(BITS);
+      for (int m = 0; m < ROWS; m++)
+        for (int t = 0; t < TILES; t++) sum[m][t] = _mm512_setzero_ps();
+      const X* x = in.x + row * in.num_inputs + g * in.group;
+      for (int64_t k = 0; k < in.group; k += NUM, codes += 64) {
+        Bytes chunks[TILES];
+        for (int t = 0; t < TILES; t++) chunks[t] = chunk_at(codes + t * bytes_of_tile, TILES);
+#pragma GCC unroll 8
+        for (int i = 0; i < NUM; i++) {
+          Floats weights[TILES];
+          for (int t = 0; t < TILES; t++) weights[t] = number(chunks[t], i);
+          for (int m = 0; m < ROWS; m++) {
+            const Floats input = _mm512_set1_ps(as_float(x[m * in.num_inputs + k + i]));
+            for (int t = 0; t < TILES; t++) sum[m][t] = _mm512_fmadd_ps(weights[t], input, sum[m][t]);
+          }
+        }
+      }
+    }
+
+    inline Floats value(const Inputs<X>&, int64_t, int64_t, int m, int t) const { return sum[m][t]; }
+  };
+};
 
 #ifdef __AVX512BF16__
-inline Floats dot(Floats sum, Bytes weights, const Pair& x) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)x.both);
+// Weights of bfloat16, by the instruction for two products. One row waits for memory alone.
+struct InPairs {
+  static constexpr int most_rows = 8;
+  static constexpr int tiles(int rows) { return rows == 1 ? 1 : InFloats<16, uint16_t>::tiles(rows); }
+
+  template <int ROWS, int TILES>
+  struct Sums {
+    Floats sum[ROWS][TILES];
+
+    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const uint8_t* codes, int64_t bytes_of_tile) {
+      for (int m = 0; m < ROWS; m++)
+        for (int t = 0; t < TILES; t++) sum[m][t] = _mm512_setzero_ps();
+      const uint16_t* x = in.x + row * in.num_inputs + g * in.group;
+      for (int64_t k = 0; k < in.group; k += 2, codes += 64) {
+        Bytes chunks[TILES];
+        for (int t = 0; t < TILES; t++) chunks[t] = chunk_at(codes + t * bytes_of_tile, TILES);
+        for (int m = 0; m < ROWS; m++) {
+          int32_t bits;
+          memcpy(&bits, x + m * in.num_inputs + k, 4);
+          Bytes both = _mm512_set1_epi32(bits);
+          asm("" : "+v"(both));  // in a register: reading it anew for each tile takes twice as long
+          for (int t = 0; t < TILES; t++) sum[m][t] = _mm512_dpbf16_ps(sum[m][t], (__m512bh)chunks[t], (__m512bh)both);
+        }
+      }
+    }
+
+    inline Floats value(const Inputs<uint16_t>&, int64_t, int64_t, int m, int t) const { return sum[m][t]; }
+  };
+};
+#endif
+
+#ifdef __AVX512VNNI__
+// Returns what sums of digits come to.
+inline Floats number_of(const float* units, Bytes low, Bytes middle, Bytes high) {
+  const Floats lower = _mm512_mul_ps(_mm512_cvtepi32_ps(low), _mm512_set1_ps(units[0]));
+  const Floats upper = _mm512_fmadd_ps(_mm512_cvtepi32_ps(middle), _mm512_set1_ps(units[1]), lower);
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(units[2]), upper);
 }
-#endif
 
-// -- decoding -------------------------------------------------------------------------------------
+// Adds products of unsigned codes and signed digits. The compiler's own function copies every sum.
+inline void add_products(Bytes& sum, Bytes codes, Bytes digits) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(digits));
+}
 
+// Returns codes as bytes: those of 8 bits, or of a half of those of 4 bits 16 times less 8.
+// With IS_MORE each byte is 128 more, which makes it unsigned.
+template <int BITS, bool IS_MORE>
+inline Bytes codes_of(Bytes chunk, int half) {
+  const Bytes top = _mm512_set1_epi8((char)128);
+  if constexpr (BITS == 8) return IS_MORE ? _mm512_xor_si512(chunk, top) : chunk;
+  const Bytes here = half ? chunk : _mm512_slli_epi16(chunk, 4), upper = _mm512_set1_epi8((char)240);
+  return IS_MORE ? _mm512_and_si512(here, upper) : _mm512_ternarylogic_epi32(here, upper, top, 0x6a);
+}
+
+// Codes of 8 and 4 bits, times digits.
 template <int BITS>
-struct Decoder;
+struct InDigits {
+  static constexpr int most_rows = 8;
+  static constexpr int tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows <= 4 ? 2 : 1; }
 
-template <>
-struct Decoder<16> {
-  static constexpr int num_pairs = 1;
-  inline Bytes decode(Bytes chunk, int) const { return chunk; }
+  template <int ROWS, int TILES>
+  struct Sums {
+    Bytes sum[ROWS][DIGITS][TILES];
+
+    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const uint8_t* codes, int64_t bytes_of_tile) {
+      constexpr int NUM = inputs_of_chunk(BITS);
+      const int64_t at = (g * in.num_rows + row) * DIGITS;
+      for (int m = 0; m < ROWS; m++)
+        for (int d = 0; d < DIGITS; d++)
+          for (int t = 0; t < TILES; t++) sum[m][d][t] = _mm512_set1_epi32(in.starts[at + m * DIGITS + d]);
+      const int8_t* digits = in.digits.data() + at * in.group;
+      for (int64_t k = 0; k < in.group; k += NUM, codes += 64) {
+        Bytes chunks[TILES];
+        for (int t = 0; t < TILES; t++) chunks[t] = chunk_at(codes + t * bytes_of_tile, TILES);
+#pragma GCC unroll 2
+        for (int half = 0; half < NUM / 4; half++) {
+          Bytes weights[TILES];
+          for (int t = 0; t < TILES; t++) weights[t] = codes_of<BITS, true>(chunks[t], half);
+          for (int m = 0; m < ROWS; m++)
+            for (int d = 0; d < DIGITS; d++) {
+              int32_t four;
+              memcpy(&four, digits + (m * DIGITS + d) * in.group + k + 4 * half, 4);
+              const Bytes digit = _mm512_set1_epi32(four);
+              for (int t = 0; t < TILES; t++) add_products(sum[m][d][t], weights[t], digit);
+            }
+        }
+      }
+    }
+
+    inline Floats value(const Inputs<uint16_t>& in, int64_t row, int64_t g, int m, int t) const {
+      const float* units = in.units.data() + (g * in.num_rows + row + m) * DIGITS;
+      return number_of(units, sum[m][0][t], sum[m][1][t], sum[m][2][t]);
+    }
+  };
 };
-
-template <>
-struct Decoder<8> {
-  static constexpr int num_pairs = 2;
-#ifdef __AVX512VBMI__
-  Bytes high[2], low[2];  // halves of the bfloat16 numbers 0 to 127
-  Decoder() {
-    uint8_t tables[4][64];
-    for (int number = 0; number < 128; number++) {
-      const float value = number;
-      uint32_t bits;
-      memcpy(&bits, &value, 4);
-      tables[number / 64][number % 64] = bits >> 24;
-      tables[2 + number / 64][number % 64] = bits >> 16;
-    }
-    for (int half = 0; half < 2; half++) {
-      high[half] = _mm512_loadu_si512(tables[half]);
-      low[half] = _mm512_loadu_si512(tables[2 + half]);
-    }
-  }
-  inline Bytes decode(Bytes chunk, int p) const {
-    const Bytes above = _mm512_ternarylogic_epi32(
-        _mm512_permutex2var_epi8(high[0], chunk, high[1]), chunk, _mm512_set1_epi8((char)0x80), 0xf8);
-    const Bytes below = _mm512_permutex2var_epi8(low[0], chunk, low[1]);
-    return p == 0 ? _mm512_unpacklo_epi8(below, above) : _mm512_unpackhi_epi8(below, above);
-  }
-#else
-  static inline Bytes number(Bytes lanes) {  // sign and magnitude in the lowest byte -> float32
-    const Bytes size = _mm512_and_si512(lanes, _mm512_set1_epi32(0x7f));
-    const Bytes sign = _mm512_slli_epi32(_mm512_and_si512(lanes, _mm512_set1_epi32(0x80)), 24);
-    return _mm512_or_si512(_mm512_castps_si512(_mm512_cvtepi32_ps(size)), sign);
-  }
-  static inline Bytes pair(Bytes lanes) {
-    return _mm512_or_si512(_mm512_srli_epi32(number(lanes), 16), number(_mm512_srli_epi32(lanes, 8)));
-  }
-  inline Bytes decode(Bytes chunk, int p) const {
-    const Bytes zero = _mm512_setzero_si512();
-    return pair(p == 0 ? _mm512_unpacklo_epi16(chunk, zero) : _mm512_unpackhi_epi16(chunk, zero));
-  }
 #endif
+
+#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512VNNI__)
+#define HAS_TILE_REGISTERS
+
+// The system hands out AMX's tile registers to a process that asks for them.
+inline bool may_use_tiles() {
+  static const bool may = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+  return may;
+}
+
+// Tile registers 0 to 3 hold sums, 4 and 5 inputs, 6 and 7 weights.
+inline void shape_tiles(int rows, int more_rows, int bytes_of_row) {
+  struct alignas(64) {
+    uint8_t palette, start_row, none[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } shape = {};
+  shape.palette = 1;
+  const bool is_single = more_rows == 0;
+  for (int tile = 0; tile < 8; tile++) {
+    const bool is_second = !is_single && (tile == 1 || tile == 3 || tile == 5);
+    shape.bytes[tile] = tile == 4 || tile == 5 ? bytes_of_row : 64;
+    shape.rows[tile] = tile >= 6 ? bytes_of_row / 4 : is_second ? more_rows : rows;
+  }
+  _tile_loadconfig(&shape);
+}
+
+// Codes of 8 and 4 bits, times digits, in AMX's tile registers: of at most 16 rows of digits each.
+template <int BITS>
+struct DigitsInTiles {
+  static constexpr int most_rows = 10;
+  static constexpr int parts(int rows) { return rows * DIGITS > 16 ? 2 : 1; }
+  static constexpr int tiles(int rows) { return 4 / parts(rows); }
+  static int64_t step(int64_t group) { return group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : 16; }
+  static void shape(const Inputs<uint16_t>& in, int rows) {
+    const int all = rows * DIGITS;
+    shape_tiles(all < 16 ? all : 16, all > 16 ? all - 16 : 0, step(in.group));
+  }
+
+  // Returns where `num` codes of each of 16 outputs lie as one tile register takes them.
+  static inline const void* unpacked(const uint8_t* codes, int64_t num, uint8_t* room, int tiles) {
+    for (int64_t k = 0; k < num * BITS * 2; k += 64) _mm_prefetch((const char*)codes + ahead(tiles) + k, _MM_HINT_T0);
+    if constexpr (BITS == 8) return codes;
+    for (int64_t k = 0; k < num; k += 8) {
+      const Bytes chunk = _mm512_loadu_si512(codes + k * 8);
+      _mm512_store_si512(room + k * 16, codes_of<BITS, false>(chunk, 0));
+      _mm512_store_si512(room + k * 16 + 64, codes_of<BITS, false>(chunk, 1));
+    }
+    asm volatile("" ::: "memory");
+    return room;
+  }
+
+  template <int ROWS, int TILES>
+  struct Sums {
+    static constexpr int PARTS = parts(ROWS);
+    alignas(64) int32_t sum[TILES][PARTS * 16][16];
+
+    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const uint8_t* codes, int64_t bytes_of_tile) {
+      alignas(64) uint8_t room[TILES][1024];
+      const int64_t group = in.group, by = step(group);
+      const int8_t* digits = in.digits.data() + (g * in.num_rows + row) * DIGITS * group;
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t k = 0; k < group; k += by, codes += by * BITS * 2) {
+        _tile_loadd(4, digits + k, group);
+        if constexpr (PARTS == 2) _tile_loadd(5, digits + 16 * group + k, group);
+#define TILE(T, WEIGHTS, SUM, MORE) \
+  if constexpr (T < TILES) { \
+    _tile_loadd(WEIGHTS, unpacked(codes + T * bytes_of_tile, by, room[T], TILES), 64); \
+    _tile_dpbssd(SUM, 4, WEIGHTS); \
+    if constexpr (PARTS == 2) _tile_dpbssd(MORE, 5, WEIGHTS); \
+  }
+        if constexpr (PARTS == 1) {
+          TILE(0, 6, 0, 0)
+          TILE(1, 7, 1, 1)
+          TILE(2, 6, 2, 2)
+          TILE(3, 7, 3, 3)
+        } else {
+          TILE(0, 6, 0, 1)
+          TILE(1, 7, 2, 3)
+        }
+#undef TILE
+      }
+      if constexpr (PARTS == 1) {
+        _tile_stored(0, sum[0], 64);
+        if constexpr (TILES > 1) _tile_stored(1, sum[1], 64);
+        if constexpr (TILES > 2) _tile_stored(2, sum[2], 64);
+        if constexpr (TILES > 3) _tile_stored(3, sum[3], 64);
+      } else {
+        _tile_stored(0, sum[0], 64);
+        _tile_stored(1, sum[0][16], 64);
+        if constexpr (TILES > 1) _tile_stored(2, sum[1], 64);
+        if constexpr (TILES > 1) _tile_stored(3, sum[1][16], 64);
+      }
+    }
+
+    inline Floats value(const Inputs<uint16_t>& in, int64_t row, int64_t g, int m, int t) const {
+      const float* units = in.units.data() + (g * in.num_rows + row + m) * DIGITS;
+      const auto sum_of = [&](int d) { return _mm512_load_si512(sum[t][m * DIGITS + d]); };
+      return number_of(units, sum_of(0), sum_of(1), sum_of(2));
+    }
+  };
 };
 
-template <>
-struct Decoder<4> {
-  static constexpr int num_pairs = 4;
-  Bytes table;  // 16 numbers, twice: the instruction looks at five bits
-  Decoder() {
-    uint16_t numbers[32];
-    for (int number = 0; number < 32; number++) {
-      const float value = number % 16;
-      uint32_t bits;
-      memcpy(&bits, &value, 4);
-      numbers[number] = bits >> 16;
+// Weights of bfloat16 in AMX's tile registers, however many rows there are.
+struct PairsInTiles {
+  static constexpr int most_rows = 16;
+  static constexpr int tiles(int) { return 4; }
+  static void shape(const Inputs<uint16_t>&, int rows) { shape_tiles(rows, 0, 64); }
+
+  template <int ROWS, int TILES>
+  struct Sums {
+    alignas(64) float sum[TILES][ROWS][16];
+
+    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t, const uint8_t* codes, int64_t bytes_of_tile) {
+      const uint16_t* x = in.x + row * in.num_inputs;
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t k = 0; k < in.num_inputs; k += 32, codes += 1024) {
+        _tile_loadd(4, x + k, in.num_inputs * 2);
+#define TILE(T, WEIGHTS) \
+  if constexpr (T < TILES) { \
+    const uint8_t* here = codes + T * bytes_of_tile; \
+    for (int line = 0; line < 16; line++) _mm_prefetch((const char*)here + ahead(TILES) + 64 * line, _MM_HINT_T0); \
+    _tile_loadd(WEIGHTS, here, 64); \
+    _tile_dpbf16ps(T, 4, WEIGHTS); \
+  }
+        TILE(0, 6)
+        TILE(1, 7)
+        TILE(2, 6)
+        TILE(3, 7)
+#undef TILE
+      }
+      _tile_stored(0, sum[0], 64);
+      if constexpr (TILES > 1) _tile_stored(1, sum[1], 64);
+      if constexpr (TILES > 2) _tile_stored(2, sum[2], 64);
+      if constexpr (TILES > 3) _tile_stored(3, sum[3], 64);
     }
-    table = _mm512_loadu_si512(numbers);
-  }
-  inline Bytes decode(Bytes chunk, int p) const {
-    return _mm512_permutexvar_epi16(p == 0 ? chunk : _mm512_srli_epi16(chunk, 4 * p), table);
-  }
+
+    inline Floats value(const Inputs<uint16_t>&, int64_t, int64_t, int m, int t) const { return _mm512_load_ps(sum[t][m]); }
+  };
 };
+#endif
 
 // -- scales ---------------------------------------------------------------------------------------
 
-template <int SCALES, bool SIGNED>
-inline Floats scales_at(const uint8_t* scales, int64_t index, const float* unit) {
-  if constexpr (SCALES == FLOAT32) return _mm512_loadu_ps((const float*)scales + 16 * index);
-  if constexpr (SCALES == FLOAT16)
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(scales + 32 * index)));
-  const __m128i bytes = _mm_loadu_si128((const __m128i*)(scales + 16 * index));
-  const Bytes wide = SIGNED ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
-  return _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_loadu_ps(unit));
+// Returns the scales, or the offsets, of a tile and a group.
+inline Floats scales_at(const Matrix& a, const uint8_t* scales, int64_t tile, int64_t g) {
+  const int64_t at = tile * (a.num_inputs / a.group) + g;
+  if (a.form == FLOAT32) return _mm512_loadu_ps((const float*)scales + 16 * at);
+  if (a.form == FLOAT16) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(scales + 32 * at)));
+  const int64_t unit = 2 * (tile * (a.num_inputs / a.unit) + g * a.group / a.unit) + (scales == a.offsets);
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)(scales + 16 * at));
+  const Bytes wide = a.form == INT8 ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
+  return _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_loadu_ps(a.units + 16 * unit));
 }
 
 // -- a block of rows and tiles --------------------------------------------------------------------
@@ -182,54 +475,44 @@ inline void store(float* y, Floats sum, int num) {
   _mm512_mask_storeu_ps(y, mask, sum);
 }
 
-template <int BITS, int SCALES, bool SIGNED, bool OFFSETS, int ROWS, int TILES, typename X>
-void block(const Matrix& a, const Decoder<BITS>& decoder, const X* x, const float* sums, X* y,
-           int64_t tile) {
-  constexpr int PAIRS = Decoder<BITS>::num_pairs, INPUTS = 2 * PAIRS;
-  constexpr int AHEAD = TILES == 1 ? 4096 : 8192 / TILES;  // bytes of a tile that are asked for early
-  const int64_t k_all = a.num_inputs, num_groups = k_all / a.group;
-  const int64_t bytes_of_tile = k_all / INPUTS * 64;
-  const uint8_t* codes = a.codes + tile * bytes_of_tile;
+// What is computed: bits of a weight, the way to add up a group's products, the type of inputs.
+template <int BITS_, class Way_, typename X_>
+struct Kind {
+  static constexpr int BITS = BITS_;
+  typedef Way_ Way;
+  typedef X_ X;
+};
+
+template <class K, int ROWS, int TILES>
+void block(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, int64_t row, int64_t tile) {
+  const int64_t num_groups = a.num_inputs / a.group;
+  const int64_t bytes_of_group = a.group / inputs_of_chunk(K::BITS) * 64;
+  const uint8_t* codes = a.codes + tile * num_groups * bytes_of_group;
+  // Sums that lie in memory are read after those of the next group are begun: they take long.
+  constexpr bool IN_MEMORY = requires { K::Way::shape(in, ROWS); };
+  typename K::Way::template Sums<ROWS, TILES> both[1 + IN_MEMORY];
+  const auto begin = [&](int64_t g) {
+    both[g % (1 + IN_MEMORY)].add(in, row, g, codes + g * bytes_of_group, num_groups * bytes_of_group);
+  };
   Floats total[ROWS][TILES];
   for (int m = 0; m < ROWS; m++)
     for (int t = 0; t < TILES; t++) total[m][t] = _mm512_setzero_ps();
+  if (IN_MEMORY) begin(0);
   for (int64_t g = 0; g < num_groups; g++) {
-    Floats sum[ROWS][TILES];
-    for (int m = 0; m < ROWS; m++)
-      for (int t = 0; t < TILES; t++) sum[m][t] = SCALES == ONE ? total[m][t] : _mm512_setzero_ps();
-    for (int64_t k = g * a.group; k < (g + 1) * a.group; k += INPUTS) {
-      Bytes chunks[TILES];
-      for (int t = 0; t < TILES; t++) {
-        const uint8_t* here = codes + t * bytes_of_tile + k / INPUTS * 64;
-        _mm_prefetch((const char*)here + AHEAD, _MM_HINT_T0);
-        chunks[t] = _mm512_loadu_si512(here);
-      }
-#pragma GCC unroll 4
-      for (int p = 0; p < PAIRS; p++) {
-        Bytes weights[TILES];
-        for (int t = 0; t < TILES; t++) weights[t] = decoder.decode(chunks[t], p);
-        for (int m = 0; m < ROWS; m++) {
-          const auto inputs = pair_of(x + m * k_all + k + 2 * p);
-          for (int t = 0; t < TILES; t++) sum[m][t] = dot(sum[m][t], weights[t], inputs);
-        }
-      }
-    }
+    if (g + IN_MEMORY < num_groups) begin(g + IN_MEMORY);
+    const auto& sums = both[g % (1 + IN_MEMORY)];
     for (int t = 0; t < TILES; t++) {
-      if constexpr (SCALES == ONE) {
-        for (int m = 0; m < ROWS; m++) total[m][t] = sum[m][t];
+      if constexpr (K::BITS == 16) {
+        for (int m = 0; m < ROWS; m++) total[m][t] = sums.value(in, row, g, m, t);
         continue;
       }
-      const int64_t at = (tile + t) * num_groups + g;
-      const float* unit = nullptr;
-      if constexpr (SCALES == BYTES)
-        unit = a.units + ((tile + t) * (k_all / a.unit) + g * a.group / a.unit) * 32;
-      const Floats scale = scales_at<SCALES, SIGNED>(a.scales, at, unit);
-      for (int m = 0; m < ROWS; m++) total[m][t] = _mm512_fmadd_ps(scale, sum[m][t], total[m][t]);
-      if constexpr (OFFSETS) {
-        const Floats offset = scales_at<SCALES, SIGNED>(a.offsets, at, unit + 16);
-        for (int m = 0; m < ROWS; m++)
-          total[m][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(sums[m * num_groups + g]), total[m][t]);
-      }
+      const Floats scale = scales_at(a, a.scales, tile + t, g);
+      for (int m = 0; m < ROWS; m++) total[m][t] = _mm512_fmadd_ps(scale, sums.value(in, row, g, m, t), total[m][t]);
+      if (a.offsets == nullptr) continue;
+      Floats offset = scales_at(a, a.offsets, tile + t, g);
+      if constexpr (K::BITS == 4) offset = _mm512_fmadd_ps(scale, _mm512_set1_ps(8), offset);
+      for (int m = 0; m < ROWS; m++)
+        total[m][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(in.sums[g * in.num_rows + row + m]), total[m][t]);
     }
   }
   for (int t = 0; t < TILES; t++) {
@@ -237,105 +520,107 @@ void block(const Matrix& a, const Decoder<BITS>& decoder, const X* x, const floa
     const int num = a.num_outputs - n < 16 ? a.num_outputs - n : 16;
     const __mmask16 mask = num >= 16 ? 0xffff : (1 << num) - 1;
     const Floats bias = a.bias ? _mm512_maskz_loadu_ps(mask, a.bias + n) : _mm512_setzero_ps();
-    for (int m = 0; m < ROWS; m++) store(y + m * a.num_outputs + n, _mm512_add_ps(total[m][t], bias), num);
+    for (int m = 0; m < ROWS; m++) store(y + (row + m) * a.num_outputs + n, _mm512_add_ps(total[m][t], bias), num);
   }
 }
 
-// Tiles that are computed together: enough independent sums to hide an instruction's latency, as
-// many as there are registers for. One row of bfloat16 waits for memory alone.
-constexpr int tiles_for(int rows, int bits) {
-  if (rows == 1) return bits == 16 ? 1 : 4;
-  return rows == 2 ? 6 : rows <= 4 ? 4 : rows <= 6 ? 3 : 2;
-}
-constexpr int MOST_ROWS = 8;
-
-template <int BITS, int SCALES, bool SIGNED, bool OFFSETS, int ROWS, typename X>
-void some_tiles(const Matrix& a, const Decoder<BITS>& decoder, const X* x, const float* sums, X* y,
-                int64_t first, int64_t last) {
-  constexpr int TILES = tiles_for(ROWS, BITS);
-  int64_t tile = first;
-  for (; tile + TILES <= last; tile += TILES)
-    block<BITS, SCALES, SIGNED, OFFSETS, ROWS, TILES>(a, decoder, x, sums, y, tile);
-  for (; tile < last; tile++) block<BITS, SCALES, SIGNED, OFFSETS, ROWS, 1>(a, decoder, x, sums, y, tile);
+template <class K, int ROWS>
+void some_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, int64_t row, int64_t first,
+                int64_t last) {
+  if constexpr (ROWS <= K::Way::most_rows) {
+    constexpr int TILES = K::Way::tiles(ROWS);
+    if constexpr (requires { K::Way::shape(in, ROWS); }) K::Way::shape(in, ROWS);
+    int64_t tile = first;
+    for (; tile + TILES <= last; tile += TILES) block<K, ROWS, TILES>(a, in, y, row, tile);
+    for (; tile < last; tile++) block<K, ROWS, 1>(a, in, y, row, tile);
+  }
 }
 
-template <int BITS, int SCALES, bool SIGNED, bool OFFSETS, typename X>
-void rows_of_tiles(const Matrix& a, const Decoder<BITS>& decoder, const X* x, const float* sums, X* y,
-                   int64_t num_rows, int64_t first, int64_t last) {
-  const int64_t num_groups = a.num_inputs / a.group;
-  while (num_rows > 0) {
-    int64_t now = num_rows <= MOST_ROWS ? num_rows : num_rows < 2 * MOST_ROWS ? (num_rows + 1) / 2 : MOST_ROWS;
+template <class K>
+void rows_of_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, int64_t first, int64_t last) {
+  constexpr int64_t MOST = K::Way::most_rows;
+  for (int64_t row = 0, now; row < in.num_rows; row += now) {
+    const int64_t left = in.num_rows - row;
+    now = left <= MOST ? left : left < 2 * MOST ? (left + 1) / 2 : MOST;
+    switch (now) {
 #define CASE(R) \
-  case R: some_tiles<BITS, SCALES, SIGNED, OFFSETS, R>(a, decoder, x, sums, y, first, last); break;
-    switch (now) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+  case R: some_tiles<K, R>(a, in, y, row, first, last); break;
+      CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+      CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16)
 #undef CASE
-    num_rows -= now;
-    x += now * a.num_inputs;
-    y += now * a.num_outputs;
-    sums += now * num_groups;
-  }
-}
-
-inline float as_float(float x) { return x; }
-inline float as_float(uint16_t x) {
-  const uint32_t bits = (uint32_t)x << 16;
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
-
-template <int BITS, int SCALES, bool SIGNED, bool OFFSETS, typename X>
-void multiply(const Matrix& a, const X* x, X* y, int64_t num_rows, float* sums) {
-  const int64_t num_tiles = (a.num_outputs + 15) / 16;
-  if constexpr (OFFSETS) {
-    const int64_t num_sums = num_rows * (a.num_inputs / a.group);
-    for (int64_t i = 0; i < num_sums; i++) {
-      float sum = 0;
-      for (int64_t k = 0; k < a.group; k++) sum += as_float(x[i * a.group + k]);
-      sums[i] = sum;
     }
   }
+}
+
+template <class K>
+void all_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y) {
+  const int64_t num_tiles = (a.num_outputs + 15) / 16;
   // Pieces are handed out as threads become free: one that has lost its core delays little.
   const int64_t piece = 4 * ((num_tiles / 4 + 8 * omp_get_max_threads() - 1) / (8 * omp_get_max_threads()) + 1);
 #pragma omp parallel
   {
-    const Decoder<BITS> decoder;
-#pragma omp for schedule(dynamic)
-    for (int64_t first = 0; first < num_tiles; first += piece) {
-      const int64_t last = first + piece < num_tiles ? first + piece : num_tiles;
-      rows_of_tiles<BITS, SCALES, SIGNED, OFFSETS>(a, decoder, x, sums, y, num_rows, first, last);
-    }
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t first = 0; first < num_tiles; first += piece)
+      rows_of_tiles<K>(a, in, y, first, first + piece < num_tiles ? first + piece : num_tiles);
+#ifdef HAS_TILE_REGISTERS
+    if constexpr (requires { K::Way::shape(in, 1); }) _tile_release();
+#endif
   }
 }
 
-template <typename X>
-int product(int bits, int scales, int is_signed, const Matrix& a, const X* x, X* y, int64_t rows, float* sums) {
-  const bool offsets = a.offsets != nullptr;
-#define FORM(B, S, SIGN, O) \
-  if (bits == B && scales == S && is_signed == SIGN && offsets == O) { \
-    multiply<B, S, SIGN, O>(a, x, y, rows, sums); \
-    return 0; \
+// -- the form and the way -------------------------------------------------------------------------
+
+template <int BITS>
+void multiply(const Matrix& a, const uint16_t* x, uint16_t* y, int64_t num_rows) {
+  static thread_local Inputs<uint16_t> in;
+  in.take(a, x, num_rows);
+#define BY(...) return all_tiles<Kind<BITS, __VA_ARGS__, uint16_t>>(a, in, y)
+  if constexpr (BITS == 16) {
+#ifdef HAS_TILE_REGISTERS
+    if (a.num_inputs % 32 == 0 && may_use_tiles()) BY(PairsInTiles);
+#endif
+#ifdef __AVX512BF16__
+    BY(InPairs);
+#else
+    BY(InFloats<BITS, uint16_t>);
+#endif
+  } else {
+#ifdef __AVX512VNNI__
+    in.split(BITS == 8 ? 1 : 1.f / 16);
+#ifdef HAS_TILE_REGISTERS
+    // Of few rows, the other way is faster.
+    if (num_rows > (BITS == 8 ? 1 : 3) && a.group % 16 == 0 && may_use_tiles()) BY(DigitsInTiles<BITS>);
+#endif
+    BY(InDigits<BITS>);
+#else
+    if (a.offsets) in.add_up();
+    BY(InFloats<BITS, uint16_t>);
+#endif
   }
-  FORM(16, ONE, false, false)
-  FORM(8, FLOAT32, false, false)
-  FORM(8, FLOAT16, false, false)
-  FORM(8, BYTES, true, false)
-  FORM(4, FLOAT32, false, true)
-  FORM(4, FLOAT16, false, true)
-  FORM(4, BYTES, false, true)
-#undef FORM
-  return 1;
+#undef BY
+}
+
+template <int BITS>
+void multiply(const Matrix& a, const float* x, float* y, int64_t num_rows) {
+  static thread_local Inputs<float> in;
+  in.take(a, x, num_rows);
+  if (a.offsets) in.add_up();
+  all_tiles<Kind<BITS, InFloats<BITS, float>, float>>(a, in, y);
+}
+
+template <typename X>
+int product(const Matrix& a, const X* x, X* y, int64_t rows) {
+  if ((a.bits == 16) != (a.form == ONE)) return 1;
+  if (a.bits == 16) multiply<16>(a, x, y, rows);
+  if (a.bits == 8) multiply<8>(a, x, y, rows);
+  if (a.bits == 4) multiply<4>(a, x, y, rows);
+  return 0;
 }
 
 }  // namespace
 
-extern "C" int slipstream_product(int bits, int scales, int is_signed, int is_float32, const void* codes,
-                                  const void* scales_, const void* offsets, const void* units,
-                                  const void* bias, int64_t num_outputs, int64_t num_inputs, int64_t group,
-                                  int64_t unit, const void* x, void* y, int64_t rows, void* sums) {
-  const Matrix a = {(const uint8_t*)codes, (const uint8_t*)scales_, (const uint8_t*)offsets,
-                    (const float*)units, (const float*)bias, num_outputs, num_inputs, group, unit};
-  if (is_float32)
-    return product(bits, scales, is_signed, a, (const float*)x, (float*)y, rows, (float*)sums);
-  return product(bits, scales, is_signed, a, (const uint16_t*)x, (uint16_t*)y, rows, (float*)sums);
+extern "C" int slipstream_product(const void* matrix, int is_float32, const void* x, void* y, int64_t rows) {
+  const Matrix& a = *(const Matrix*)matrix;
+  if (is_float32) return product(a, (const float*)x, (float*)y, rows);
+  return product(a, (const uint16_t*)x, (uint16_t*)y, rows);
 }

@@ -7,11 +7,11 @@ many threads compute.
 """
 
 from collections.abc import Callable
-from functools import partial
+from ctypes import addressof
 
 import torch
 
-from engine.quantised.cpu_library import library
+from engine.quantised.cpu_library import Function, Matrix, library
 from engine.quantised.matrix import QuantisedMatrix
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -19,8 +19,9 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 DTYPES = (torch.float32, torch.bfloat16)
 TILE = 16  # outputs that lie side by side
+MOST_IN_GROUP = 1 << 16  # sums of more products of 8 bits may not fit into 32
 
-_FORMS = {torch.float32: 1, torch.float16: 2, torch.int8: 3, torch.uint8: 3}
+_FORMS = {torch.float32: 1, torch.float16: 2, torch.uint8: 3, torch.int8: 4}
 _INPUTS = {8: 4, 4: 8}  # bits -> number of inputs in 64 bytes of a tile
 
 
@@ -37,7 +38,6 @@ def quantised_product(
     if found is None:
         return None
     codes, num_inputs, units = matrix.codes, matrix.shape[1], matrix.units
-    form, is_signed = _FORMS[matrix.scales.dtype], int(matrix.scales.dtype == torch.int8)
     memory = (
         codes_of_8_bits(codes) if matrix.bits == 8 else codes_of_4_bits(codes),
         by_tile(matrix.scales),
@@ -46,8 +46,8 @@ def quantised_product(
         None if bias is None else bias.float().contiguous(),
     )
     unit = num_inputs if units is None else num_inputs // units.shape[2]
-    product = partial(found, matrix.bits, form, is_signed)
-    return TiledProduct(product, memory, (*matrix.shape, matrix.group, unit))
+    form = matrix.bits, _FORMS[matrix.scales.dtype]
+    return TiledProduct(found, form, memory, (*matrix.shape, matrix.group, unit))
 
 
 def tiled_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
@@ -64,49 +64,46 @@ def tiled_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | 
     pairs = _padded(weight).view(-1, TILE, num_inputs // 2, 2).transpose(1, 2).contiguous()
     memory = pairs, None, None, None, None if bias is None else bias.float().contiguous()
     sizes = num_outputs, num_inputs, num_inputs, num_inputs
-    return TiledProduct(partial(found, 16, 0, 0), memory, sizes)
+    return TiledProduct(found, (16, 0), memory, sizes)
 
 
 def _is_covered(matrix: QuantisedMatrix, dtype: torch.dtype) -> bool:
     num_inputs = matrix.shape[1]
     fits = matrix.group % _INPUTS[matrix.bits] == 0 and num_inputs % matrix.group == 0
-    if matrix.bits == 8:  # seven bits of magnitude hold no 128
-        fits &= int(matrix.codes.min()) > -128
-    has_offsets = matrix.bits == 4
+    fits &= matrix.group <= MOST_IN_GROUP
     if matrix.units is not None:
-        unit = num_inputs // matrix.units.shape[2]
-        fits &= unit % matrix.group == 0
-        fits &= matrix.scales.dtype == (torch.uint8 if has_offsets else torch.int8)
-    return fits and dtype in DTYPES and (matrix.offsets is not None) == has_offsets
+        fits &= num_inputs // matrix.units.shape[2] % matrix.group == 0
+    return fits and dtype in DTYPES
 
 
 class TiledProduct:
     """x [n, in] -> x W^T + b [n, out], with W laid out as cpu_products.cpp reads it.
 
+    form    bits of a weight; form of its scales
     memory  codes, scales, offsets, units, bias: each a tensor or None
     sizes   numbers of outputs and inputs; of inputs that share a scale, and a unit
     """
 
     def __init__(
         self,
-        product: Callable[..., int],
+        product: Function,
+        form: tuple[int, int],
         memory: tuple[torch.Tensor | None, ...],
         sizes: tuple[int, int, int, int],
     ) -> None:
         self._product = product
         self._memory = memory  # keeps alive what the addresses point to
-        self._rest = (*(0 if one is None else one.data_ptr() for one in memory), *sizes)
-        self._num_outputs, num_inputs, group, _ = sizes
-        has_offsets = memory[2] is not None
-        self._num_sums = num_inputs // group if has_offsets else 0  # of a row's inputs, by group
+        addresses = (0 if one is None else one.data_ptr() for one in memory)
+        self._matrix = Matrix(*form, *addresses, *sizes)
+        self._address = addressof(self._matrix)
+        self._num_outputs = sizes[0]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs [n, out], of the type of x."""
         x = x.contiguous()
-        y = x.new_empty(len(x), self._num_outputs)
-        sums = x.new_empty(len(x) * self._num_sums, dtype=torch.float32)
-        addresses = x.data_ptr(), y.data_ptr(), len(x), sums.data_ptr()
-        if self._product(int(x.dtype == torch.float32), *self._rest, *addresses):
+        num_rows, is_float32 = len(x), x.dtype == torch.float32
+        y = x.new_empty(num_rows, self._num_outputs)
+        if self._product(self._address, is_float32, x.data_ptr(), y.data_ptr(), num_rows):
             raise AssertionError("cpu_products.cpp has no such form")
         return y
 
@@ -118,22 +115,19 @@ def by_tile(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def codes_of_8_bits(codes: torch.Tensor) -> torch.Tensor:
-    """Return codes int8 [out, in] as uint8 [tiles, in / 4, 4, 2, 4, 2], sign and magnitude."""
-    codes = _padded(codes)
-    signs = (codes < 0).to(torch.uint8) << 7
-    split = (codes.abs().view(torch.uint8) | signs).view(-1, 4, 4, codes.shape[1] // 4, 2, 2)
-    return split.permute(0, 3, 1, 4, 2, 5).contiguous()
+    """Return codes int8 [out, in] as [tiles, in / 4, 16, 4]."""
+    return _padded(codes).view(-1, TILE, codes.shape[1] // 4, 4).transpose(1, 2).contiguous()
 
 
 def codes_of_4_bits(codes: torch.Tensor) -> torch.Tensor:
-    """Return codes uint8 [out, in / 2], two in each, as uint8 [tiles, in / 8, 16, 2, 2].
+    """Return codes uint8 [out, in / 2], two in each, as uint8 [tiles, in / 8, 16, 4].
 
-    The four inputs of the same parity among eight become a 16-bit number.
+    Byte j of eight inputs holds input j in its lower half and input 4 + j in its upper half.
     """
-    bytes_ = _padded(codes).view(-1, TILE, codes.shape[1] // 4, 4)
-    even, odd = bytes_ & 15, bytes_ >> 4
-    halves = [part[..., 0::2] | part[..., 1::2] << 4 for part in (even, odd)]
-    return torch.stack(halves, dim=3).transpose(1, 2).contiguous()
+    pairs = _padded(codes).view(-1, TILE, codes.shape[1] // 4, 2, 2)  # input 4 h + 2 i (+ 1)
+    even, odd = pairs & 15, pairs >> 4
+    halves = [part[..., 0, :] | part[..., 1, :] << 4 for part in (even, odd)]
+    return torch.stack(halves, dim=-1).flatten(3).transpose(1, 2).contiguous()
 
 
 def _padded(numbers: torch.Tensor) -> torch.Tensor:

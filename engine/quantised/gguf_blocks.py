@@ -17,14 +17,13 @@ import torch
 from engine.quantised.matrix import QuantisedMatrix, in_pairs
 
 
-def codes(kind: str, blocks: torch.Tensor) -> QuantisedMatrix | None:
-    """Return the weight that is stored in blocks of a type; None if it can only be dequantised.
+def codes(kind: str, blocks: torch.Tensor) -> QuantisedMatrix:
+    """Return the weight that is stored in blocks of a type.
 
     blocks  uint8 [out, blocks of a row, bytes of a block]
     """
     assert kind in _READERS, f"no reader for {kind}"
-    matrix = _READERS[kind](blocks)
-    return None if matrix.bits == 8 and (matrix.codes == -128).any() else matrix
+    return _READERS[kind](blocks)
 
 
 def weight(kind: str, blocks: torch.Tensor) -> torch.Tensor:
@@ -51,8 +50,7 @@ def _q6_k(blocks: torch.Tensor) -> QuantisedMatrix:
 
 
 def _q4_0(blocks: torch.Tensor) -> QuantisedMatrix:
-    scales = _halves(blocks, 0)
-    return QuantisedMatrix(4, in_pairs(_nibbles(blocks[..., 2:])), scales, -8 * scales)
+    return QuantisedMatrix(4, in_pairs(_nibbles(blocks[..., 2:])), _halves(blocks, 0))
 
 
 def _q5_0(blocks: torch.Tensor) -> QuantisedMatrix:

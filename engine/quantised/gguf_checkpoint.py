@@ -65,7 +65,7 @@ class GgufCheckpoint:
     def matrices(self, model: Any) -> Iterator[tuple[str, QuantisedMatrix]]:
         """Yield (path in the model, weight as it is stored) of the linear layers, read one by one.
 
-        Layers whose weights are plain, or can only be dequantised, are left out. If the output
+        Layers whose weights are plain are left out. If the output
         matrix is that of the embeddings, both are read.
 
         model  the model on `meta` (without memory)
@@ -78,16 +78,12 @@ class GgufCheckpoint:
                 name = "model.embed_tokens.weight"
             if name not in self._gguf.tensors or self._gguf.tensors[name].kind in PLAIN:
                 continue
-            matrix = self._codes(name)
-            if matrix is not None:
-                yield path, matrix
+            yield path, self._codes(name)
 
-    def _codes(self, name: str) -> QuantisedMatrix | None:
+    def _codes(self, name: str) -> QuantisedMatrix:
         """Return a quantised weight as it is stored. Raises ModelError if it is not finite."""
         entry = self._gguf.tensors[name]
         matrix = gguf_blocks.codes(entry.kind, self._blocks(entry, _CPU))
-        if matrix is None:
-            return None
         for numbers in (matrix.scales, matrix.offsets, matrix.units):
             if numbers is not None and numbers.is_floating_point():
                 self._refuse_not_finite(entry, numbers.sum(dtype=torch.float32))

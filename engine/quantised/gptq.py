@@ -90,7 +90,7 @@ def weight(form: Gptq, tensors: Tensors) -> torch.Tensor:
 def codes(form: Gptq, tensors: Tensors) -> QuantisedMatrix | None:
     """Return the weight [out, in] as it is stored; None if it can only be dequantised.
 
-    That is so if the inputs of a group are not adjacent (act-order), or a code of 8 bits is -128.
+    That is so if the inputs of a group are not adjacent (act-order).
 
     Raises:
         BadTensors: as `weight`.

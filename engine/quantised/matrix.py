@@ -2,9 +2,9 @@
 
     weight[o, i] = scale[o, i // group] * code[o, i] (+ offset[o, i // group])
 
-Codes of 8 bits are signed, those of 4 bits are not. All formats for CPUs (GGUF's blocks, GPTQ, AWQ,
-and what `--quantization` makes of plain weights) are read into this one form. Owns the form; knows
-no file, no layer and no kernel.
+Codes of 8 bits are signed, those of 4 bits are not; without offsets their 8 stands for zero. All
+formats for CPUs (GGUF's blocks, GPTQ, AWQ, and what `--quantization` makes of plain weights) are
+read into this one form. Owns the form; knows no file, no layer and no kernel.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ class QuantisedMatrix:
     """A quantised weight [out, in].
 
     bits     of a code: 8 or 4
-    codes    8 bits: int8 [out, in], from -127 to 127; 4 bits: uint8 [out, in / 2], two codes from
-             0 to 15 in each, the earlier input in the lower half
+    codes    8 bits: int8 [out, in]; 4 bits: uint8 [out, in / 2], two codes from 0 to 15 in each,
+             the earlier input in the lower half
     scales   [out, in / group] float32 or float16; int8 or uint8 where there are `units`
-    offsets  likewise; None: all are 0
+    offsets  likewise; None: 0 with 8 bits, -8 times the scale with 4 bits
     units    float32 [2, out, in / unit]: what scales and offsets are multiplied with (GGUF's K
              formats); None: 1
     """
@@ -47,6 +47,8 @@ class QuantisedMatrix:
         codes = self.codes
         if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
+            if self.offsets is None:
+                codes = codes.to(torch.int8) - 8
         weight = codes.float().view(len(codes), -1, self.group) * self._wide(0)[..., None]
         if self.offsets is not None:
             weight += self._wide(1)[..., None]
@@ -98,17 +100,17 @@ def in_pairs(codes: torch.Tensor) -> torch.Tensor:
 
 def of_integers(
     bits: int, numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
-) -> QuantisedMatrix | None:
-    """Return the matrix scale * (integer - zero point); None if a code of 8 bits would be -128.
+) -> QuantisedMatrix:
+    """Return the matrix scale * (integer - zero point).
 
     numbers        unsigned integers, float32 [in, out]
     scales, zeros  float32 [groups, out]; the inputs of a group are adjacent
     """
     scales, zeros = scales.t().contiguous(), zeros.t()
+    middle = 1 << (bits - 1)
+    is_symmetric = bool((zeros == middle).all())
     if bits == 4:
-        return QuantisedMatrix(4, in_pairs(numbers.t().to(torch.uint8)), scales, -scales * zeros)
-    if not numbers.min() > 0:
-        return None
-    codes = (numbers.t() - 128).to(torch.int8).contiguous()
-    offsets = scales * (128 - zeros) if (zeros != 128).any() else None
-    return QuantisedMatrix(8, codes, scales, offsets)
+        codes, start = in_pairs(numbers.t().to(torch.uint8)), 0
+    else:
+        codes, start = (numbers.t() - middle).to(torch.int8).contiguous(), middle
+    return QuantisedMatrix(bits, codes, scales, None if is_symmetric else scales * (start - zeros))

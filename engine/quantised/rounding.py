@@ -1,6 +1,7 @@
 """Round plain weights to 8 or 4 bits (`--quantization`): weights only, to the nearest code.
 
-    int8  a scale for each group of 32 inputs: the number of largest size is code 127 or -127
+    int8  a scale for each group of 64 inputs (32 if these do not come out even): the number of
+          largest size is code 127 or -127
     int4  a scale for each group of 32 inputs: the number of largest size is code 0, and 8 stands
           for zero; the output matrix is rounded to 8 bits
 
@@ -19,8 +20,8 @@ from engine.quantised.matrix import QuantisedMatrix, in_pairs
 
 BITS = {"int8": 8, "int4": 4}
 GROUP = 32
+_LARGE_GROUP = 64  # of 8 bits: what an instruction of AMX takes at once
 _AT_ONCE = 1 << 22  # weights rounded at a time, because float32 takes twice or four times as much
-_BYTES = {8: 1 + 2 / GROUP, 4: 0.5 + 4 / GROUP}  # of a weight, with its share of scales
 
 
 def quantised(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
@@ -28,31 +29,36 @@ def quantised(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
     assert weight.shape[1] % GROUP == 0, "no whole groups"
     step = max(1, _AT_ONCE // weight.shape[1])
     parts = [_rounded(weight[i : i + step].float(), bits) for i in range(0, len(weight), step)]
-    offsets = [part.offsets for part in parts if part.offsets is not None]
     return QuantisedMatrix(
         bits,
         torch.cat([part.codes for part in parts]),
         torch.cat([part.scales for part in parts]),
-        torch.cat(offsets) if offsets else None,
     )
+
+
+def _group(bits: int, num_inputs: int) -> int:
+    """Return how many inputs share a scale."""
+    return _LARGE_GROUP if bits == 8 and num_inputs % _LARGE_GROUP == 0 else GROUP
 
 
 def _rounded(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
     """Return some rows of a weight, float32, rounded."""
-    groups = weight.view(len(weight), -1, GROUP)
+    groups = weight.view(len(weight), -1, _group(bits, weight.shape[1]))
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True)).squeeze(2)
     scales = (largest.abs() / 127 if bits == 8 else largest / -8).half()
     codes = (groups / torch.where(scales == 0, 1.0, scales.float())[..., None]).round_()
     if bits == 8:
         return QuantisedMatrix(8, codes.clamp_(-127, 127).to(torch.int8).flatten(1), scales)
     pairs = (codes + 8).clamp_(0, 15).to(torch.uint8).flatten(1)
-    return QuantisedMatrix(4, in_pairs(pairs), scales, -8 * scales)
+    return QuantisedMatrix(4, in_pairs(pairs), scales)
 
 
 def num_bytes(model: Any, method: str) -> int:
     """Return the bytes that a model's quantised matrices will take."""
-    paths = _linears(model, method)
-    return sum(int(_BYTES[bits] * weight.numel()) for _, weight, bits in paths)
+    return sum(
+        weight.numel() * bits // 8 + 2 * weight.numel() // _group(bits, weight.shape[1])
+        for _, weight, bits in _linears(model, method)
+    )
 
 
 def matrices(

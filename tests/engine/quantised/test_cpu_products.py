@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -33,7 +34,7 @@ def integers(low: int, high: int, *shape: int) -> torch.Tensor:
 
 
 def eight_bits(num_outputs: int, group: int, dtype: torch.dtype) -> QuantisedMatrix:
-    codes = integers(-127, 127, num_outputs, NUM_INPUTS).to(torch.int8)
+    codes = integers(-128, 127, num_outputs, NUM_INPUTS).to(torch.int8)
     return QuantisedMatrix(8, codes, numbers(num_outputs, NUM_INPUTS // group).to(dtype))
 
 
@@ -56,11 +57,19 @@ def like_q6_k(num_outputs: int) -> QuantisedMatrix:
     return QuantisedMatrix(8, codes, scales, units=units)
 
 
+def like_q5_k(num_outputs: int) -> QuantisedMatrix:
+    codes = integers(0, 31, num_outputs, NUM_INPUTS).to(torch.int8)
+    other = like_q4_k(num_outputs)
+    return QuantisedMatrix(8, codes, other.scales, other.offsets, other.units)
+
+
 KINDS: dict[str, Callable[[int], QuantisedMatrix]] = {
     "a scale for each output": lambda n: eight_bits(n, NUM_INPUTS, torch.float32),
     "Q8_0": lambda n: eight_bits(n, 32, torch.float16),
     "Q6_K": like_q6_k,
     "Q4_K": like_q4_k,
+    "Q4_0": lambda n: replace(four_bits(n, 32, torch.float16), offsets=None),
+    "Q5_K": like_q5_k,
     "groups of 128": lambda n: four_bits(n, 128, torch.float32),
     "groups of 32, float16": lambda n: four_bits(n, 32, torch.float16),
 }
@@ -105,11 +114,45 @@ def test_a_product_is_that_with_the_dequantised_matrix(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_the_same_bits_whatever_other_rows_there_are(kind: str) -> None:
+def test_with_bfloat16_inputs_only_the_outputs_are_rounded(kind: str) -> None:
+    # Inputs of very different sizes: eight bits for each group of them would not do, nor sixteen.
     skip_without_a_library()
-    product = quantised_product(KINDS[kind](100), None, torch.float32)
+    matrix = KINDS[kind](257)
+    product = quantised_product(matrix, None, torch.bfloat16)
     assert product is not None
-    x = numbers(17, NUM_INPUTS)
+    x = (
+        numbers(5, NUM_INPUTS) * torch.logspace(-3, 0, NUM_INPUTS)[integers(0, 511, NUM_INPUTS)]
+    ).bfloat16()
+    want = F.linear(x.double(), matrix.dequantised().double())
+    assert (product(x) == want.bfloat16()).float().mean() > 0.998
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_spoils_its_own_row_alone(kind: str) -> None:
+    skip_without_a_library()
+    matrix = KINDS[kind](100)
+    for dtype in TOLERANCES:
+        product = quantised_product(matrix, None, dtype)
+        assert product is not None
+        x = numbers(4, NUM_INPUTS).to(dtype)
+        want = product(x)
+        x[1, 3], x[2, 7] = torch.nan, torch.inf
+        x[3] = 0
+        found = product(x)
+        assert torch.equal(found[0], want[0])
+        assert not found[1:3].isfinite().any()
+        assert not found[3].any()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_the_same_bits_whatever_other_rows_there_are(
+    kind: str, dtype: torch.dtype
+) -> None:
+    skip_without_a_library()
+    product = quantised_product(KINDS[kind](100), None, dtype)
+    assert product is not None
+    x = numbers(17, NUM_INPUTS).to(dtype)
     rows = [product(x[i : i + 1])[0] for i in range(len(x))]
     for num_rows in range(1, len(x) + 1):
         assert torch.equal(product(x[:num_rows]), torch.stack(rows[:num_rows]))
@@ -131,10 +174,12 @@ def test_a_bfloat16_matrix_may_lie_in_tiles_too(num_outputs: int) -> None:
     weight, bias = numbers(num_outputs, NUM_INPUTS).bfloat16(), numbers(num_outputs).bfloat16()
     product = tiled_product(weight, bias)
     assert product is not None
+    x = numbers(max(NUM_ROWS), NUM_INPUTS).bfloat16()
+    rows = product(x)
+    want = F.linear(x.double(), weight.double(), bias.double())
+    assert relative_error(rows, want) < TOLERANCES[torch.bfloat16]
     for num_rows in NUM_ROWS:
-        x = numbers(num_rows, NUM_INPUTS).bfloat16()
-        want = F.linear(x.double(), weight.double(), bias.double())
-        assert relative_error(product(x), want) < TOLERANCES[torch.bfloat16]
+        assert torch.equal(product(x[:num_rows]), rows[:num_rows])
 
 
 def test_matrices_of_different_kinds_are_not_stacked() -> None:
@@ -149,9 +194,6 @@ def test_what_the_kernel_cannot_do_is_left_to_others() -> None:
     usual = eight_bits(16, 32, torch.float32)
     assert quantised_product(usual, None, torch.float16) is None
     assert quantised_product(usual, None, torch.float64) is None
-    lowest = QuantisedMatrix(8, usual.codes.clone(), usual.scales)
-    lowest.codes[3, 5] = -128
-    assert quantised_product(lowest, None, torch.float32) is None
 
 
 @pytest.fixture
@@ -237,3 +279,27 @@ def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert library() is not None
     assert [call.args[0][1] for call in ran.call_args_list] == ["--version"]
     assert len(list((tmp_path / "slipstream" / "products").iterdir())) == 1
+
+
+LESSER = {
+    "without AMX": ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"),
+    "without products of 8 bits": ("-mno-avx512vnni",),
+    "without products of bfloat16": ("-mno-amx-tile", "-mno-avx512bf16"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_nothing_is_loaded")
+@pytest.mark.parametrize("options", LESSER.values(), ids=LESSER)
+def test_a_processor_with_fewer_instructions_computes_the_same(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    skip_without_a_library()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cpu_library, "_OPTIONS", (*cpu_library._OPTIONS, *options))
+    for kind in KINDS:
+        test_a_product_is_that_with_the_dequantised_matrix(kind, torch.bfloat16, 2)
+        test_with_bfloat16_inputs_only_the_outputs_are_rounded(kind)
+        test_what_is_no_number_spoils_its_own_row_alone(kind)
+        test_a_row_is_the_same_bits_whatever_other_rows_there_are(kind, torch.bfloat16)
+    test_a_bfloat16_matrix_may_lie_in_tiles_too(100)
