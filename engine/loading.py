@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from engine import cpu_library
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import one_line, refuse_odd_file
 from engine.checkpoint.model import LoadedModel, load_model
@@ -28,7 +29,6 @@ from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import longest_text, num_lanes_that_fit
 from engine.places import Places
-from engine.quantised import cpu_library
 from engine.quantised.asked import KEEPING, refuse_elsewhere
 from engine.quantised.linear import is_quantised
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits

@@ -35,7 +35,7 @@ from engine.device import cpu_flags, processor
 from engine.errors import ModelError
 from engine.forward import forward
 from engine.forward.forward import LAST, Backend, Layers, Output, Say, Spans, features_of, silent
-from engine.forward.fused import FusedBackend, qkv_of
+from engine.forward.fused import FusedBackend
 from engine.forward.kept_programs import (
     Lengths,
     Program,
@@ -47,6 +47,7 @@ from engine.forward.kept_programs import (
     program_key,
 )
 from engine.forward.linears import Linear
+from engine.forward.llama_parts import qkv_of
 from engine.forward.masks import KindMasks
 from engine.forward.operators import stack
 from engine.layout.slots import LaneLayout, Span

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import LoadedModel
 from engine.device import send
 from engine.errors import ModelError
+from engine.forward.cpu_operators import CpuOperators, attention, operators
 from engine.forward.few_rows import FEW_ROWS_DEVICES, FewRows, num_parts, parts_of
 from engine.forward.forward import (
     LAST,
@@ -43,7 +43,8 @@ from engine.forward.forward import (
 )
 from engine.forward.kv_cache import first_not_finite
 from engine.forward.lane_attention import LaneAttention, LayerPlan, Plan, Projections
-from engine.forward.linears import Linear, take, unpacked
+from engine.forward.linears import take, unpacked
+from engine.forward.llama_parts import qkv_of, rotations, why_not_fused
 from engine.forward.masks import KindMasks
 from engine.forward.operators import (
     FORMS,
@@ -58,10 +59,12 @@ from engine.forward.operators import (
     rms_norm,
 )
 from engine.forward.small_operators import SmallOperators, Trial
-from engine.layout.slots import LaneLayout
-from engine.quantised.linear import QuantisedLinear
+from engine.layout.slots import LaneLayout, Span
 from engine.tensor_parallel.split import first_says, joined, summed
 
+_TRIED_ROWS = 4  # of the pass in which merged operators are compared and timed
+# Largest difference of a pass's logits by other operators, relative to the largest logit.
+_PASS_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2**-4}
 _MOST_IN_CACHES = 1 << 26  # bytes of weights; beyond, each pass reads them from memory
 
 
@@ -138,7 +141,7 @@ class FusedBackend(Recordable):
         self._group = self._num_heads // self._num_kv_heads
         shape = (len(model.layers), 2 * self._num_kv_heads, lanes.total, self._dim)
         self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
-        self.rotations = _rotations(model, min(lanes.num_slots, loaded.max_model_len), loaded)
+        self.rotations = rotations(model, min(lanes.num_slots, loaded.max_model_len), loaded)
         self._embeddings = model.embed_tokens.weight.detach()
         form = of_pairs if loaded.device.type == "cpu" else at_once
         self._layers = [
@@ -156,6 +159,7 @@ class FusedBackend(Recordable):
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
         self._head = self._whole(unpacked([self._head_module]))
+        self._cpu_operators: CpuOperators | None = None  # merged operators of passes on a CPU
         self._small: SmallOperators | None = None  # made at load, only for recorded passes
         self._norm_weights: list[_NormWeights] = []
         self.is_merged = False  # True: recorded passes use the merged operators
@@ -241,8 +245,12 @@ class FusedBackend(Recordable):
 
     def _choose_forms(self) -> None:
         """Choose the fastest forms of attention and norms, by timing."""
-        self._attention.choose_forms()
+        # Of several ranks only some may find the library; a recording holds operators of torch.
+        is_alone = self._device.type == "cpu" and self._rank is None and not self._is_recorded
+        self._attention.choose_forms(attention(self.cache.dtype, self._dim) if is_alone else {})
         self._choose_norms()
+        if is_alone:
+            self._choose_operators()
 
     def _choose_norms(self) -> None:
         """Choose the fastest form of the norms, timed for one row, as most passes have."""
@@ -254,6 +262,35 @@ class FusedBackend(Recordable):
             layer.before_attention = _norm(layer.module.input_layernorm, form)
             layer.before_mlp = _norm(layer.module.post_attention_layernorm, form)
             layer.head_norm = self._head_norm(layer.module.self_attn, form)
+
+    def _choose_operators(self) -> None:
+        """Merge the operators between products if that is faster here and gives the same numbers.
+
+        Overwrites the first slots of the cache.
+        """
+        epsilons = {float(norm.variance_epsilon) for norm in self._norms()}
+        merged = operators(self.cache.dtype, epsilons.pop()) if len(epsilons) == 1 else None
+        if merged is None:
+            return
+        self._norm_weights = self._weights_of_norms()
+        rows = torch.arange(_TRIED_ROWS).repeat(3, 1)
+        made = self._attention.projections(_TRIED_ROWS)
+        masks = [self.cache.new_zeros(1, 1, _TRIED_ROWS, _TRIED_ROWS) for _ in self.kinds.numbers]
+
+        def passed(which: CpuOperators | None) -> torch.Tensor:
+            self._cpu_operators = which
+            plan = self._attention.plan(made.apart, (Span(0, _TRIED_ROWS),), masks, _TRIED_ROWS)
+            return self._compute(rows, made, plan, None, ()).logits.float()
+
+        with torch.inference_mode():
+            want, found = passed(None), passed(merged)
+            error = (found - want).abs().max() / want.abs().max()
+            forms = {"apart": partial(passed, None), "merged": partial(passed, merged)}
+            is_faster = quickest(forms) == "merged"
+        self._cpu_operators = (
+            merged if is_faster and error <= _PASS_TOLERANCES[self.cache.dtype] else None
+        )
+        self.cache[:, :, :_TRIED_ROWS].zero_()
 
     def forward(
         self,
@@ -305,7 +342,9 @@ class FusedBackend(Recordable):
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
-        """Run a pass with the operators one by one; return logits and features."""
+        """Run a pass with the operators one by one, or merged on a CPU; return its output."""
+        if self._cpu_operators is not None:
+            return self._compute_on_cpu(self._cpu_operators, rows, made, plan, keep, layers)
         ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
         hidden = F.embedding(ids, self._embeddings)
@@ -327,6 +366,42 @@ class FusedBackend(Recordable):
         if LAST not in layers:  # norm only the rows whose logits are wanted
             hidden = self._last_norm(hidden)
         return Output(self._head(hidden), features)
+
+    def _compute_on_cpu(
+        self,
+        merged: CpuOperators,
+        rows: torch.Tensor,
+        made: Projections,
+        plan: Plan,
+        keep: torch.Tensor | None,
+        layers: Layers,
+    ) -> Output:
+        """Run a pass like `_compute`, with merged operators."""
+        ids, positions, slots = rows.unbind()[:3]
+        cos, sin = self.rotations.index_select(1, positions)
+        hidden = F.embedding(ids, self._embeddings)
+        first = self._layers[0].module.input_layernorm.weight
+        normed = merged.add_and_norm(hidden, None, first)
+        states: dict[int, torch.Tensor] = {}
+        for number, (layer, weights, seen) in enumerate(
+            zip(self._layers, self._norm_weights, plan.layers, strict=True)
+        ):
+            if number in layers:
+                states[number] = hidden.clone()  # `hidden` changes in place below
+            qkv = layer.qkv(normed)
+            merged.turn_and_write(qkv, weights.heads, cos, sin, slots, made.heads, layer.cache)
+            attended = layer.out(self._attention.attend(plan, seen))
+            normed = merged.add_and_norm(hidden, attended, weights.before_mlp)
+            change = layer.down(merged.gate(layer.gate_up(normed)))
+            normed = merged.add_and_norm(hidden, change, weights.after)
+        if LAST in layers:
+            states[LAST] = normed
+        if keep is not None:
+            normed = normed.index_select(0, keep)
+        features = features_of(states, layers)
+        if not len(normed):  # the packed head takes no empty rows
+            return Output(normed.new_empty(0, self._vocab_size), features)
+        return Output(self._head(normed), features)
 
     def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
         """Return uninitialised memory for features, [num_rows, len(layers) * hidden_size]."""
@@ -501,44 +576,6 @@ class FusedBackend(Recordable):
         """Return where NaN or infinity first occurred in these slots, or None (see `Backend`)."""
         with torch.inference_mode():
             return first_not_finite(self.cache.unbind(), first, length)
-
-
-def why_not_fused(model: Any) -> str | None:
-    """Return what this backend lacks to run `model`, worded to follow "has no", or None."""
-    config = model.config
-    if config.model_type not in FUSED:
-        return f"forward for {config.model_type}"
-    if getattr(config, "hidden_act", "silu") != "silu":
-        return f"{config.hidden_act} activation"
-    linears = [part for part in model.modules() if isinstance(part, Linear)]
-    expected = 7 * len(model.model.layers) + 1
-    kinds = (torch.nn.Linear, QuantisedLinear)
-    if len(linears) != expected or any(type(part) not in kinds for part in linears):
-        return "forward for linear layers of other kinds (quantised, adapted)"
-    plain = [part for part in linears if isinstance(part, torch.nn.Linear)]
-    if any(part.weight.dtype != model.dtype for part in plain):
-        return "forward for weights of several types"
-    return None
-
-
-def qkv_of(module: Any) -> list[Linear]:
-    """Return a layer's query, key and value projections, in the order of their joined outputs."""
-    attention = module.self_attn
-    return [attention.q_proj, attention.k_proj, attention.v_proj]
-
-
-def _rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Tensor:
-    """Return the rotary embedding's tables [2, positions, 1, dim], in the model's dtype.
-
-    The first is the cosines, the second the sines, negative in their first half. They come from the
-    model's own rotary embedding, whatever its scaling.
-    """
-    positions = torch.arange(num_positions, device=loaded.device)
-    with torch.inference_mode():
-        one = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
-        cos, sin = model.rotary_emb(one, position_ids=positions[None])
-        first, second = sin.chunk(2, dim=-1)
-        return torch.stack((cos[0], torch.cat((-first, second), dim=-1)[0]))[:, :, None]
 
 
 def _norm(module: Any, form: Form) -> Product:

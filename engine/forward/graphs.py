@@ -66,7 +66,8 @@ from engine.forward.forward import (
     Spans,
     silent,
 )
-from engine.forward.fused import FusedBackend, why_not_fused
+from engine.forward.fused import FusedBackend
+from engine.forward.llama_parts import why_not_fused
 from engine.forward.masks import from_words, words_of
 from engine.forward.operators import quickest
 from engine.forward.small_operators import MERGED_DEVICES

@@ -198,14 +198,17 @@ class LaneAttention:
                 self._projections[num_rows] = made
         return made
 
-    def choose_forms(self) -> None:
-        """Choose the fastest forms of attention, timed over the first layer's cache."""
-        self._one_row = self._quickest(FORMS_OF_ONE_ROW, 1, 1)
-        self._rows = self._quickest(FORMS_OF_ROWS, _TIMED_ROWS, 1)
-        count = self._lanes.count
-        if count > 1:
-            self._one_row_each = self._quickest_of_lanes(BATCHED_OF_ONE_ROW, self._one_row, 1)
-            self._rows_each = self._quickest_of_lanes(BATCHED_OF_ROWS, self._rows, _TIMED_ROWS)
+    def choose_forms(self, more: Mapping[str, Attention]) -> None:
+        """Choose the fastest forms of attention, timed over the first layer's cache.
+
+        more  forms besides those that are everywhere, by name; the same in all ranks
+        """
+        self._one_row = self._quickest({**FORMS_OF_ONE_ROW, **more}, 1, 1)
+        self._rows = self._quickest({**FORMS_OF_ROWS, **more}, _TIMED_ROWS, 1)
+        if self._lanes.count > 1:
+            one, some = {**BATCHED_OF_ONE_ROW, **more}, {**BATCHED_OF_ROWS, **more}
+            self._one_row_each = self._quickest_of_lanes(one, self._one_row, 1)
+            self._rows_each = self._quickest_of_lanes(some, self._rows, _TIMED_ROWS)
 
     def _quickest_of_lanes(
         self, forms: Mapping[str, Attention], alone: Attention, num_rows: int

@@ -6,12 +6,13 @@ rounded copy of it. A row's outputs are the same bits whatever other rows there 
 many threads compute.
 """
 
+import ctypes
 from collections.abc import Callable
-from ctypes import addressof
+from functools import cache
 
 import torch
 
-from engine.quantised.cpu_library import Function, Matrix, library
+from engine.cpu_library import library
 from engine.quantised.matrix import QuantisedMatrix
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -23,6 +24,28 @@ MOST_IN_GROUP = 1 << 16  # sums of more products of 8 bits may not fit into 32
 
 _FORMS = {torch.float32: 1, torch.float16: 2, torch.uint8: 3, torch.int8: 4}
 _INPUTS = {8: 4, 4: 8}  # bits -> number of inputs in 64 bytes of a tile
+
+
+class _Matrix(ctypes.Structure):
+    """The structure `Matrix` of cpu_products.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("bits", "form")),
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "offsets", "units", "bias")),
+        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs", "group", "unit")),
+    )
+
+
+@cache
+def _function(library: ctypes.CDLL) -> Callable[..., int]:
+    """Return the function `slipstream_product` of cpu_products.cpp."""
+    product = library.slipstream_product
+    product.restype = ctypes.c_int
+    product.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_int),
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
+    )
+    return product
 
 
 def quantised_product(
@@ -47,7 +70,7 @@ def quantised_product(
     )
     unit = num_inputs if units is None else num_inputs // units.shape[2]
     form = matrix.bits, _FORMS[matrix.scales.dtype]
-    return TiledProduct(found, form, memory, (*matrix.shape, matrix.group, unit))
+    return TiledProduct(_function(found), form, memory, (*matrix.shape, matrix.group, unit))
 
 
 def tiled_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
@@ -64,7 +87,7 @@ def tiled_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | 
     pairs = _padded(weight).view(-1, TILE, num_inputs // 2, 2).transpose(1, 2).contiguous()
     memory = pairs, None, None, None, None if bias is None else bias.float().contiguous()
     sizes = num_outputs, num_inputs, num_inputs, num_inputs
-    return TiledProduct(found, (16, 0), memory, sizes)
+    return TiledProduct(_function(found), (16, 0), memory, sizes)
 
 
 def _is_covered(matrix: QuantisedMatrix, dtype: torch.dtype) -> bool:
@@ -86,7 +109,7 @@ class TiledProduct:
 
     def __init__(
         self,
-        product: Function,
+        product: Callable[..., int],
         form: tuple[int, int],
         memory: tuple[torch.Tensor | None, ...],
         sizes: tuple[int, int, int, int],
@@ -94,8 +117,8 @@ class TiledProduct:
         self._product = product
         self._memory = memory  # keeps alive what the addresses point to
         addresses = (0 if one is None else one.data_ptr() for one in memory)
-        self._matrix = Matrix(*form, *addresses, *sizes)
-        self._address = addressof(self._matrix)
+        self._matrix = _Matrix(*form, *addresses, *sizes)
+        self._address = ctypes.addressof(self._matrix)
         self._num_outputs = sizes[0]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -199,12 +199,12 @@ def test_a_model_that_is_not_covered_runs_on_the_reference(tmp_path: Folder) -> 
 def test_a_fused_forward_that_errs_is_found_before_it_takes_the_weights(
     tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = engine.forward.fused._rotations
+    right = engine.forward.fused.rotations
 
     def wrong(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Tensor:
         return right(model, num_positions, loaded).abs()
 
-    monkeypatch.setattr(engine.forward.fused, "_rotations", wrong)
+    monkeypatch.setattr(engine.forward.fused, "rotations", wrong)
     loaded = load_model(str(make_model("llama", tmp_path)))
     assert make_executor(loaded, 128, backend="auto").backend == "reference"
     with pytest.raises(ModelError, match="llama gives other logits"):

@@ -7,10 +7,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from engine.cpu_library import library, why_not_here
 from engine.device import cpu_is_fast_in
 from engine.forward import operators
 from engine.forward.operators import Packer, unpacked
-from engine.quantised.cpu_library import library, why_not_here
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.quantised import cpu_library
-from engine.quantised.cpu_library import library, why_not_here
+from engine import cpu_library
+from engine.cpu_library import library, why_not_here
 from engine.quantised.cpu_products import quantised_product, tiled_product
 from engine.quantised.matrix import QuantisedMatrix, stacked
 
@@ -268,7 +268,7 @@ def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "small.cpp"
     source.write_text('extern "C" int slipstream_product() { return 0; }\n')
-    monkeypatch.setattr(cpu_library, "SOURCE", source)
+    monkeypatch.setattr(cpu_library, "SOURCES", (source,))
     assert library(compiles=False) is None
     assert tiled_product(torch.zeros(16, 16).bfloat16(), None) is None
     cpu_library.forget()
@@ -303,3 +303,4 @@ def test_a_processor_with_fewer_instructions_computes_the_same(
         test_what_is_no_number_spoils_its_own_row_alone(kind)
         test_a_row_is_the_same_bits_whatever_other_rows_there_are(kind, torch.bfloat16)
     test_a_bfloat16_matrix_may_lie_in_tiles_too(100)
+    assert len(list((tmp_path / "slipstream" / "products").iterdir())) == 1

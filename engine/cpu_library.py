@@ -1,11 +1,12 @@
-"""Compile the products with quantised matrices for this processor, once, and load them.
+"""Compile our C++ for this processor, once, and load it.
 
-Torch's own products with such weights reach half of the memory's bandwidth at one row, and take two
-to three times as long at eight (docs/decisions.md has the figures). Ours are written for the
-processor that they run on, so they are compiled where they run, with g++ or clang++, in some ten
-seconds. Later starts find the library in the cache.
+Torch's own products with weights of few bits reach half of the memory's bandwidth at one row, and
+take two to three times as long at eight (docs/decisions.md has the figures); its small operators
+take longer to call than to compute. Ours are written for the processor that they run on, so they
+are compiled where they run, with g++ or clang++, in some twenty seconds. Later starts find the
+library in the cache.
 
-Owns the library. Knows no matrix.
+Owns the library. Knows no matrix and no model.
 """
 
 import ctypes
@@ -15,10 +16,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
 
 from engine.cache import cache_folder
 from engine.checkpoint.files import one_line, shown
@@ -26,30 +25,19 @@ from engine.device import cpu_flags
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("cpu_products.cpp")
+SOURCES = tuple(
+    Path(__file__).parent / name
+    for name in ("quantised/cpu_products.cpp", "forward/cpu_operators.cpp")
+)
 NEEDED = {"avx512f", "avx512bw", "avx512vl"}
-LIMIT_S = 300.0  # the compiler takes ten seconds, on a busy machine a minute
+LIMIT_S = 300.0  # the compiler takes twenty seconds, on a busy machine a minute
 
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
 
 
-class Matrix(ctypes.Structure):
-    """The structure `Matrix` of cpu_products.cpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("bits", "form")),
-        *((name, ctypes.c_void_p) for name in ("codes", "scales", "offsets", "units", "bias")),
-        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs", "group", "unit")),
-    )
-
-
-Function = Callable[..., int]
-"""The function `slipstream_product` of cpu_products.cpp"""
-
-
-def library(*, compiles: bool = True) -> Function | None:
-    """Return the products' function; None if there is none here.
+def library(*, compiles: bool = True) -> ctypes.CDLL | None:
+    """Return the library; None if there is none here.
 
     compiles  True: compile it if no earlier start has, and log a warning that says why it cannot
               be. False: take it from the cache or not at all
@@ -63,14 +51,16 @@ def library(*, compiles: bool = True) -> Function | None:
 
 
 @cache
-def made() -> tuple[Function | None, str | None]:
-    """Return the products' function, compiled if no earlier start has; or None and why not."""
+def made() -> tuple[ctypes.CDLL | None, str | None]:
+    """Return the library, compiled if no earlier start has; or None and why not."""
     why = why_not_here()
     try:
         if why is None:
             return _loaded(_compiled()), None
     except (OSError, subprocess.SubprocessError) as error:
-        why = f"{SOURCE.name} cannot be compiled ({_reason(error)}); name another compiler in CXX"
+        why = (
+            f"{SOURCES[0].name} cannot be compiled ({_reason(error)}); name another compiler in CXX"
+        )
     return None, why
 
 
@@ -79,7 +69,7 @@ def _warn(why: str) -> None:
     logger.warning("quantised weights are dequantised: %s", why)
 
 
-def _kept() -> Function | None:
+def _kept() -> ctypes.CDLL | None:
     path = _path_or_none()
     return _loaded(path) if path is not None and path.exists() else None
 
@@ -101,12 +91,12 @@ def forget() -> None:
 
 
 def is_kept() -> bool:
-    """True if an earlier start has compiled the products."""
+    """True if an earlier start has compiled the library."""
     return _kept() is not None
 
 
 def why_not_here() -> str | None:
-    """Return why products with quantised matrices cannot be compiled here, or None if they can."""
+    """Return why the library cannot be compiled here, or None if they can."""
     if missing := NEEDED - cpu_flags():
         return f"this processor has no {', '.join(sorted(missing))}"
     if _compiler() is None and (named := os.environ.get("CXX")):
@@ -139,7 +129,8 @@ def _path() -> Path:
         [compiler, "--version"], capture_output=True, text=True, timeout=LIMIT_S, check=True
     ).stdout
     flags = " ".join(sorted(cpu_flags()))
-    key = hashlib.sha256("\0".join((SOURCE.read_text(), about, flags, *_OPTIONS)).encode())
+    sources = (source.read_text() for source in SOURCES)
+    key = hashlib.sha256("\0".join((*sources, about, flags, *_OPTIONS)).encode())
     return _folder() / f"cpu-products-{key.hexdigest()[:20]}.so"
 
 
@@ -152,7 +143,7 @@ def _compiled() -> Path:
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            command = [str(_compiler()), *_OPTIONS, str(SOURCE), "-o", str(made)]
+            command = [str(_compiler()), *_OPTIONS, *map(str, SOURCES), "-o", str(made)]
             subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
             made.replace(path)  # whole or not at all, whoever else compiles at the same time
     return path
@@ -169,14 +160,5 @@ def _folder() -> Path:
 
 
 @cache
-def _loaded(path: Path) -> Function:
-    product: Any = ctypes.CDLL(str(path)).slipstream_product
-    product.restype = ctypes.c_int
-    product.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_int64,
-    )
-    return cast(Function, product)
+def _loaded(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))

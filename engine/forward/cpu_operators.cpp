@@ -1,0 +1,315 @@
+// The operators between the matrix products of a pass of a few rows, for CPUs with AVX-512.
+//
+// Numbers are float32, or bfloat16 that becomes float32 when it is read and is rounded once when it
+// is written. Where transformers rounds between two steps (a sum before its norm, an activation
+// before its product), so do these. A row's numbers do not depend on other rows.
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <vector>
+
+namespace {
+
+typedef __m512 Floats;
+typedef uint16_t Half;  // the upper half of a float32: bfloat16
+
+inline __mmask16 first(int64_t num) { return num >= 16 ? 0xffff : (1 << num) - 1; }
+
+inline Floats load(const float* x, __mmask16 mask = 0xffff) { return _mm512_maskz_loadu_ps(mask, x); }
+inline Floats load(const Half* x, __mmask16 mask = 0xffff) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, x)), 16));
+}
+
+// Returns bfloat16 numbers, rounded to the nearest, in the lower halves.
+inline __m512i rounded(Floats x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_srli_epi32(_mm512_mask_mov_epi32(up, is_nan, _mm512_set1_epi32(0x7fc00000)), 16);
+}
+
+inline void store(float* y, Floats x, __mmask16 mask = 0xffff) { _mm512_mask_storeu_ps(y, mask, x); }
+inline void store(Half* y, Floats x, __mmask16 mask = 0xffff) {
+  _mm256_mask_storeu_epi16(y, mask, _mm512_cvtepi32_epi16(rounded(x)));
+}
+
+// Returns what `x` becomes when it is written and read again.
+inline Floats as_written(Floats x, const float*) { return x; }
+inline Floats as_written(Floats x, const Half*) { return _mm512_castsi512_ps(_mm512_slli_epi32(rounded(x), 16)); }
+
+// e^x with an error of less than 2 in the last place; 0 below -104. NaN stays NaN.
+inline Floats exponential(Floats x) {
+  x = _mm512_min_ps(_mm512_set1_ps(89), _mm512_max_ps(_mm512_set1_ps(-104), x));
+  const Floats n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
+  Floats r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  Floats p = _mm512_set1_ps(1 / 5040.f);
+  for (const float c : {1 / 720.f, 1 / 120.f, 1 / 24.f, 1 / 6.f, 1 / 2.f, 1.f, 1.f}) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+  return _mm512_scalef_ps(p, n);
+}
+
+// -- norms ----------------------------------------------------------------------------------------
+
+// Returns 1 / sqrt(mean(x^2) + epsilon) of [dim] numbers.
+template <typename X>
+inline float inverse_size(const X* x, int64_t dim, float epsilon) {
+  Floats sum = _mm512_setzero_ps();
+  for (int64_t i = 0; i < dim; i += 16) {
+    const Floats part = load(x + i, first(dim - i));
+    sum = _mm512_fmadd_ps(part, part, sum);
+  }
+  return 1 / sqrtf(_mm512_reduce_add_ps(sum) / dim + epsilon);
+}
+
+template <typename X>
+inline void norm(const X* x, const X* weight, X* y, int64_t dim, float epsilon) {
+  const Floats factor = _mm512_set1_ps(inverse_size(x, dim, epsilon));
+  for (int64_t i = 0; i < dim; i += 16) {
+    const __mmask16 mask = first(dim - i);
+    store(y + i, _mm512_mul_ps(_mm512_mul_ps(load(x + i, mask), factor), load(weight + i, mask)), mask);
+  }
+}
+
+// hidden += change (if there is one), in place; normed = norm of it; all [rows, dim].
+template <typename X>
+void add_and_norm(X* hidden, const X* change, const X* weight, X* normed, int64_t rows, int64_t dim, float epsilon) {
+  for (int64_t m = 0; m < rows; m++, hidden += dim, normed += dim) {
+    if (change) {
+      for (int64_t i = 0; i < dim; i += 16) {
+        const __mmask16 mask = first(dim - i);
+        store(hidden + i, _mm512_add_ps(load(hidden + i, mask), load(change + i, mask)), mask);
+      }
+      change += dim;
+    }
+    norm(hidden, weight, normed, dim, epsilon);
+  }
+}
+
+// -- the feed-forward block's gate ----------------------------------------------------------------
+
+// y [rows, inner] = silu(gate) * up, of gates and ups [rows, 2 inner].
+template <typename X>
+void gate(const X* both, X* y, int64_t rows, int64_t inner) {
+  const Floats one = _mm512_set1_ps(1);
+  for (int64_t m = 0; m < rows; m++, both += 2 * inner, y += inner)
+    for (int64_t i = 0; i < inner; i += 16) {
+      const __mmask16 mask = first(inner - i);
+      const Floats x = load(both + i, mask);
+      const Floats below = _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x)));
+      store(y + i, _mm512_mul_ps(as_written(_mm512_div_ps(x, below), y), load(both + inner + i, mask)), mask);
+    }
+}
+
+// -- queries, keys and values ---------------------------------------------------------------------
+
+struct Heads {
+  int64_t num_rows, num_heads, num_kv_heads, dim, num_slots;
+  float epsilon;
+};
+
+// Norms (if there are weights) and turns the queries and keys of each row by its position. Writes
+// queries to `queries` and keys and values to the row's slot of the cache.
+//
+//   qkv, queries  [rows, (heads + 2 kv_heads) * dim]; of `queries` the first heads * dim are written
+//   weights       [heads + kv_heads or more, dim] or null
+//   cos, sin      [rows, dim]; sin is negative in its first half
+//   cache         [2 kv_heads, slots, dim]: keys, then values
+template <typename X>
+void turn_and_write(const Heads& h, const X* qkv, const X* weights, const X* cos, const X* sin, const int64_t* slots,
+                    X* queries, X* cache) {
+  const int64_t dim = h.dim, half = dim / 2, row = (h.num_heads + 2 * h.num_kv_heads) * dim;
+  std::vector<X> normed(dim);
+  for (int64_t m = 0; m < h.num_rows; m++, qkv += row, queries += row, cos += dim, sin += dim) {
+    X* place = cache + slots[m] * dim;
+    for (int64_t head = 0; head < h.num_heads + h.num_kv_heads; head++) {
+      const X* from = qkv + head * dim;
+      if (weights) {
+        norm(from, weights + head * dim, normed.data(), dim, h.epsilon);
+        from = normed.data();
+      }
+      X* to = head < h.num_heads ? queries + head * dim : place + (head - h.num_heads) * h.num_slots * dim;
+      for (int64_t i = 0; i < half; i += 16) {
+        const __mmask16 mask = first(half - i);
+        const Floats low = load(from + i, mask), high = load(from + half + i, mask);
+        const auto turned = [&](Floats self, Floats other, int64_t at) {
+          return _mm512_fmadd_ps(other, load(sin + at, mask), as_written(_mm512_mul_ps(self, load(cos + at, mask)), to));
+        };
+        const Floats new_low = turned(low, high, i), new_high = turned(high, low, half + i);
+        store(to + i, new_low, mask);
+        store(to + half + i, new_high, mask);
+      }
+    }
+    for (int64_t head = 0; head < h.num_kv_heads; head++)
+      memcpy(place + (h.num_kv_heads + head) * h.num_slots * dim, qkv + (h.num_heads + h.num_kv_heads + head) * dim,
+             dim * sizeof(X));
+  }
+}
+
+// -- attention ------------------------------------------------------------------------------------
+
+struct Look {
+  int64_t num_lanes, num_kv_heads, num_rows, num_keys, dim;
+  int64_t lane_stride, head_stride;           // of keys and values, in numbers
+  int64_t mask_lane_stride, mask_row_stride;  // 0: all rows share one
+  float scale;
+};
+
+// Returns the sums over the lanes of 16 registers.
+inline Floats sums_of(const Floats* v) {
+  Floats two[8], four[4];
+  for (int i = 0; i < 8; i++)
+    two[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+  for (int i = 0; i < 4; i++) {
+    const __m512d a = _mm512_castps_pd(two[2 * i]), b = _mm512_castps_pd(two[2 * i + 1]);
+    four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  const auto joined = [](Floats a, Floats b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return joined(joined(four[0], four[1]), joined(four[2], four[3]));
+}
+
+// Returns products of `dim` numbers of a query and a key, summed up to 16 sums. DIM: `dim`, or 0 if
+// it is known only now.
+template <int DIM>
+inline Floats products(const float* query, const float* key, int64_t dim) {
+  Floats sum = _mm512_setzero_ps();
+  for (int64_t i = 0; i < (DIM ? DIM : dim); i += 16) sum = _mm512_fmadd_ps(load(query + i), load(key + i), sum);
+  return sum;
+}
+
+template <int DIM>
+inline Floats products(const Half* query, const Half* key, int64_t dim) {
+  Floats sum = _mm512_setzero_ps();
+#ifdef __AVX512BF16__
+  for (int64_t i = 0; i < (DIM ? DIM : dim); i += 32) {
+    const __mmask32 mask = DIM || dim - i >= 32 ? 0xffffffff : 0xffff;
+    const __m512i a = _mm512_maskz_loadu_epi16(mask, query + i), b = _mm512_maskz_loadu_epi16(mask, key + i);
+    sum = _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+  }
+#else
+  for (int64_t i = 0; i < (DIM ? DIM : dim); i += 16) sum = _mm512_fmadd_ps(load(query + i), load(key + i), sum);
+#endif
+  return sum;
+}
+
+// Computes the scores of all rows and keys of a head, [rows, stride].
+template <int DIM, typename X>
+void score(const X* query, const X* keys, int64_t num_rows, int64_t num_keys, int64_t dim, int64_t stride,
+           float scale, float* scores) {
+  for (int64_t j = 0; j < num_keys; j += 16)
+    for (int64_t r = 0; r < num_rows; r++) {
+      Floats sums[16];
+      for (int64_t t = 0; t < 16; t++) {
+        const int64_t key = j + t < num_keys ? j + t : num_keys - 1;
+        sums[t] = products<DIM>(query + r * dim, keys + key * dim, dim);
+      }
+      store(scores + r * stride + j, _mm512_mul_ps(sums_of(sums), _mm512_set1_ps(scale)));
+    }
+}
+
+// Adds weights [keys] times values [keys, dim] of a head to BLOCKS * 16 numbers of ROWS rows.
+template <int ROWS, int BLOCKS, typename X>
+inline void weigh(const float* weights, int64_t stride, const X* values, int64_t num_keys, int64_t dim, X* out) {
+  Floats sum[ROWS][BLOCKS];
+  for (int r = 0; r < ROWS; r++)
+    for (int b = 0; b < BLOCKS; b++) sum[r][b] = _mm512_setzero_ps();
+  for (int64_t j = 0; j < num_keys; j++, values += dim) {
+    Floats value[BLOCKS];
+    for (int b = 0; b < BLOCKS; b++) value[b] = load(values + 16 * b);
+    for (int r = 0; r < ROWS; r++)
+      for (int b = 0; b < BLOCKS; b++)
+        sum[r][b] = _mm512_fmadd_ps(_mm512_set1_ps(weights[r * stride + j]), value[b], sum[r][b]);
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int b = 0; b < BLOCKS; b++) store(out + r * dim + 16 * b, sum[r][b]);
+}
+
+template <int ROWS, typename X>
+inline void weigh_all(const float* weights, int64_t stride, const X* values, int64_t num_keys, int64_t dim, X* out) {
+  int64_t i = 0;
+  for (; i + 64 <= dim; i += 64) weigh<ROWS, 4>(weights, stride, values + i, num_keys, dim, out + i);
+  for (; i < dim; i += 16) weigh<ROWS, 1>(weights, stride, values + i, num_keys, dim, out + i);
+}
+
+// The attention of one key head of one lane, whose rows are those of its group of query heads.
+template <typename X>
+void attend_head(const Look& a, const X* query, const X* keys, const X* values, const X* mask, X* out,
+                 std::vector<float>& room) {
+  const int64_t dim = a.dim, num = a.num_keys, stride = (num + 15) / 16 * 16;
+  room.resize(a.num_rows * stride);
+  float* scores = room.data();
+  const auto fill = dim == 64 ? score<64, X> : dim == 128 ? score<128, X> : score<0, X>;
+  fill(query, keys, a.num_rows, num, dim, stride, a.scale, scores);
+  for (int64_t r = 0; r < a.num_rows; r++, scores += stride) {
+    const X* hidden = mask + r * a.mask_row_stride;
+    Floats most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    for (int64_t j = 0; j < num; j += 16) {
+      const __mmask16 here = first(num - j);
+      const Floats score = _mm512_add_ps(load(scores + j, here), load(hidden + j, here));
+      store(scores + j, score);
+      most = _mm512_mask_max_ps(most, here, most, score);
+    }
+    const Floats largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    for (int64_t j = 0; j < num; j += 16) {
+      const Floats weight = exponential(_mm512_sub_ps(load(scores + j), largest));
+      store(scores + j, weight);
+      sum = _mm512_add_ps(sum, _mm512_maskz_mov_ps(first(num - j), weight));
+    }
+    const Floats share = _mm512_set1_ps(1 / _mm512_reduce_add_ps(sum));
+    for (int64_t j = 0; j < num; j += 16) store(scores + j, _mm512_mul_ps(load(scores + j), share));
+  }
+  scores = room.data();
+  int64_t r = 0;
+  for (; r + 4 <= a.num_rows; r += 4) weigh_all<4>(scores + r * stride, stride, values, num, dim, out + r * dim);
+  for (; r + 2 <= a.num_rows; r += 2) weigh_all<2>(scores + r * stride, stride, values, num, dim, out + r * dim);
+  for (; r < a.num_rows; r++) weigh_all<1>(scores + r * stride, stride, values, num, dim, out + r * dim);
+}
+
+constexpr int64_t WORTH_THREADS = 1 << 15;  // numbers of keys; for fewer, waking a thread costs more
+
+template <typename X>
+void attend(const Look& a, const X* query, const X* keys, const X* values, const X* mask, X* out) {
+  const int64_t num_heads = a.num_lanes * a.num_kv_heads, size = a.num_rows * a.dim;
+#pragma omp parallel for schedule(dynamic) if (num_heads * a.num_keys * a.dim > WORTH_THREADS)
+  for (int64_t i = 0; i < num_heads; i++) {
+    static thread_local std::vector<float> room;
+    const int64_t lane = i / a.num_kv_heads, at = lane * a.lane_stride + i % a.num_kv_heads * a.head_stride;
+    attend_head(a, query + i * size, keys + at, values + at, mask + lane * a.mask_lane_stride, out + i * size, room);
+  }
+}
+
+}  // namespace
+
+// Each function twice, for both types of numbers.
+#define BOTH(NAME, PARAMETERS, CALL) \
+  extern "C" void slipstream_##NAME##_float32 PARAMETERS(float) { CALL(float); } \
+  extern "C" void slipstream_##NAME##_bfloat16 PARAMETERS(Half) { CALL(Half); }
+
+#define PARAMETERS(X) (X * hidden, const X* change, const X* weight, X* normed, int64_t rows, int64_t dim, float epsilon)
+#define CALL(X) add_and_norm<X>(hidden, change, weight, normed, rows, dim, epsilon)
+BOTH(add_and_norm, PARAMETERS, CALL)
+#undef PARAMETERS
+#undef CALL
+
+#define PARAMETERS(X) (const X* both, X* y, int64_t rows, int64_t inner)
+#define CALL(X) gate<X>(both, y, rows, inner)
+BOTH(gate, PARAMETERS, CALL)
+#undef PARAMETERS
+#undef CALL
+
+#define PARAMETERS(X) \
+  (const Heads* heads, const X* qkv, const X* weights, const X* cos, const X* sin, const int64_t* slots, X* queries, \
+   X* cache)
+#define CALL(X) turn_and_write<X>(*heads, qkv, weights, cos, sin, slots, queries, cache)
+BOTH(turn_and_write, PARAMETERS, CALL)
+#undef PARAMETERS
+#undef CALL
+
+#define PARAMETERS(X) (const Look* look, const X* query, const X* keys, const X* values, const X* mask, X* out)
+#define CALL(X) attend<X>(*look, query, keys, values, mask, out)
+BOTH(attend, PARAMETERS, CALL)

@@ -1,0 +1,147 @@
+"""The operators between the matrix products of a pass, on a CPU, merged into four of our own.
+
+A pass of few rows has some twenty small operators in each layer, and calling one of torch's takes
+longer than computing it. Here a layer has one for each norm with the sum before it, one for the
+gate, one that norms, turns and writes queries, keys and values, and attention.
+
+Computes in float32 and rounds where transformers does. Owns the calls of cpu_operators.cpp; knows
+no layer.
+"""
+
+import ctypes
+from collections.abc import Mapping
+
+import torch
+
+from engine.cpu_library import library
+from engine.forward.operators import Attention, side_by_side
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_BLOCK = 16  # attention takes so many numbers of a head at once
+_MOST_ROWS = 128  # of a key head; for more, torch's attention is faster
+
+_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class _Heads(ctypes.Structure):
+    """The structure `Heads` of cpu_operators.cpp."""
+
+    _fields_ = (
+        *((name, _SIZE) for name in ("num_rows", "num_heads", "num_kv_heads", "dim", "num_slots")),
+        ("epsilon", _FLOAT),
+    )
+
+
+class _Look(ctypes.Structure):
+    """The structure `Look` of cpu_operators.cpp."""
+
+    _fields_ = (
+        *((name, _SIZE) for name in ("num_lanes", "num_kv_heads", "num_rows", "num_keys", "dim")),
+        *((name, _SIZE) for name in ("lane_stride", "head_stride")),
+        *((name, _SIZE) for name in ("mask_lane_stride", "mask_row_stride")),
+        ("scale", _FLOAT),
+    )
+
+
+class CpuOperators:
+    """The merged operators for numbers of one type.
+
+    Tensors are contiguous, of that type and on the CPU.
+    """
+
+    def __init__(self, found: ctypes.CDLL, dtype: torch.dtype, epsilon: float) -> None:
+        """Take the library; `epsilon` is that of all norms."""
+        self._epsilon = epsilon
+        self._add_and_norm = found[f"slipstream_add_and_norm_{_NAMES[dtype]}"]
+        self._add_and_norm.argtypes = (*(_POINTER,) * 4, _SIZE, _SIZE, _FLOAT)
+        self._gate = found[f"slipstream_gate_{_NAMES[dtype]}"]
+        self._gate.argtypes = (_POINTER, _POINTER, _SIZE, _SIZE)
+        self._turn_and_write = found[f"slipstream_turn_and_write_{_NAMES[dtype]}"]
+        self._turn_and_write.argtypes = (_POINTER,) * 8
+        for function in (self._add_and_norm, self._gate, self._turn_and_write):
+            function.restype = None
+
+    def add_and_norm(
+        self, hidden: torch.Tensor, change: torch.Tensor | None, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """Add `change` to `hidden` in place; return the sum's RMS norm, all [n, dim]."""
+        normed = torch.empty_like(hidden)
+        address = 0 if change is None else change.data_ptr()
+        sizes = *hidden.shape, self._epsilon
+        self._add_and_norm(hidden.data_ptr(), address, weight.data_ptr(), normed.data_ptr(), *sizes)
+        return normed
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return silu(gates) * ups [n, inner] of gates and ups [n, 2 inner]."""
+        num_rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+        made = gate_up.new_empty(num_rows, inner)
+        self._gate(gate_up.data_ptr(), made.data_ptr(), num_rows, inner)
+        return made
+
+    def turn_and_write(
+        self,
+        qkv: torch.Tensor,
+        weights: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        queries: torch.Tensor,
+        cache: torch.Tensor,
+    ) -> None:
+        """Norm and turn queries and keys; write queries to memory, keys and values to the cache.
+
+        qkv, queries  [n, (heads + 2 kv_heads) * dim]; of `queries` the first heads are written
+        weights       [heads + kv_heads or more, dim] of norms; None: there are none
+        cos, sin      [n, 1, dim]: of each row's position; sin is negative in its first half
+        slots         [n] int64
+        cache         [2 kv_heads, slots, dim]
+        """
+        num_kv_heads, dim = cache.shape[0] // 2, cache.shape[2]
+        num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
+        heads = _Heads(len(qkv), num_heads, num_kv_heads, dim, cache.shape[1], self._epsilon)
+        tensors = (cos, sin, slots.contiguous(), queries, cache)
+        address = 0 if weights is None else weights.data_ptr()
+        rest = [tensor.data_ptr() for tensor in tensors]
+        self._turn_and_write(ctypes.addressof(heads), qkv.data_ptr(), address, *rest)
+
+
+def operators(dtype: torch.dtype, epsilon: float) -> CpuOperators | None:
+    """Return the merged operators; None: not for this type, or not compiled by an earlier start."""
+    found = library(compiles=False) if dtype in _NAMES else None
+    return None if found is None else CpuOperators(found, dtype, epsilon)
+
+
+def attention(dtype: torch.dtype, dim: int) -> Mapping[str, Attention]:
+    """Return our form of attention by its name; {}: none for such heads, or it is not compiled.
+
+    dtype, dim  of the heads
+    """
+    found = library(compiles=False) if dtype in _NAMES and dim % _BLOCK == 0 else None
+    if found is None:
+        return {}
+    function = found[f"slipstream_attend_{_NAMES[dtype]}"]
+    function.argtypes, function.restype = (_POINTER,) * 6, None
+
+    def attend(
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        num_lanes, num_heads, num_rows, dim = query.shape
+        if num_rows > _MOST_ROWS:
+            return side_by_side(query, keys, values, mask, scale)
+        query, out = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
+        lane_stride, head_stride, _, _ = keys.stride()
+        look = _Look(
+            *(num_lanes, num_heads, num_rows, keys.shape[2], dim),
+            *(lane_stride, head_stride),
+            *(mask.stride(0), mask.stride(2) if mask.shape[2] > 1 else 0),
+            scale,
+        )
+        tensors = (query, keys, values, mask, out)
+        function(ctypes.addressof(look), *(tensor.data_ptr() for tensor in tensors))
+        return out
+
+    return {"our own": attend}
