@@ -2,8 +2,8 @@
 
 Owns the layout that cpu_products.cpp reads (it is described there). Inputs and outputs are float32
 or bfloat16; codes, scales and sums are exact or float32, so the weight is the matrix itself and no
-rounded copy of it. A row's outputs are the same bits whatever other rows there are, and however
-many threads compute.
+rounded copy of it, and inputs are not rounded either. A row's outputs are the same bits whatever
+other rows there are, and however many threads compute.
 """
 
 import ctypes
@@ -77,7 +77,7 @@ def tiled_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | 
     """Return the product with a bfloat16 matrix [out, in] in tiles, or None.
 
     None: another dtype, an odd number of inputs, or the library was not compiled by an earlier
-    start (this one does not compile it: that takes ten seconds).
+    start (this one does not compile it: that takes twenty seconds).
     """
     num_outputs, num_inputs = weight.shape
     is_covered = weight.dtype == torch.bfloat16 and num_inputs % 2 == 0

@@ -110,7 +110,7 @@ def test_sessions_in_256_slots_get_the_logits_of_the_reference(
     assert len(made) == num_made
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_several_lanes_get_the_logits_of_texts_alone(tmp_path: Folder, made: list[int]) -> None:
     check(make_model("llama", tmp_path, scale=0.5), "graphs", (0, 1, 3, 2))
 

@@ -28,7 +28,8 @@ SHORTER = {
     "experiment": ("--limit", "1", "--repetitions", "1", "--set", "max_tokens=8"),
 }
 TYPED = {"chat": "Hello\n"}
-SLOW = ("experiment", "verify-lossless")  # minutes; `test_lossless` checks a pair in CI
+# Minutes; in CI `test_lossless` checks a pair, and tests/lab/pair measures one.
+SLOW = ("experiment", "verify-lossless", "measure")
 LIMIT_S = 900
 
 

@@ -100,6 +100,7 @@ def test_the_example_of_the_readme_runs_as_it_stands(environment: Environment) -
     assert said.count("tokens per target pass") == 2
 
 
+@pytest.mark.slow
 def test_an_experiment_that_ships_runs_by_its_name(environment: Environment) -> None:
     short = ("--limit", "1", "--repetitions", "1", "--set", "max_tokens=4", "--out", "results")
     done = environment.run("slipstream", "experiment", "policies", *short, limit_s=LIMIT_S)
