@@ -17,8 +17,9 @@ that drafts it is another question than alone.
     a pass of the trial was far slower   -> the trial ends early
 
 A trial that was lost is repeated after so much time that all trials together cost about SPENT of
-it. Tokens are the expected number by the chances of the drafts, because which drafts happen to be
-right differs more from pass to pass than what places make of it.
+it. The first one comes early, unless the times at load say that it would cost more. Tokens are the
+expected number by the chances of the drafts, because which drafts happen to be right differs more
+from pass to pass than what places make of it.
 
 A target on devices that the user has named keeps its cores. Its places are then numbers of threads:
 as many as timing has chosen (`SHARED`), and one less (`APART`), for when other work takes a core.
@@ -142,7 +143,8 @@ class Contest:
     here      what passes on the standing place take
     trial     what those of the running trial take; None: no trial runs
     evidence  what the trials have shown
-    known_s   seconds of a pass on the standing place at the end of the last trial; 0: unknown
+    known_s   seconds of a pass on the standing place at the end of the last trial, or of the first
+              passes before any; 0: unknown
     spent_s   what this trial has cost so far: seconds beyond those of the standing place
     since_s   seconds since the last trial ended
     pause_s   seconds from then to the next trial
@@ -178,7 +180,9 @@ class Contest:
         self.here.add(tokens, seconds)
         if self.here.num < NUM_TRIAL:
             return
-        if self.known_s and not 1 / CHANGED < self.here.pass_s / self.known_s < CHANGED:
+        if not self.known_s:
+            self.known_s = self.here.pass_s
+        if not 1 / CHANGED < self.here.pass_s / self.known_s < CHANGED:
             self.here, self.evidence, self.known_s = Rate(), Evidence(), 0.0
             self.pause_s = FIRST_S
             self.since_s = FIRST_S  # a trial follows as soon as the new times are known
@@ -244,7 +248,10 @@ class Placing:
         key = (kind, is_drafted)
         contest = self._contests.pop(key, None)
         if contest is None:
-            contest = Contest(self.first(is_drafted=is_drafted))
+            standing = self.first(is_drafted=is_drafted)
+            contest = Contest(
+                standing, pause_s=self._first_pause_s(standing, is_drafted=is_drafted)
+            )
         self._contests[key] = contest
         if len(self._contests) > MAX_KINDS:
             del self._contests[next(iter(self._contests))]
@@ -258,10 +265,25 @@ class Placing:
         """
         if is_drafted and self.fixed is not None:
             return self.fixed
-        rows = USUAL_ROWS if is_drafted else 1
-        apart_s = self.measured.get(Place.APART, {}).get(rows, 0.0)
-        shared_s = self.measured.get(Place.SHARED, {}).get(rows, 0.0)
+        apart_s, shared_s = (self._pass_s(place, is_drafted=is_drafted) for place in Place)
         if not apart_s or not shared_s:
             return self.usual if is_drafted else Place.SHARED
         is_shared = apart_s > (WORTH if is_drafted else 1.0) * shared_s
         return Place.SHARED if is_shared else Place.APART
+
+    def _first_pause_s(self, standing: Place, *, is_drafted: bool) -> float:
+        """Return after how many seconds the first trial begins, by what it would cost.
+
+        A text of a second or two would lose a tenth by a trial on a place that is half as fast.
+        """
+        here_s, there_s = (
+            self._pass_s(place, is_drafted=is_drafted) for place in (standing, standing.other)
+        )
+        if not here_s or not there_s:
+            return FIRST_S
+        spent_s = min(FAR * here_s, NUM_TRIAL * (there_s - here_s))
+        return min(LONGEST_S, max(FIRST_S, spent_s / SPENT))
+
+    def _pass_s(self, place: Place, *, is_drafted: bool) -> float:
+        """Return the seconds of a usual pass on a place as timed at load; 0: it was not timed."""
+        return self.measured.get(place, {}).get(USUAL_ROWS if is_drafted else 1, 0.0)

@@ -34,7 +34,7 @@ namespace {
 
 enum Scales { ONE, FLOAT32, FLOAT16, UINT8, INT8 };
 
-// As cpu_library.py passes it.
+// As cpu_products.py passes it.
 struct Matrix {
   int32_t bits, form;      // of a weight: 16, 8 or 4; of scales
   const uint8_t* codes;    // [tiles][inputs / per chunk][64]
@@ -608,12 +608,17 @@ void multiply(const Matrix& a, const float* x, float* y, int64_t num_rows) {
   all_tiles<Kind<BITS, InFloats<BITS, float>, float>>(a, in, y);
 }
 
+constexpr int64_t MOST_AT_ONCE = 256;  // rows whose digits are kept at a time
+
 template <typename X>
 int product(const Matrix& a, const X* x, X* y, int64_t rows) {
   if ((a.bits == 16) != (a.form == ONE)) return 1;
-  if (a.bits == 16) multiply<16>(a, x, y, rows);
-  if (a.bits == 8) multiply<8>(a, x, y, rows);
-  if (a.bits == 4) multiply<4>(a, x, y, rows);
+  for (int64_t now; rows > 0; rows -= now, x += now * a.num_inputs, y += now * a.num_outputs) {
+    now = rows < MOST_AT_ONCE ? rows : MOST_AT_ONCE;
+    if (a.bits == 16) multiply<16>(a, x, y, now);
+    if (a.bits == 8) multiply<8>(a, x, y, now);
+    if (a.bits == 4) multiply<4>(a, x, y, now);
+  }
   return 0;
 }
 

@@ -109,6 +109,34 @@ def test_the_first_choice_follows_the_times_at_load() -> None:
     assert small.first(is_drafted=False) is APART
 
 
+@pytest.mark.parametrize("is_drafted", [True, False])
+def test_a_first_trial_that_would_cost_much_waits_until_it_is_worth_it_or_times_change(
+    *, is_drafted: bool
+) -> None:
+    measured = {APART: {1: 0.10, 5: 0.11}, SHARED: {1: 0.05, 5: 0.06}}
+    placing = Placing(measured)
+    spent = dict.fromkeys(Place, 0.0)
+
+    def write(lasting: float, times: dict[Place, float]) -> None:
+        until = sum(spent.values()) + lasting
+        while sum(spent.values()) < until:
+            place = placing.place_for("kind", is_drafted=is_drafted)
+            placing.passed("kind", place, 2.0, times[place], is_drafted=is_drafted)
+            spent[place] += times[place]
+
+    quiet = {APART: 0.11, SHARED: 0.06}
+    write(10.0, quiet)
+    assert spent[APART] == 0
+    write(20.0, quiet)
+    assert 0 < spent[APART] < 0.5
+    other = Placing(measured)
+    placing, before = other, spent[APART]
+    write(2.0, quiet)
+    write(6.0, {APART: 0.11, SHARED: 0.30})  # other work took a core
+    assert spent[APART] > before + 1.0
+    assert placing.place_for("kind", is_drafted=is_drafted) is APART
+
+
 def test_a_fixed_place_holds_for_passes_with_drafts_alone() -> None:
     placing = Placing(fixed=APART)
     for number in range(100):
