@@ -58,9 +58,8 @@ def made() -> tuple[ctypes.CDLL | None, str | None]:
         if why is None:
             return _loaded(_compiled()), None
     except (OSError, subprocess.SubprocessError) as error:
-        why = (
-            f"{SOURCES[0].name} cannot be compiled ({_reason(error)}); name another compiler in CXX"
-        )
+        files = " and ".join(source.name for source in SOURCES)
+        why = f"{files} cannot be compiled ({_reason(error)}); name another compiler in CXX"
     return None, why
 
 
@@ -96,7 +95,7 @@ def is_kept() -> bool:
 
 
 def why_not_here() -> str | None:
-    """Return why the library cannot be compiled here, or None if they can."""
+    """Return why the library cannot be compiled here, or None if it can."""
     if missing := NEEDED - cpu_flags():
         return f"this processor has no {', '.join(sorted(missing))}"
     if _compiler() is None and (named := os.environ.get("CXX")):

@@ -116,6 +116,7 @@ def attention(dtype: torch.dtype, dim: int) -> Mapping[str, Attention]:
 
     dtype, dim  of the heads
     """
+    # Keys and values are views of one cache: the same strides, and a slot's numbers side by side.
     found = library(compiles=False) if dtype in _NAMES and dim % _BLOCK == 0 else None
     if found is None:
         return {}

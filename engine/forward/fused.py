@@ -16,6 +16,7 @@ the next, the only Python integer that changes in an operator's arguments is `nu
 passes can be recorded.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -61,6 +62,8 @@ from engine.forward.operators import (
 from engine.forward.small_operators import SmallOperators, Trial
 from engine.layout.slots import LaneLayout, Span
 from engine.tensor_parallel.split import first_says, joined, summed
+
+logger = logging.getLogger(__name__)
 
 _TRIED_ROWS = 4  # of the pass in which merged operators are compared and timed
 # Largest difference of a pass's logits by other operators, relative to the largest logit.
@@ -287,9 +290,10 @@ class FusedBackend(Recordable):
             error = (found - want).abs().max() / want.abs().max()
             forms = {"apart": partial(passed, None), "merged": partial(passed, merged)}
             is_faster = quickest(forms) == "merged"
-        self._cpu_operators = (
-            merged if is_faster and error <= _PASS_TOLERANCES[self.cache.dtype] else None
-        )
+        agrees = bool(error <= _PASS_TOLERANCES[self.cache.dtype])  # False if it is NaN
+        if not agrees:
+            logger.warning("merged operators give other logits (by %.2g): not used", error)
+        self._cpu_operators = merged if is_faster and agrees else None
         self.cache[:, :, :_TRIED_ROWS].zero_()
 
     def forward(
@@ -345,9 +349,7 @@ class FusedBackend(Recordable):
         """Run a pass with the operators one by one, or merged on a CPU; return its output."""
         if self._cpu_operators is not None:
             return self._compute_on_cpu(self._cpu_operators, rows, made, plan, keep, layers)
-        ids, positions, slots = rows.unbind()[:3]
-        cos, sin = self.rotations.index_select(1, positions)
-        hidden = F.embedding(ids, self._embeddings)
+        hidden, cos, sin, slots = self._begin(rows)
         step = _FusedPass(made, cos, sin, slots, plan)
         states: dict[int, torch.Tensor] = {}
         for number, (layer, seen) in enumerate(zip(self._layers, plan.layers, strict=True)):
@@ -367,6 +369,12 @@ class FusedBackend(Recordable):
             hidden = self._last_norm(hidden)
         return Output(self._head(hidden), features)
 
+    def _begin(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return embeddings [n, hidden], cosines and sines [n, 1, dim] and slots [n] of a pass."""
+        ids, positions, slots = rows.unbind()[:3]
+        cos, sin = self.rotations.index_select(1, positions)
+        return F.embedding(ids, self._embeddings), cos, sin, slots
+
     def _compute_on_cpu(
         self,
         merged: CpuOperators,
@@ -377,9 +385,7 @@ class FusedBackend(Recordable):
         layers: Layers,
     ) -> Output:
         """Run a pass like `_compute`, with merged operators."""
-        ids, positions, slots = rows.unbind()[:3]
-        cos, sin = self.rotations.index_select(1, positions)
-        hidden = F.embedding(ids, self._embeddings)
+        hidden, cos, sin, slots = self._begin(rows)
         first = self._layers[0].module.input_layernorm.weight
         normed = merged.add_and_norm(hidden, None, first)
         states: dict[int, torch.Tensor] = {}
@@ -445,9 +451,7 @@ class FusedBackend(Recordable):
         assert small is not None
         assert shape in small.made, f"no programs for passes of {shape}"
         # Cloned here, in inference mode: other tensors would make the programs compile anew.
-        ids, positions, slots = rows[:3].clone().unbind()
-        cos, sin = self.rotations.index_select(1, positions)
-        hidden = F.embedding(ids, self._embeddings)
+        hidden, cos, sin, slots = self._begin(rows[:3].clone())
         normed = self._layers[0].before_attention(hidden)
         states: dict[int, torch.Tensor] = {}
         for number, (layer, weights, seen) in enumerate(

@@ -110,7 +110,7 @@ struct Inputs {
       const Bytes bits = _mm512_castps_si512(floats_at(from + k, mask_at(k)));
       largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
     }
-    // The largest is of 2^21 to 2^22 units. Nothing is smaller than 2^-63 without being 0.
+    // The largest is of 2^21 to 2^22 units; of a group of smaller numbers, as if it had one of 2^-63.
     uint32_t exponent = (uint32_t)_mm512_reduce_max_epi32(largest) >> 23;
     const bool is_finite = exponent < 255;
     if (exponent < 64) exponent = 64;

@@ -65,8 +65,8 @@ class GgufCheckpoint:
     def matrices(self, model: Any) -> Iterator[tuple[str, QuantisedMatrix]]:
         """Yield (path in the model, weight as it is stored) of the linear layers, read one by one.
 
-        Layers whose weights are plain are left out. If the output
-        matrix is that of the embeddings, both are read.
+        Layers whose weights are plain are left out. If the output matrix is that of the
+        embeddings, both are read.
 
         model  the model on `meta` (without memory)
         """

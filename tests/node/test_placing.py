@@ -114,26 +114,23 @@ def test_a_first_trial_that_would_cost_much_waits_until_it_is_worth_it_or_times_
     *, is_drafted: bool
 ) -> None:
     measured = {APART: {1: 0.10, 5: 0.11}, SHARED: {1: 0.05, 5: 0.06}}
-    placing = Placing(measured)
-    spent = dict.fromkeys(Place, 0.0)
+    quiet, busy = {APART: 0.11, SHARED: 0.06}, {APART: 0.11, SHARED: 0.30}
 
-    def write(lasting: float, times: dict[Place, float]) -> None:
-        until = sum(spent.values()) + lasting
-        while sum(spent.values()) < until:
+    def apart_s(placing: Placing, lasting: float, times: dict[Place, float]) -> float:
+        """Passes for so many seconds; how many of them were spent apart."""
+        spent = dict.fromkeys(Place, 0.0)
+        while sum(spent.values()) < lasting:
             place = placing.place_for("kind", is_drafted=is_drafted)
             placing.passed("kind", place, 2.0, times[place], is_drafted=is_drafted)
             spent[place] += times[place]
+        return spent[APART]
 
-    quiet = {APART: 0.11, SHARED: 0.06}
-    write(10.0, quiet)
-    assert spent[APART] == 0
-    write(20.0, quiet)
-    assert 0 < spent[APART] < 0.5
-    other = Placing(measured)
-    placing, before = other, spent[APART]
-    write(2.0, quiet)
-    write(6.0, {APART: 0.11, SHARED: 0.30})  # other work took a core
-    assert spent[APART] > before + 1.0
+    placing = Placing(measured)
+    assert apart_s(placing, 10.0, quiet) == 0
+    assert 0 < apart_s(placing, 20.0, quiet) < 0.5
+    placing = Placing(measured)
+    assert apart_s(placing, 2.0, quiet) == 0
+    assert apart_s(placing, 6.0, busy) > 1.0  # other work took a core
     assert placing.place_for("kind", is_drafted=is_drafted) is APART
 
 

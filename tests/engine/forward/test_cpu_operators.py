@@ -151,11 +151,14 @@ def test_passes_with_them_get_the_logits_of_the_reference(
         assert difference < TOLERANCES[dtype]
 
 
-def test_an_operator_that_errs_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_that_errs_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(engine.forward.fused, "quickest", always("merged"))
     monkeypatch.setattr(CpuOperators, "gate", lambda _, both: both.chunk(2, dim=-1)[0].clone())
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     backend = FusedBackend(loaded, LaneLayout(1, 64))
     backend.take_over()
     assert backend._cpu_operators is None
+    assert "merged operators give other logits" in caplog.text
     assert not backend.cache.any()

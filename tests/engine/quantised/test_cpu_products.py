@@ -245,7 +245,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     assert library() is None
-    assert "cpu_products.cpp cannot be compiled (no room); name another compiler" in caplog.text
+    assert "cpu_operators.cpp cannot be compiled (no room); name another compiler" in caplog.text
     assert not list(tmp_path.rglob("*.so"))
 
 
