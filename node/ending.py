@@ -1,11 +1,11 @@
 """Lets a signal end a node that was started by hand: at once, with a line and exit status 0.
 
 The node does not end by an exception: one that is raised inside an import may be swallowed there
-(errors in an import's callbacks are ignored), and the node would go on for ever. Nothing has to be
-tidied up: the system closes the node's connections, which its coordinator notices, and the pipes to
-the other ranks of its model, which then end too. A second thread ends it, and the main thread goes
-on meanwhile: it may be in the middle of a pass, to whose end the other waits, or in a library that
-waits for a rank that does not answer, and then Python runs no handler.
+(errors in an import's callbacks are ignored), and the node would go on for ever. Little has to be
+tidied up (`engine/leftovers.py`): the system closes the node's connections, which its coordinator
+notices, and the pipes to the other ranks of its model, which then end too. A second thread ends
+it, and the main thread goes on meanwhile: it may be in the middle of a pass, to whose end the other
+waits, or in a library that waits for a rank that does not answer, and then Python runs no handler.
 
 This file is loaded before all others, so it imports nothing that takes time. Pythons that are too
 old for the rest load it too (`proto/installation.py`).
@@ -39,6 +39,7 @@ def end_at_once_on_signals(role: str) -> None:
             os.write(2, f"{role}: {_how(number)}\n".encode())
         leftovers.remove()
         running.finish()
+        leftovers.end_processes()
         os._exit(0)
 
     reading, writing = os.pipe()

@@ -104,6 +104,7 @@ class Followers:
                 max_len=max_len,
             )
             self._followers.append(_started(words, start))
+            leftovers.keep_track_of_process(self._followers[-1].process.pid)
         for follower in self._followers:
             threading.Thread(target=self._watch, args=(follower,), daemon=True).start()
 
@@ -164,6 +165,8 @@ class Followers:
         for follower in self._followers:
             follower.channel.close()
         _part()  # all at once, or each would wait for the others
+        for follower in self._followers:
+            leftovers.forget_process(follower.process.pid)
         for insist in (None, signal.SIGKILL):
             for follower in self._followers:
                 if insist is not None:

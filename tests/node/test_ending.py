@@ -125,3 +125,23 @@ def test_a_signal_in_the_middle_of_a_pass_lets_it_come_to_its_end() -> None:
     done = python(IN_A_PASS)
     assert (done.returncode, done.stderr) == (0, "target: ended by SIGTERM\n")
     assert done.stdout == "the device is idle\n"
+
+
+def test_processes_that_are_left_over_are_killed_even_if_stopped_and_forgotten_ones_are_not() -> (
+    None
+):
+    kept, forgotten = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    try:
+        kept.send_signal(signal.SIGSTOP)
+        for process in (kept, forgotten):
+            leftovers.keep_track_of_process(process.pid)
+        leftovers.forget_process(forgotten.pid)
+        leftovers.end_processes()
+        assert kept.wait(10) == -signal.SIGKILL
+        assert forgotten.poll() is None
+        leftovers.end_processes()  # gone already
+    finally:
+        leftovers.forget_process(kept.pid)
+        for process in (kept, forgotten):
+            process.kill()
+            process.wait()
