@@ -17,10 +17,12 @@ A `Drafting` is made with the Open that begins a life of the text, and gets only
 life (`node/follower.py`).
 
 It never waits for an answer. It stops at `window` tokens ahead of its root (the last committed
-token) until the next verdict, and below a token that ends the text. While verdicts have the cause
-RESTING, the drafter rests: it drafts and sends nothing. The target takes its first draft after a
-rest as the sign that it has caught up. `frontier.py` chooses the next nodes, and so whether a tree
-or a chain grows.
+token) until the next verdict, and below a token that ends the text. If the newest verdict states a
+`least_chance`, the models take turns: it stops at as many drafts in a row as a pass verifies, or
+where a node is less likely than that, says that it is done, and pauses while the target computes,
+because that uses this core too. While verdicts have the cause RESTING, the drafter rests: it drafts
+and sends nothing. The target takes its first draft after a rest as the sign that it has caught up.
+`frontier.py` chooses the next nodes, and so whether a tree or a chain grows.
 
 Several queued verdicts are handled before tips are asked for, so only the last root is expanded.
 Draft steps of a chain whose drafts would not be sent yet are requested in one Compute, which ends
@@ -144,6 +146,7 @@ class Drafting:
         self._num_steps, self._model_us = 0, 0  # since the last Draft message
         self._attempt = opened.attempt  # that of the newest verdict
         self._is_hit = False  # the newest verdict accepted all drafts of its pass
+        self._least = 0.0  # the newest verdict's `least_chance`; 0: this side drafts on
         self._reminder = Reminder(known.answers)
 
     def begin(self) -> Sequence[SharedAction]:
@@ -176,6 +179,7 @@ class Drafting:
             self._state = ONCE_MOVED.get(self._state, self._state)
         self.rests = message.cause is Cause.RESTING
         self._is_hit = 0 < message.num_drafted == message.num_accepted
+        self._least = message.least_chance
         is_new_attempt = message.attempt != self._attempt
         if is_new_attempt:
             self._attempt = message.attempt
@@ -246,12 +250,20 @@ class Drafting:
         found = self.frontier.tips()
         if not self._reading.is_ready:
             return found[:1] if self.chunk else ()
+        if self._least:
+            found = self._of_a_turn(found)
         num_nodes, policy = len(self.tree.nodes), self.opened.policy
         num_new = (self.tree.max_nodes - num_nodes) // policy.branches
         num_free = self.slots.num_free
         if self._known.is_translated:
             num_free -= len(self.end.unfed_above([tip.key for tip in found])) + 1
         return found[: max(0, min(num_new, num_free, self._pace.num_nodes(policy.width)))]
+
+    def _of_a_turn(self, tips: Sequence[Tip]) -> list[Tip]:
+        """Return those of these tips that the target waits for; [] ends the turn."""
+        if len(self._first_chain()) == self._num_wanted():
+            return []
+        return [tip for tip in tips if tip.chance >= self._least]
 
     @property
     def may_copy(self) -> bool:
@@ -454,6 +466,8 @@ class Drafting:
         """Return with how many drafts in a row the target starts a pass."""
         policy, limits = self.opened.policy, self.opened.limits
         wanted = policy.launch_hit if self._is_hit else policy.launch_min
+        if self._least:
+            wanted = policy.num_speculative_tokens
         return min(wanted, limits.max_drafts(len(self.tree.text)))
 
     def _first_chain(self) -> list[Node]:
@@ -466,7 +480,7 @@ class Drafting:
     def is_awaited(self) -> bool:
         """True if the target waits for these drafts, and no more may follow before its verdict."""
         policy = self.opened.policy
-        is_ahead = policy.window > policy.num_speculative_tokens
+        is_ahead = policy.window > policy.num_speculative_tokens and not self._least
         return not is_ahead and len(self._first_chain()) == policy.num_speculative_tokens
 
     def send(self, now: float) -> Sequence[SharedAction]:
@@ -494,9 +508,11 @@ class Drafting:
     def _counts_nothing(self) -> bool:
         """True if this side does not know with how many drafts a pass starts.
 
-        The target decides by costs, or its tokens are others than those that are drafted here.
+        The target decides by costs and has not said it, or its tokens are others than those that
+        are drafted here.
         """
-        return self.opened.policy.prices_waits or self._known.is_translated
+        is_untold = self.opened.policy.prices_waits and not self._least
+        return is_untold or self._known.is_translated
 
     def _holds_back(self) -> bool:
         """True if unsent drafts are kept: the target cannot use them yet, or decodes alone."""

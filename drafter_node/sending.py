@@ -12,7 +12,8 @@ an unnecessary repetition costs only one message. Each further repetition waits 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node.economics import Replies, overdue_s
+from node.costs import Replies
+from node.economics import overdue_s
 from proto.messages import Verdict
 from proto.tree import Node, SpeculationTree
 

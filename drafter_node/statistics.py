@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from drafter_node.sending import Answers
-from node.economics import NOTHING_KNOWN, PREFILL_CHUNK, Passes
+from node.costs import NOTHING_KNOWN, Passes
+from node.economics import PREFILL_CHUNK
 from proto.messages import MAX_WINDOW
 
 

@@ -30,7 +30,8 @@ from engine.words import (
     shared,
     unpacked,
 )
-from node.economics import CHAINS, PREFILL_CHUNKS, Passes
+from node.costs import Passes
+from node.economics import CHAINS, PREFILL_CHUNKS
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop

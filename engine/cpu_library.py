@@ -94,6 +94,12 @@ def is_kept() -> bool:
     return _kept() is not None
 
 
+def library_name() -> str:
+    """Return the name of the library's file, which changes with its sources; "": there is none."""
+    path = _path_or_none()
+    return "" if path is None else path.name
+
+
 def why_not_here() -> str | None:
     """Return why the library cannot be compiled here, or None if it can."""
     if missing := NEEDED - cpu_flags():

@@ -1,29 +1,25 @@
-"""Measures costs and acceptance on this node, and decides from them what is worth doing (pure).
+"""Measures acceptance on this node, and decides from it and from costs what is worth doing (pure).
 
 Theory of operation
 -------------------
-Both classes are told of every event as it happens, and return estimates; asking changes nothing. A
-node has one instance of each as long as it lives, for all texts:
-
-    Costs       how long passes, draft steps and answers of the other node take
-    Acceptance  how often drafts are right, by who made them; nothing else on a node estimates it
+A node has one `Acceptance` as long as it lives, for all texts: how often drafts are right, by who
+made them. Nothing else on a node estimates it. It is told of every event as it happens, and returns
+estimates; asking changes nothing. `Costs` (`node/costs.py`) does the same for times.
 
 Decisions weigh costs as *prices*: an action that takes dt seconds and is expected to make dn more
 tokens is worth it if dn > lambda dt, where lambda is the number of tokens a second that are
 generated without it.
 """
 
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import ceil, exp
 from operator import itemgetter
-from types import MappingProxyType
 from typing import NamedTuple
 
+from node.costs import Costs, Passes
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE, Role
 from proto.policies import TABLE
 
@@ -50,202 +46,6 @@ RECORDED_ROWS: Mapping[Role, Mapping[str, tuple[int, ...]]] = {
 RECORDED_CHILDREN = tuple(sorted({row.branches for row in TABLE}))
 # Numbers of draft steps that one recorded graph makes; no message is received during them.
 CHAINS = (4, 2)
-
-
-# -- costs -----------------------------------------------------------------------------------------
-
-AVERAGE_WEIGHT = 0.1  # weight of the newest value in a running mean, once there are ten
-NUM_REPLIES = 16  # the newest replies, from which it is computed how long a slow one takes
-SPENT_ON_TRIALS = 0.02  # most of the time that goes into passes whose rows do not seem to pay
-
-Measured = Mapping[int, float]  # seconds of a pass by its number of rows
-NOTHING_KNOWN: Measured = MappingProxyType({})
-
-
-class Mean:
-    """A running mean: plain for the first ten values, then exponential; 0 without values."""
-
-    def __init__(self) -> None:
-        self.value = 0.0
-        self.num = 0
-
-    def add(self, value: float) -> None:
-        """Add one value to the moving average."""
-        self.num += 1
-        self.value += max(AVERAGE_WEIGHT, 1 / self.num) * (value - self.value)
-
-
-class Replies:
-    """The times that a peer took to answer: their running mean, and how long a slow one takes."""
-
-    def __init__(self) -> None:
-        self._mean = Mean()
-        self._newest_s: deque[float] = deque(maxlen=NUM_REPLIES)
-
-    @property
-    def value(self) -> float:
-        """Return the running mean in seconds; 0 if there was none."""
-        return self._mean.value
-
-    @property
-    def num(self) -> int:
-        """Return the number of replies so far."""
-        return self._mean.num
-
-    def add(self, seconds: float) -> None:
-        """Add one reply that took so many seconds."""
-        self._mean.add(seconds)
-        self._newest_s.append(seconds)
-
-    @property
-    def quickest_s(self) -> float:
-        """Return the seconds of the quickest of the newest replies; there must be at least one."""
-        return min(self._newest_s)
-
-    @property
-    def slow_s(self) -> float:
-        """Return the upper quartile of the newest replies in seconds; 0: there are none.
-
-        Three of four replies are faster. The few replies that are late because a message was lost
-        and sent again do not count so.
-        """
-        if not self._newest_s:
-            return 0.0
-        return sorted(self._newest_s)[3 * (len(self._newest_s) - 1) // 4]
-
-
-class Passes:
-    """How long passes with a certain number of texts take, by their number of rows.
-
-    token             mean seconds for each token, of whichever text, waits included
-    num_since_plain   number of passes since the last one without drafts
-    for_trials_s      seconds saved up for passes whose rows do not seem to pay
-    """
-
-    def __init__(self, measured: Measured) -> None:
-        self.token = Mean()
-        self.num_since_plain = 0
-        self.for_trials_s = 0.0
-        self._means: dict[int, Mean] = {}  # seconds, by number of rows
-        self._known: list[int] = []  # keys of `_means`, ascending
-        for num_rows, seconds in measured.items():
-            self.took(num_rows, seconds)
-
-    def passed(
-        self, num_rows: int, num_tokens: int, pass_s: float, round_s: float, *, is_plain: bool
-    ) -> None:
-        """Note a pass that has made `num_tokens`; its round is the pass and the wait before it.
-
-        is_plain  True: the pass had no drafts
-        """
-        self.took(num_rows, pass_s)
-        self.token.add(round_s / max(1, num_tokens))
-        if is_plain:
-            self.num_since_plain = 0
-            self.for_trials_s += SPENT_ON_TRIALS * pass_s
-        else:
-            self.num_since_plain += 1
-            self.for_trials_s = 0.0
-
-    def took(self, num_rows: int, pass_s: float) -> None:
-        """Note that a pass of `num_rows` rows has taken `pass_s` seconds."""
-        if num_rows not in self._means:
-            self._means[num_rows] = Mean()
-            insort(self._known, num_rows)
-        self._means[num_rows].add(pass_s)
-
-    def of(self, num_rows: int) -> float:
-        """Return the expected seconds of a pass of `num_rows` rows; 0 if none was measured.
-
-        Between two measured numbers of rows it is interpolated linearly; beyond the largest it is
-        the same as for the largest, so that more rows are tried.
-        """
-        known = self._known
-        index = bisect_left(known, num_rows)
-        if index == len(known):
-            return self._means[known[-1]].value if known else 0.0
-        above, above_s = known[index], self._means[known[index]].value
-        if above == num_rows or index == 0:
-            return above_s
-        below, below_s = known[index - 1], self._means[known[index - 1]].value
-        return below_s + (above_s - below_s) * (num_rows - below) / (above - below)
-
-
-class Costs:
-    """Measured times in seconds of everything that a decision weighs.
-
-    measured  seconds of passes by their rows, timed before the first text
-    elsewhere  the same on other cores (`stand`), by what the caller calls these
-
-    draft     mean of a draft step
-    reply     from a verdict to the drafts that answer it
-    wait      mean of the waits that ended with drafts
-    """
-
-    def __init__(
-        self,
-        measured: Measured = NOTHING_KNOWN,
-        elsewhere: Mapping[int, Measured] = MappingProxyType({}),
-    ) -> None:
-        self.draft = Mean()
-        self.reply = Replies()
-        self.wait = Mean()
-        self.num_skipped = 0  # passes that began without a possible wait, since the last wait
-        self._measured = {0: measured, **elsewhere}
-        self._usual: dict[int, Mean] = {}  # seconds of a pass, whatever its rows and texts
-        # By the cores on which it runs, and the `crowd` of its texts.
-        self._passes = {(0, 1): Passes(measured)}
-        self._place = 0
-
-    @property
-    def pass_s(self) -> float:
-        """Return the mean seconds of a decoding pass; 0 if there was none."""
-        usual = self._usual.get(self._place) or self._usual.get(0)
-        return 0.0 if usual is None else usual.value
-
-    def stand(self, place: int) -> None:
-        """Note on which cores passes run from now on; what they cost is counted for each place."""
-        self._place = place
-
-    def passes(self, num_texts: int, place: int | None = None) -> Passes:
-        """Return what was measured of passes with about `num_texts` texts.
-
-        place  as for `stand`; None: where passes run now
-        """
-        place = self._place if place is None else place
-        known = self._passes.get((place, crowd(num_texts)))
-        return Passes(self._measured.get(place, self._measured[0])) if known is None else known
-
-    def passed(
-        self,
-        num_texts: int,
-        num_rows: int,
-        num_tokens: int,
-        pass_s: float,
-        round_s: float,
-        *,
-        is_plain: bool,
-    ) -> None:
-        """Note a decoding pass of `num_texts` texts that has ended; see `Passes.passed`."""
-        self._usual.setdefault(self._place, Mean()).add(pass_s)
-        if pass_s > 0:
-            key = self._place, crowd(num_texts)
-            passes = self._passes.setdefault(key, self.passes(num_texts))
-            passes.passed(num_rows, num_tokens, pass_s, round_s, is_plain=is_plain)
-
-    def waited(self, seconds: float) -> None:
-        """Note that drafts have come after a wait of so many seconds."""
-        self.wait.add(seconds)
-        self.num_skipped = 0
-
-    def skipped(self) -> None:
-        """Note that a pass has begun without a wait that would have been possible."""
-        self.num_skipped += 1
-
-
-def crowd(num_texts: int) -> int:
-    """Return num_texts rounded up to a power of 2; passes of such numbers of texts cost alike."""
-    return 1 << (num_texts - 1).bit_length()
 
 
 # -- acceptance ------------------------------------------------------------------------------------
@@ -346,6 +146,8 @@ WAIT_S_MIN, WAIT_S_MAX = 0.002, 2.0
 REPLY_MARGIN = 4.0
 SLOW_MARGIN, SLOW_MORE_S = 1.5, 0.05
 NUM_BETWEEN = 256  # most passes with drafts in a row
+USUAL_ROWS = 8  # drafts of a pass, over which the price of a row is taken
+UNLIKELY, NEARLY_SURE = 0.02, 0.5  # limits of the chance from which a node is expanded in turns
 USUALLY_RIGHT = 0.7  # chance of a first child, as assumed
 USUAL_TOKENS = 2.0  # tokens of a pass with drafts, as assumed
 
@@ -488,6 +290,24 @@ def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
         return max([_rate(passes[first], at_hand, wait_s) for at_hand in later])
 
     return max(range(most + 1), key=rate)
+
+
+def least_chance(num_texts: int, costs: Costs) -> float:
+    """Return how likely a node must be for the drafter to expand it, where the models take turns.
+
+    num_texts  number of texts that share the passes
+
+    The target waits for every draft step, and verifies a row more for its draft. That pays if the
+    draft saves more: its chance times the seconds of a token. A draft after which others may follow
+    is worth more than its own token, so the chance that the text reaches its parent counts.
+    """
+    passes = costs.passes(num_texts)
+    alone_s = passes.of(num_texts)
+    if not alone_s:
+        return UNLIKELY
+    row_s = (passes.of(num_texts + USUAL_ROWS) - alone_s) / USUAL_ROWS
+    worth = (costs.draft.value + row_s) / token_s(alone_s, num_texts, passes)
+    return min(NEARLY_SURE, max(UNLIKELY, worth))
 
 
 def num_expected(p: float, num_drafts: int) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from engine.checkpoint.files import one_line
+from engine.cpu_library import library_name
 from engine.errors import EngineError, OutOfMemory, RankError, lacks_memory
 from engine.executor import Executor
 from engine.heads.head_loading import LoadedHead, load_head_engine
@@ -222,7 +223,7 @@ def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> E
         return engine
     if config.placement == "auto" and places.has_more_cores:
         say("timing cores")
-        about = config.model, backend, str(loaded.dtype)
+        about = config.model, backend, str(loaded.dtype), config.quantization, library_name()
         time_places(places, engine.executor, engine.pass_s, about)
     first = placing_of(places, config.placement).first(is_drafted=True)
     return replace(engine, places=places, device=places.names[first])
@@ -233,7 +234,8 @@ def placing_of(places: Places, placement: Placement) -> Placing:
     if not places.has_more_cores:
         return Placing(usual=Place.SHARED)
     fixed = {"apart": Place.APART, "shared": Place.SHARED}.get(placement)
-    return Placing(dict(zip(Place, places.measured, strict=True)), fixed)
+    measured = dict(zip(Place, places.measured, strict=True))
+    return Placing(measured, fixed, has_drafters_core=True)
 
 
 def introduce(

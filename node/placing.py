@@ -21,6 +21,10 @@ it. The first one comes early, unless the times at load say that it would cost m
 expected number by the chances of the drafts, because which drafts happen to be right differs more
 from pass to pass than what places make of it.
 
+On `SHARED` the models take turns: after each verdict the drafter makes as many draft steps as the
+target waits for, and none while the pass runs (`takes_turns`). A drafter that drafted on would slow
+the pass by more than its drafts are worth (docs/LOG.md).
+
 A target on devices that the user has named keeps its cores. Its places are then numbers of threads:
 as many as timing has chosen (`SHARED`), and one less (`APART`), for when other work takes a core.
 
@@ -32,7 +36,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from math import log, sqrt
 
-from node.economics import Measured
+from node.costs import Measured
 
 MEMORY = 32.0  # number of passes that a running mean remembers
 NUM_TRIAL = 6  # passes of a trial that count
@@ -217,6 +221,7 @@ class Placing:
     measured  seconds of passes by their rows, for each place, as timed at load
     fixed     the place of every pass with drafts; None: it is measured
     usual     where passes with drafts begin if nothing was timed
+    has_drafters_core  True: the drafter's core is one of those of `SHARED`
     """
 
     def __init__(
@@ -224,10 +229,17 @@ class Placing:
         measured: Mapping[Place, Measured] | None = None,
         fixed: Place | None = None,
         usual: Place = Place.APART,
+        *,
+        has_drafters_core: bool = False,
     ) -> None:
         self.measured = measured or {}
+        self.has_drafters_core = has_drafters_core
         self.fixed, self.usual = fixed, usual
         self._contests: dict[Hashable, Contest] = {}  # by kind; the one used last comes last
+
+    def takes_turns(self, place: Place) -> bool:
+        """Return whether the drafter should not compute while a pass runs on this place."""
+        return self.has_drafters_core and place is Place.SHARED
 
     def place_for(self, kind: Hashable, *, is_drafted: bool) -> Place:
         """Return where the next pass of this kind runs.

@@ -18,7 +18,7 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # The handshake: the roles, and what each side tells about itself before any work.
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 
 
 class Role(StrEnum):
@@ -390,6 +390,9 @@ class Verdict:
     sources                    who drafted each accepted token; empty if source 0 drafted them all
     hit                        whether the first token had been drafted
     plain_us                   what a pass of these texts without drafts takes, as far as is known
+    least_chance               the models take turns, as the target computes on the drafter's core
+                               too: the drafter expands no node that is less likely, tells when it
+                               is done, and drafts nothing during the next pass; 0: it drafts on
     """
 
     session: int
@@ -413,6 +416,7 @@ class Verdict:
     sources: tuple[int, ...] = ()
     hit: Hit = Hit.NOBODY
     plain_us: int = 0
+    least_chance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

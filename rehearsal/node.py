@@ -14,7 +14,7 @@ from drafter_node import compute as drafter
 from drafter_node import scheduling as drafter_scheduling
 from drafter_node import statistics as drafter_known
 from drafter_node.translation.follower import TranslatingFollower
-from node.economics import Costs, Passes
+from node.costs import Costs, Passes
 from node.follower import (
     Afterwards,
     Allocate,

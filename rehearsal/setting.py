@@ -4,7 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from drafter_node.translation.text import Languages
-from node.economics import Measured
+from node.costs import Measured
 from proto.messages import Limits, Lookup, Policy, Role, Rule
 
 NUM_TREE_SLOTS = 64

@@ -152,6 +152,12 @@ class Judged:
     outcome: Outcome
 
     @property
+    def sources(self) -> tuple[int, ...]:
+        """Return who drafted each accepted token of the text; (): source 0 drafted them all."""
+        sources = tuple(node.source for node in self.accepted[: self.num_accepted])
+        return sources if any(sources) else ()
+
+    @property
     def has_rejected(self) -> bool:
         """True if some draft of the pass was not accepted."""
         return len(self.accepted) < len(self.verified)

@@ -9,7 +9,8 @@ from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from engine.checkpoint.files import one_line
 from engine.loading import Engine
-from node.economics import PREFILL_CHUNKS, Passes
+from node.costs import Passes
+from node.economics import PREFILL_CHUNKS
 from node.follower import CopyPrefix, Follower, Lanes, MoveRows, Wipe
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop

@@ -35,7 +35,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from node.economics import crowd
+from node.costs import crowd
 from proto.messages import Open, Rule
 
 SETTLE_RESTING, SETTLE_DRAFTING = 2, 8  # passes at the start of a stretch that do not count

@@ -37,7 +37,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.layout.slots import Move
-from node.economics import crowd, rows_worth, worth_holding_s
+from node.costs import crowd
+from node.economics import rows_worth, worth_holding_s
 from node.follower import (
     Lane,
     Lanes,
@@ -88,6 +89,7 @@ class _Placed:
     is_drafted  True: the drafter drafts for one of its texts
     tokens      its expected number of tokens, by the chances of its drafts
     counts      False: something else is being tried in it, so that it says nothing about places
+    takes_turns  True: a drafter should draft nothing while it runs
     """
 
     kind: Hashable
@@ -95,6 +97,7 @@ class _Placed:
     place: Place
     tokens: float
     counts: bool
+    takes_turns: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +243,9 @@ class Schedule:
             text.add_copies()
         at_hand = [text.at_hand() for text in texts]
         placed = self._placed(texts, 0.0)
+        turns = placed is not None and placed.takes_turns
+        for text in texts:
+            text.takes_turns = turns and text.opened.policy.prices_waits
         counts = self._shares(texts, at_hand, sum(asked[text].num_missing for text in texts))
         parts = tuple(
             text.launch(list(drafts)[:count], asked[text].cause, now)
@@ -268,7 +274,7 @@ class Schedule:
         place = placing.place_for(kind, is_drafted=is_drafted)
         self._known.costs.stand(place)
         counts = not any(text.course is not None and text.course.is_trial for text in texts)
-        return _Placed(kind, is_drafted, place, tokens, counts)
+        return _Placed(kind, is_drafted, place, tokens, counts, placing.takes_turns(place))
 
     def _shares(
         self, texts: Sequence[Verifying], at_hand: Sequence[Chances], num_missing: int

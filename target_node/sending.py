@@ -7,6 +7,7 @@ that repeats the tokens that the coordinator has missed.
 from collections import deque
 from collections.abc import Sequence
 
+from engine.layout.slots import Feed
 from node.follower import Send, SharedAction
 from proto.messages import (
     MAX_FEATURE_BYTES,
@@ -23,6 +24,14 @@ from proto.tree import CommittedText
 from target_node.compute import FeatureRows
 
 # -- logprobs and features -------------------------------------------------------------------------
+
+
+def scored_by(opened: Open, feed: Feed) -> tuple[int, ...]:
+    """Return the prompt's tokens that follow the rows of a prefill; (): no logprobs are wanted."""
+    if feed.masks is not None or not opened.sampling.scores_prompt:
+        return ()
+    start = feed.positions[0] + 1
+    return opened.tokens[start : min(opened.num_prompt, start + len(feed.tokens))]
 
 
 def tell_prompt(opened: Open, prefix_len: int, logprobs: Logprobs | None) -> Sequence[SharedAction]:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from engine.layout.earlier import EarlierTexts
-from node.economics import PREFILL_CHUNK, Acceptance, Costs
+from node.costs import Costs
+from node.economics import PREFILL_CHUNK, Acceptance
 from node.placing import Placing
 from target_node.resting import Courses
 

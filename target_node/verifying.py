@@ -65,6 +65,7 @@ from target_node.sending import (
     Reports,
     missed_of,
     repeated,
+    scored_by,
     tell_features,
     tell_prompt,
 )
@@ -182,6 +183,7 @@ class Verifying:
     earlier  the machine of its life before
 
     course   measurements of texts like this one; None: the drafter never rests for it
+    takes_turns  True: the drafter drafts nothing while a pass runs (`node/placing.py`)
     served   number of its last pass, as the schedule counts them
     reports  logprobs that may have to be sent again, over all lives of the text
     """
@@ -192,6 +194,7 @@ class Verifying:
         self.opened = opened
         self.lane = lane
         self.course: Course | None = None
+        self.takes_turns = False
         self.served = 0
         self._went_along = False  # it joined its last pass, for which other texts had a reason
         self._known = known
@@ -448,18 +451,10 @@ class Verifying:
             num_asked,
             tuple(p + 1 for p in feed.positions[len(feed.positions) - num_asked :]),
             judge,
-            self._scored_by(feed),
+            scored_by(self.opened, feed),
             parents,
             self.opened.layers,
         )
-
-    def _scored_by(self, feed: Feed) -> tuple[int, ...]:
-        """Return the prompt's tokens that follow a prefill's rows; (): no logprobs are wanted."""
-        opened = self.opened
-        if feed.masks is not None or not opened.sampling.scores_prompt:
-            return ()
-        start = feed.positions[0] + 1
-        return opened.tokens[start : min(opened.num_prompt, start + len(feed.tokens))]
 
     # -- the verdict ------------------------------------------------------------------------------
 
@@ -485,7 +480,7 @@ class Verifying:
     def is_awaited(self) -> bool:
         """True if the drafter waits for the next verdict: before it, no drafts can come."""
         policy = self.opened.policy
-        is_ahead = policy.window > policy.num_speculative_tokens
+        is_ahead = policy.window > policy.num_speculative_tokens and not self.takes_turns
         return policy.has_drafter and not (is_ahead or self.rests or self._waiting.is_over)
 
     def report(self) -> Sequence[SharedAction]:
@@ -563,7 +558,6 @@ class Verifying:
         """Return the messages about a pass, and reset its counts; the next pass may be running."""
         judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
         outcome = judged.outcome
-        sources = tuple(node.source for node in judged.accepted[: judged.num_accepted])
         plain_s = self._known.costs.passes(self._num_texts).of(self._num_texts)
         verdict = Verdict(
             session=self.opened.session,
@@ -584,14 +578,22 @@ class Verifying:
             rejected=tuple(node.token for node in judged.rejected),
             attempt=self.drafts.attempt,
             logprobs=outcome.logprobs and outcome.logprobs.part(0, len(judged.tokens)),
-            sources=sources if any(sources) else (),
+            sources=judged.sources,
             hit=judged.hit,
             plain_us=round(plain_s * 1e6),
+            least_chance=self._least_chance(),
         )
         self.reports.add(moved.base_len, verdict.logprobs)
         # Features first: without them a head cannot use the verdict.
         features = tell_features(self.opened, self.tree.text, running.start, outcome.features)
         return (*features, Send(verdict))
+
+    def _least_chance(self) -> float:
+        """Return how likely nodes must be, if the models take turns until the next pass; else 0."""
+        most = self._num_drafts_max()
+        self._waiting.in_turns = self.takes_turns and self._why_alone(most) is None
+        self._wanted = most if self._waiting.in_turns else None
+        return self._waiting.least_chance(self._num_texts)
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""

@@ -24,11 +24,12 @@ received during a forward, BLIND makes no measurable difference.
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from node.costs import Costs
 from node.economics import (
     FIRST_OF_MODEL,
     Acceptance,
-    Costs,
     drafts_worth_awaiting,
+    least_chance,
     verifying_pays,
     wait_limit_s,
     waiting_pays,
@@ -73,9 +74,13 @@ class State(Enum):
 
 
 class Waiting:
-    """Measures and decides the waits of one text, for one life of it."""
+    """Measures and decides the waits of one text, for one life of it.
+
+    in_turns  True: the drafter drafts nothing during the next pass (`node/placing.py`)
+    """
 
     def __init__(self, opened: Open, costs: Costs, acceptance: Acceptance) -> None:
+        self.in_turns = False
         self._opened = opened
         self._costs = costs
         self._acceptance = acceptance
@@ -107,6 +112,10 @@ class Waiting:
         number = drafts_worth_awaiting(p, min(most, MOST_AWAITED), costs)
         return least if number == 0 and self._is_in_vain(p) else number
 
+    def least_chance(self, num_texts: int) -> float:
+        """Return how likely a node must be in this turn of the drafter; 0: it drafts on."""
+        return least_chance(num_texts, self._costs) if self.in_turns else 0.0
+
     def _is_in_vain(self, p: float) -> bool:
         """True if drafts are missing so often that the drafter must be too far away.
 
@@ -117,7 +126,7 @@ class Waiting:
 
     def limit_s(self, wanted: int) -> float:
         """Return how many seconds a wait for `wanted` drafts may take."""
-        is_ahead = self._opened.policy.window > wanted
+        is_ahead = self._opened.policy.window > wanted and not self.in_turns
         return wait_limit_s(wanted, self._costs, is_ahead=is_ahead)
 
     def reason(self, wanted: int, num_texts: int, *, is_late: bool) -> Cause | None:
@@ -141,8 +150,8 @@ class Waiting:
         drafted.
         """
         policy = self._opened.policy
-        is_ahead = policy.window > wanted and self._opened.rule is Rule.COUPLED
-        return is_ahead and policy.is_priced
+        is_ahead = policy.window > wanted and not self.in_turns
+        return is_ahead and policy.is_priced and self._opened.rule is Rule.COUPLED
 
     def _pays(self, wanted: int, num_texts: int) -> bool:
         costs = self._costs
@@ -207,7 +216,13 @@ class Waiting:
             self._costs.draft.add(draft.model_us / 1e6 / max(1, draft.num_steps))
         told_at = self._told_at.pop(draft.parent_hash, None)  # only the first draft is the answer
         if told_at is not None and draft.num_steps and not first_of_life:
-            self._answered(told_at, now)
+            self._answered(told_at + self._later_s(draft), now)
+
+    def _later_s(self, draft: Draft) -> float:
+        """Return how long after its first step the drafter sent this: in turns it is held back."""
+        if not self.in_turns:
+            return 0.0
+        return (draft.num_steps - 1) / draft.num_steps * draft.model_us / 1e6
 
     def _answered(self, told_at: float, now: float) -> None:
         """Measure an answer; while BLIND it may have come any time during the pass."""

@@ -18,7 +18,8 @@ from engine.forward.forward import Layers, as_bytes, scored_rows
 from engine.forward.not_finite import Again
 from engine.loading import Engine
 from engine.places import Places
-from node.economics import PREFILL_CHUNKS, Costs
+from node.costs import Costs
+from node.economics import PREFILL_CHUNKS
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop, placing_of

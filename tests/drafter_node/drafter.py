@@ -8,7 +8,7 @@ from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from engine.layout.slots import Feed
-from node.economics import NOTHING_KNOWN, Measured, Passes
+from node.costs import NOTHING_KNOWN, Measured, Passes
 from node.follower import Afterwards, Arrived, Follower, Lanes, Send, Tick, WaitUntil
 from proto.messages import Draft, Message
 

@@ -16,7 +16,7 @@ from drafter_node.worker import Worker
 from engine.checkpoint.model import load_model
 from engine.executor import ModelExecutor
 from engine.loading import make_executor
-from node.economics import NOTHING_KNOWN, Passes
+from node.costs import NOTHING_KNOWN, Passes
 from node.follower import (
     Afterwards,
     Allocate,

@@ -21,7 +21,7 @@ from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from engine.layout.slots import NUM_TREE_SLOTS
-from node.economics import Passes
+from node.costs import Passes
 from node.follower import Follower, Lanes
 from node.loop import Launched, Loop
 from proto.codec import decode, encode

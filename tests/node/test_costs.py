@@ -4,19 +4,8 @@ from math import exp
 
 import pytest
 
-from node.economics import (
-    FIRST_OF_MODEL,
-    MAX_TRIES,
-    NOTHING_KNOWN,
-    PRIOR_OF_MODEL,
-    SPENT_ON_TRIALS,
-    Acceptance,
-    Costs,
-    Mean,
-    Passes,
-    crowd,
-    kind_of_score,
-)
+from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Mean, Passes, crowd
+from node.economics import FIRST_OF_MODEL, MAX_TRIES, PRIOR_OF_MODEL, Acceptance, kind_of_score
 from proto.messages import NGRAM_SOURCE
 
 

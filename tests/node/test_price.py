@@ -8,14 +8,11 @@ from operator import mul
 
 import pytest
 
+from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Passes
 from node.economics import (
-    NOTHING_KNOWN,
     NUM_BETWEEN,
-    SPENT_ON_TRIALS,
     WAIT_S_MAX,
     WAIT_S_MIN,
-    Costs,
-    Passes,
     num_rows_worth,
     rows_worth,
     tokens_per_second,

@@ -11,7 +11,7 @@ from drafter_node import scheduling as drafter_scheduling
 from drafter_node.frontier import Frontier, Tip
 from drafter_node.sending import Numbers
 from engine.layout.slots import Feed, SlotMap
-from node.economics import Costs
+from node.costs import Costs
 from node.follower import CLOSED, Follower, Lane
 from proto.messages import FinishReason, Limits, Open
 from proto.tree import CommittedText, Graft, SpeculationTree

@@ -6,7 +6,8 @@ from typing import Any
 from coordinator.text.session import Fail, Finish, Session
 from drafter_node.drafting import Drafting
 from drafter_node.frontier import Tip
-from node.economics import WAIT_S_MAX, Costs, wait_limit_s
+from node.costs import Costs
+from node.economics import WAIT_S_MAX, wait_limit_s
 from target_node import waiting
 from target_node.waiting import Waiting
 from tests.simulation.faults import NO_SPEED, Fault, Patch

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.executor import ModelExecutor
-from node.economics import NOTHING_KNOWN, Costs
+from node.costs import NOTHING_KNOWN, Costs
 from node.follower import (
     Afterwards,
     Allocate,

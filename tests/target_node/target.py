@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.layout.slots import Feed
-from node.economics import NOTHING_KNOWN, Costs, Measured
+from node.costs import NOTHING_KNOWN, Costs, Measured
 from node.follower import Afterwards, Arrived, Follower, Lanes, Send, Tick
 from node.placing import Placing
 from proto.messages import (

@@ -9,7 +9,7 @@ import pytest
 from drafter_node import compute as drafter
 from drafter_node import scheduling as drafting
 from drafter_node.statistics import Known as HeadsKnown
-from node.economics import Costs, Passes
+from node.costs import Costs, Passes
 from node.follower import (
     Allocate,
     Arrived,

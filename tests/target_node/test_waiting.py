@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from node.economics import FIRST_OF_MODEL, WAIT_S_MIN, Acceptance, Costs
+from node.costs import Costs
+from node.economics import FIRST_OF_MODEL, WAIT_S_MIN, Acceptance
 from node.follower import WaitUntil
 from proto.messages import Ack, Cause, Limits, Policy
 from target_node.drafts import MAX_GAPS, Received

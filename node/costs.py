@@ -1,0 +1,229 @@
+"""Measures on this node how long passes, draft steps and answers of the other node take (pure).
+
+A node has one instance of `Costs` as long as it lives, for all texts. It is told of every event as
+it happens, and returns estimates; asking changes nothing. What they decide: `node/economics.py`.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+AVERAGE_WEIGHT = 0.1  # weight of the newest value in a running mean, once there are ten
+NUM_REPLIES = 16  # the newest replies, from which it is computed how long a slow one takes
+NUM_TRUSTED = 10  # of so many passes a mean is as good as of more
+SPENT_ON_TRIALS = 0.02  # most of the time that goes into passes whose rows do not seem to pay
+
+Measured = Mapping[int, float]  # seconds of a pass by its number of rows
+NOTHING_KNOWN: Measured = MappingProxyType({})
+
+
+class Mean:
+    """A running mean: plain for the first ten values, then exponential; 0 without values."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.num = 0
+
+    def add(self, value: float) -> None:
+        """Add one value to the moving average."""
+        self.num += 1
+        self.value += max(AVERAGE_WEIGHT, 1 / self.num) * (value - self.value)
+
+
+class Replies:
+    """The times that a peer took to answer: their running mean, and how long a slow one takes."""
+
+    def __init__(self) -> None:
+        self._mean = Mean()
+        self._newest_s: deque[float] = deque(maxlen=NUM_REPLIES)
+
+    @property
+    def value(self) -> float:
+        """Return the running mean in seconds; 0 if there was none."""
+        return self._mean.value
+
+    @property
+    def num(self) -> int:
+        """Return the number of replies so far."""
+        return self._mean.num
+
+    def add(self, seconds: float) -> None:
+        """Add one reply that took so many seconds."""
+        self._mean.add(seconds)
+        self._newest_s.append(seconds)
+
+    @property
+    def quickest_s(self) -> float:
+        """Return the seconds of the quickest of the newest replies; there must be at least one."""
+        return min(self._newest_s)
+
+    @property
+    def slow_s(self) -> float:
+        """Return the upper quartile of the newest replies in seconds; 0: there are none.
+
+        Three of four replies are faster. The few replies that are late because a message was lost
+        and sent again do not count so.
+        """
+        if not self._newest_s:
+            return 0.0
+        return sorted(self._newest_s)[3 * (len(self._newest_s) - 1) // 4]
+
+
+class Passes:
+    """How long passes with a certain number of texts take, by their number of rows.
+
+    token             mean seconds for each token, of whichever text, waits included
+    num_since_plain   number of passes since the last one without drafts
+    for_trials_s      seconds saved up for passes whose rows do not seem to pay
+    """
+
+    def __init__(self, measured: Measured) -> None:
+        self.token = Mean()
+        self.num_since_plain = 0
+        self.for_trials_s = 0.0
+        self._means: dict[int, Mean] = {}  # seconds, by number of rows
+        self._known: list[int] = []  # keys of `_means`, ascending
+        self._curve: list[float] | None = None  # expected seconds for each key; None: out of date
+        for num_rows, seconds in measured.items():
+            self.took(num_rows, seconds)
+
+    def passed(
+        self, num_rows: int, num_tokens: int, pass_s: float, round_s: float, *, is_plain: bool
+    ) -> None:
+        """Note a pass that has made `num_tokens`; its round is the pass and the wait before it.
+
+        is_plain  True: the pass had no drafts
+        """
+        self.took(num_rows, pass_s)
+        self.token.add(round_s / max(1, num_tokens))
+        if is_plain:
+            self.num_since_plain = 0
+            self.for_trials_s += SPENT_ON_TRIALS * pass_s
+        else:
+            self.num_since_plain += 1
+            self.for_trials_s = 0.0
+
+    def took(self, num_rows: int, pass_s: float) -> None:
+        """Note that a pass of `num_rows` rows has taken `pass_s` seconds."""
+        if num_rows not in self._means:
+            self._means[num_rows] = Mean()
+            insort(self._known, num_rows)
+        self._means[num_rows].add(pass_s)
+        self._curve = None
+
+    def of(self, num_rows: int) -> float:
+        """Return the expected seconds of a pass of `num_rows` rows; 0 if none was measured.
+
+        More rows never take less: where fewer seem to take longer, `rising` decides. A number of
+        rows that was timed only at load, in another state of the machine, would look dear for ever.
+        Between two measured numbers of rows it is interpolated linearly; beyond the largest it is
+        the same as for the largest, so that more rows are tried.
+        """
+        known = self._known
+        if self._curve is None:
+            means = [self._means[rows] for rows in known]
+            self._curve = rising([(mean.value, min(mean.num, NUM_TRUSTED)) for mean in means])
+        index = bisect_left(known, num_rows)
+        if index == len(known):
+            return self._curve[-1] if known else 0.0
+        above, above_s = known[index], self._curve[index]
+        if above == num_rows or index == 0:
+            return above_s
+        below, below_s = known[index - 1], self._curve[index - 1]
+        return below_s + (above_s - below_s) * (num_rows - below) / (above - below)
+
+
+def rising(values: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the values that never fall and are nearest to these, by squared errors.
+
+    values  each with its weight, above 0
+
+    The weighted mean replaces values that fall (isotonic regression: pool adjacent violators).
+    """
+    pools: list[tuple[float, float, int]] = []  # mean, weight, number of values
+    for value, weight in values:
+        pool = (value, weight, 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, before, number = pools.pop()
+            both = before + pool[1]
+            pool = ((mean * before + pool[0] * pool[1]) / both, both, number + pool[2])
+        pools.append(pool)
+    return [mean for mean, _, number in pools for _ in range(number)]
+
+
+class Costs:
+    """Measured times in seconds of everything that a decision weighs.
+
+    measured  seconds of passes by their rows, timed before the first text
+    elsewhere  the same on other cores (`stand`), by what the caller calls these
+
+    draft     mean of a draft step
+    reply     from a verdict to the drafts that answer it
+    wait      mean of the waits that ended with drafts
+    """
+
+    def __init__(
+        self,
+        measured: Measured = NOTHING_KNOWN,
+        elsewhere: Mapping[int, Measured] = MappingProxyType({}),
+    ) -> None:
+        self.draft = Mean()
+        self.reply = Replies()
+        self.wait = Mean()
+        self.num_skipped = 0  # passes that began without a possible wait, since the last wait
+        self._measured = {0: measured, **elsewhere}
+        self._usual: dict[int, Mean] = {}  # seconds of a pass, whatever its rows and texts
+        # By the cores on which it runs, and the `crowd` of its texts.
+        self._passes = {(0, 1): Passes(measured)}
+        self._place = 0
+
+    @property
+    def pass_s(self) -> float:
+        """Return the mean seconds of a decoding pass; 0 if there was none."""
+        usual = self._usual.get(self._place) or self._usual.get(0)
+        return 0.0 if usual is None else usual.value
+
+    def stand(self, place: int) -> None:
+        """Note on which cores passes run from now on; what they cost is counted for each place."""
+        self._place = place
+
+    def passes(self, num_texts: int, place: int | None = None) -> Passes:
+        """Return what was measured of passes with about `num_texts` texts.
+
+        place  as for `stand`; None: where passes run now
+        """
+        place = self._place if place is None else place
+        known = self._passes.get((place, crowd(num_texts)))
+        return Passes(self._measured.get(place, self._measured[0])) if known is None else known
+
+    def passed(
+        self,
+        num_texts: int,
+        num_rows: int,
+        num_tokens: int,
+        pass_s: float,
+        round_s: float,
+        *,
+        is_plain: bool,
+    ) -> None:
+        """Note a decoding pass of `num_texts` texts that has ended; see `Passes.passed`."""
+        self._usual.setdefault(self._place, Mean()).add(pass_s)
+        if pass_s > 0:
+            key = self._place, crowd(num_texts)
+            passes = self._passes.setdefault(key, self.passes(num_texts))
+            passes.passed(num_rows, num_tokens, pass_s, round_s, is_plain=is_plain)
+
+    def waited(self, seconds: float) -> None:
+        """Note that drafts have come after a wait of so many seconds."""
+        self.wait.add(seconds)
+        self.num_skipped = 0
+
+    def skipped(self) -> None:
+        """Note that a pass has begun without a wait that would have been possible."""
+        self.num_skipped += 1
+
+
+def crowd(num_texts: int) -> int:
+    """Return num_texts rounded up to a power of 2; passes of such numbers of texts cost alike."""
+    return 1 << (num_texts - 1).bit_length()
