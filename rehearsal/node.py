@@ -28,6 +28,7 @@ from node.follower import (
     WaitUntil,
     Wipe,
 )
+from node.placing import Place, Placing
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Heartbeat, Message, Role
@@ -134,7 +135,11 @@ class Node:
                 is_translated=setting.languages is not None,
             )
             return drafter_scheduling.Schedule(lanes, reads, num_per_pass=together)
-        known = target_known.Known(setting.fixed_rows, Costs(setting.target.measured))
+        costs, placing = Costs(setting.target.measured), None
+        if setting.placement:
+            fixed = Place.SHARED if setting.placement == "shared" else None
+            placing = Placing(fixed=fixed, has_drafters_core=True)
+        known = target_known.Known(setting.fixed_rows, costs, placing=placing)
         return target_scheduling.Schedule(lanes, known, num_per_pass=together)
 
     def crash(self) -> None:

@@ -85,6 +85,8 @@ class Setting:
     languages        the vocabularies of drafters and target; None: they have the same
     submit_every_s   seconds between the submission of two texts; 0: all at the start; None: each
                      text a while after the one before is complete
+    placement        "shared": passes run on the drafter's core too, so that the models take turns;
+                     "auto": there or on other cores, whichever is faster; "": always on others
     """
 
     policy: Policy
@@ -104,6 +106,7 @@ class Setting:
     submit_every_s: float | None = None
     is_head: bool = False
     languages: Languages | None = None
+    placement: str = ""
 
     def costs(self, role: Role) -> NodeCosts:
         """Return how long things take at a node of this role."""

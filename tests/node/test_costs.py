@@ -1,10 +1,13 @@
 """What is measured, and what follows of it where nothing was."""
 
 from math import exp
+from operator import mul
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Mean, Passes, crowd
+from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Mean, Passes, crowd, rising
 from node.economics import FIRST_OF_MODEL, MAX_TRIES, PRIOR_OF_MODEL, Acceptance, kind_of_score
 from proto.messages import NGRAM_SOURCE
 
@@ -26,6 +29,26 @@ def test_what_was_not_seen_costs_what_its_neighbours_say() -> None:
     assert passes.of(7) == 3.5
     assert passes.of(30) == 4.0
     assert Passes(NOTHING_KNOWN).of(3) == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.1, 10.0)), max_size=12))
+def test_rising_values_never_fall_and_have_the_same_mean(values: list[tuple[float, float]]) -> None:
+    found, weights = rising(values), [weight for _, weight in values]
+    assert found == sorted(found)
+    assert len(found) == len(values)
+    means = [value for value, _ in values]
+    assert sum(map(mul, found, weights)) == pytest.approx(sum(map(mul, means, weights)))
+    if means == sorted(means):
+        assert found == means
+
+
+def test_what_was_timed_once_gives_way_to_what_more_rows_took_often() -> None:
+    passes = Passes({1: 5.0, 5: 5.5, 9: 6.0})
+    for _ in range(20):
+        passes.took(6, 3.4)
+    assert passes.of(5) < 3.8, "five rows take no longer than six"
+    assert passes.of(1) < 3.8
+    assert passes.of(9) == 6.0, "of more rows nothing else is known"
 
 
 def test_what_was_timed_before_the_first_text_is_no_usual_pass() -> None:

@@ -145,3 +145,9 @@ def test_cores_that_the_user_has_named_are_all_used_until_measured_otherwise() -
     placing = Placing(usual=SHARED)
     for is_drafted in (True, False):
         assert placing.first(is_drafted=is_drafted) is SHARED
+
+
+def test_models_take_turns_only_where_they_share_a_core() -> None:
+    assert Placing(has_drafters_core=True).takes_turns(SHARED)
+    assert not Placing(has_drafters_core=True).takes_turns(APART)
+    assert not Placing().takes_turns(SHARED)

@@ -10,9 +10,12 @@ import pytest
 
 from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Passes
 from node.economics import (
+    NEARLY_SURE,
     NUM_BETWEEN,
+    UNLIKELY,
     WAIT_S_MAX,
     WAIT_S_MIN,
+    least_chance,
     num_rows_worth,
     rows_worth,
     tokens_per_second,
@@ -248,3 +251,14 @@ def test_drafts_pay_where_their_rows_cost_less_than_the_tokens_they_bring() -> N
     assert not verifying_pays(0.5, 2, 8, passes)
     assert not verifying_pays(0.9, 4, 8, passes)
     assert verifying_pays(0.0, 2, 1, Passes({})), "nothing is known"
+
+
+def test_in_turns_a_node_is_expanded_if_it_saves_more_than_a_step_and_a_row() -> None:
+    cheap, dear = (Costs({1: 0.030, 9: longer_s}) for longer_s in (0.030, 0.110))
+    for costs in (cheap, dear):
+        costs.draft.add(0.003)
+    assert least_chance(1, cheap) == pytest.approx(0.003 / 0.030), "a step of a token's seconds"
+    assert least_chance(1, dear) == pytest.approx((0.003 + 0.010) / 0.030)
+    dear.draft.add(0.500)
+    assert least_chance(1, dear) == NEARLY_SURE, "the likeliest node is expanded all the same"
+    assert least_chance(1, Costs()) == UNLIKELY, "nothing is known"

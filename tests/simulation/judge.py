@@ -447,6 +447,9 @@ class Judge:
         if self.scenario.languages is not None:
             self.stats["translated"] += verdict.num_accepted
         self.stats[f"cause {verdict.cause.name}"] += 1
+        if verdict.least_chance:
+            self.stats["in turns"] += 1
+            self.stats["accepted in turns"] += verdict.num_accepted
         for ack in verdict.acks:
             come = self._come[verdict.session][ack.incarnation]
             gap = next((n for n in range(1, ack.number + 1) if n not in come), None)

@@ -18,6 +18,7 @@ ORACLE_TOKENS = 60
 MAX_TEXTS = 6
 # By how much a draft is faster than a pass: slow, usual and fast drafters.
 SHARE_TRANSLATED = 0.35  # of the scenarios in which the drafters may have other tokens
+SHARE_WITH_PLACES = 0.3  # of the scenarios in which the passes may run on the core of the drafter
 STEPS_PER_TOKEN = 3  # letters of the longest token of a target
 SPEED_UPS = ((0.5, 2.0), (1.0, 12.0), (4.0, 30.0))
 
@@ -80,6 +81,7 @@ class Scenario:
     submit_every_s: float | None = 0.0
     is_head: bool = False  # the drafters read the target's features
     languages: Languages | None = None  # the drafters have other tokens than the target
+    placement: str = ""  # "shared" and, at times, "auto": the models take turns on some cores
 
     @property
     def setting(self) -> Setting:
@@ -105,7 +107,13 @@ class Scenario:
             submit_every_s=self.submit_every_s,
             is_head=self.is_head,
             languages=self.languages,
+            placement=self.placement,
         )
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the drafter may have to draft nothing while a pass runs."""
+        return bool(self.placement) and self.policy.prices_waits
 
     @property
     def capacity(self) -> int:
@@ -157,6 +165,8 @@ class Scenario:
     @property
     def num_wanted(self) -> int:
         """Drafts that a pass may wait for."""
+        if self.takes_turns:
+            return self.policy.num_speculative_tokens
         return max(self.policy.launch_min, self.policy.launch_hit)
 
     @property
@@ -167,10 +177,10 @@ class Scenario:
             return False
         if self.drafter_lanes < self.at_once:
             return False  # a text may have no room at the drafter until another ends
-        if policy.window <= self.num_wanted:
+        if policy.window <= self.num_wanted or self.takes_turns:
             if self.round_trip_s + self.num_wanted * step_s >= WAIT_S_MAX:
                 return False
-            if policy.window <= min(policy.launch_min, policy.launch_hit):
+            if self.takes_turns or policy.window <= min(policy.launch_min, policy.launch_hit):
                 return True  # it is waited for as long as that takes
         window = min(policy.window, int(-policy.min_score / -LIKELY) + 1) // self.num_steps
         ahead_s = (window - policy.group) * pass_s
@@ -182,10 +192,11 @@ class Scenario:
         policy, costs = self.policy, self.costs
         num_rows = self.at_once * (1 + policy.num_speculative_tokens)
         pass_s = (costs.pass_s + (num_rows - 1) * costs.row_s) * self.turns
-        if policy.window > self.num_wanted:
-            return (1 + self.num_wanted) * pass_s
-        step_s = self.step_s + costs.row_s
-        return pass_s + self.round_trip_s + self.num_wanted * step_s
+        waited_s = self.round_trip_s + self.num_wanted * (self.step_s + costs.row_s)
+        if policy.window <= self.num_wanted:
+            return pass_s + waited_s
+        ahead_s = self.num_wanted * pass_s
+        return pass_s + (max(ahead_s, waited_s) if self.takes_turns else ahead_s)
 
     def prefill_s(self, length: int) -> float:
         """What both nodes need at most to read a text, and others meanwhile, the longest first."""
@@ -259,6 +270,9 @@ def draw(
         scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
     if not plain:
         scenario = _at_once(scenario, Random(f"at once {seed}"))
+    cores = Random(f"cores {seed}")
+    if cores.random() < SHARE_WITH_PLACES and not scenario.fixed_rows:
+        scenario = replace(scenario, placement=cores.choice(("shared", "auto")))
     if leaving:
         scenario = _left_early(scenario, Random(f"readers {seed}"))
     by_itself = replace(scenario, max_num_seqs=1, drafter_lanes=1)

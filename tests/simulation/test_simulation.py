@@ -120,6 +120,14 @@ def test_pipelined_does_too_and_its_drafters_rest_and_wake_up() -> None:
     assert seen["cause READY"] > 100
 
 
+def test_models_that_take_turns_on_a_core_use_their_drafts() -> None:
+    seen = seen_in(
+        [seed for seed in range(400) if draw(seed, "pipelined").takes_turns][:30], "pipelined"
+    )
+    assert seen["in turns"] > 100
+    assert seen["accepted in turns"] > 100
+
+
 def test_a_drafter_that_never_gets_ahead_is_waited_for() -> None:
     # It is always right and always one pass late: to go on alone brings nothing.
     assert simulate(8151, plain=True, chain=True)["accepted again"] >= 2
