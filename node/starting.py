@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
 
 
+# Weights in memory pages of 2 MB instead of 4 KB, where Linux lets a program ask for them. Which
+# small pages a process gets is luck: some decoded at half the speed of others for as long as they
+# lived (docs/LOG.md).
+PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+
+
+def use_large_pages() -> None:
+    """Let torch ask for large memory pages, unless the user has decided; before it is loaded."""
+    for name, value in PAGES.items():
+        os.environ.setdefault(name, value)
+
+
 def let_threads_sleep() -> None:
     """Set how torch's threads wait for each other, unless the user has; before torch is loaded."""
     if not THREADS.keys() & os.environ.keys():
@@ -39,6 +51,7 @@ def start(role: str, load_serve: "Callable[[], Serve]") -> int:
     load_serve  imports the node's worker, which takes seconds, and returns its `Serve` function
     """
     let_threads_sleep()
+    use_large_pages()
     is_by_hand = len(sys.argv) > 1
     if is_by_hand:
         end_at_once_on_signals(role)

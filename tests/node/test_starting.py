@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from node.starting import THREADS, let_threads_sleep
+from node.starting import PAGES, THREADS, let_threads_sleep, use_large_pages
 
 
 def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(
@@ -24,19 +26,37 @@ def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(
     assert "GOMP_SPINCOUNT" not in os.environ
 
 
+def test_torch_asks_for_large_pages_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (name,) = PAGES
+    monkeypatch.setenv(name, "0")
+    use_large_pages()
+    assert os.environ[name] == "0"
+    monkeypatch.delenv(name)
+    use_large_pages()
+    assert os.environ[name] == "1"
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    assert name.encode() in library.read_bytes(), "torch reads this variable"
+
+
 def test_that_is_set_before_torch_is_loaded() -> None:
     watch = (
         "import os, sys, runpy, importlib.abc\n"
         "class Watch(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'torch': print(os.environ.get('GOMP_SPINCOUNT')); os._exit(0)\n"
+        "        if name == 'torch':\n"
+        "            names = 'GOMP_SPINCOUNT', 'THP_MEM_ALLOC_ENABLE'\n"
+        "            print(*map(os.environ.get, names), flush=True)\n"
+        "            os._exit(0)\n"
         "sys.meta_path.insert(0, Watch())\n"
         "from node.starting import start\n"
         "sys.argv = ['x', '--join', 'tcp://127.0.0.1:1']\n"
         "start('drafter', lambda: None)\n"
     )
-    own = {name: value for name, value in os.environ.items() if name not in THREADS}
+    theirs = {**THREADS, **PAGES}
+    own = {name: value for name, value in os.environ.items() if name not in theirs}
     ended = subprocess.run(
         [sys.executable, "-c", watch], env=own, capture_output=True, text=True, timeout=60
     )
-    assert ended.stdout.strip() == THREADS["GOMP_SPINCOUNT"], ended.stderr
+    assert ended.stdout.split() == [THREADS["GOMP_SPINCOUNT"], *PAGES.values()], ended.stderr
