@@ -33,6 +33,7 @@ from proto.messages import (
     Draft,
     FinishReason,
     Hit,
+    Logprobs,
     Open,
     Rule,
 )
@@ -156,6 +157,11 @@ class Judged:
         """Return who drafted each accepted token of the text; (): source 0 drafted them all."""
         sources = tuple(node.source for node in self.accepted[: self.num_accepted])
         return sources if any(sources) else ()
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Return those of the tokens, if they were asked for."""
+        return self.outcome.logprobs and self.outcome.logprobs.part(0, len(self.tokens))
 
     @property
     def has_rejected(self) -> bool:

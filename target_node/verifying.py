@@ -557,7 +557,6 @@ class Verifying:
     def _report(self, unsaid: _Unsaid) -> Sequence[SharedAction]:
         """Return the messages about a pass, and reset its counts; the next pass may be running."""
         judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
-        outcome = judged.outcome
         plain_s = self._known.costs.passes(self._num_texts).of(self._num_texts)
         verdict = Verdict(
             session=self.opened.session,
@@ -577,7 +576,7 @@ class Verifying:
             drafter_us=self.drafts.received.take_model_us(),
             rejected=tuple(node.token for node in judged.rejected),
             attempt=self.drafts.attempt,
-            logprobs=outcome.logprobs and outcome.logprobs.part(0, len(judged.tokens)),
+            logprobs=judged.logprobs,
             sources=judged.sources,
             hit=judged.hit,
             plain_us=round(plain_s * 1e6),
@@ -585,14 +584,15 @@ class Verifying:
         )
         self.reports.add(moved.base_len, verdict.logprobs)
         # Features first: without them a head cannot use the verdict.
-        features = tell_features(self.opened, self.tree.text, running.start, outcome.features)
-        return (*features, Send(verdict))
+        told = tell_features(self.opened, self.tree.text, running.start, judged.outcome.features)
+        return (*told, Send(verdict))
 
     def _least_chance(self) -> float:
         """Return how likely nodes must be, if the models take turns until the next pass; else 0."""
         most = self._num_drafts_max()
         self._waiting.in_turns = self.takes_turns and self._why_alone(most) is None
-        self._wanted = most if self._waiting.in_turns else None
+        if self._waiting.in_turns:
+            self._wanted = most
         return self._waiting.least_chance(self._num_texts)
 
     def check(self) -> None:
