@@ -267,12 +267,9 @@ def draw(
         model, chain = replace(model, num_children=1), as_chain(chosen)
         scenario = replace(scenario, model=model, policy=chain, rule=classical, temperature=1.0)
     if not oracle:
-        scenario = _with_lookup(scenario, Random(f"lookup {seed}"))
+        scenario = _with_lookup(_on_cores(scenario), Random(f"lookup {seed}"))
     if not plain:
         scenario = _at_once(scenario, Random(f"at once {seed}"))
-    cores = Random(f"cores {seed}")
-    if cores.random() < SHARE_WITH_PLACES and not scenario.fixed_rows:
-        scenario = replace(scenario, placement=cores.choice(("shared", "auto")))
     if leaving:
         scenario = _left_early(scenario, Random(f"readers {seed}"))
     by_itself = replace(scenario, max_num_seqs=1, drafter_lanes=1)
@@ -282,6 +279,14 @@ def draw(
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))
     return scenario
+
+
+def _on_cores(scenario: Scenario) -> Scenario:
+    """In some of the scenarios passes may run on the drafter's core."""
+    random = Random(f"cores {scenario.seed}")
+    if random.random() > SHARE_WITH_PLACES or scenario.fixed_rows:
+        return scenario
+    return replace(scenario, placement=random.choice(("shared", "auto")))
 
 
 def _at_once(scenario: Scenario, random: Random) -> Scenario:
