@@ -126,8 +126,7 @@ class Waiting:
 
     def limit_s(self, wanted: int) -> float:
         """Return how many seconds a wait for `wanted` drafts may take."""
-        is_ahead = self._opened.policy.window > wanted and not self.in_turns
-        return wait_limit_s(wanted, self._costs, is_ahead=is_ahead)
+        return wait_limit_s(wanted, self._costs, is_ahead=self._is_ahead(wanted))
 
     def reason(self, wanted: int, num_texts: int, *, is_late: bool) -> Cause | None:
         """Return why a pass starts with fewer drafts than `wanted`; None: wait on.
@@ -149,9 +148,12 @@ class Waiting:
         under the classical rules: there a token that the target samples alone has hardly ever been
         drafted.
         """
-        policy = self._opened.policy
-        is_ahead = policy.window > wanted and not self.in_turns
-        return is_ahead and policy.is_priced and self._opened.rule is Rule.COUPLED
+        is_priced = self._opened.policy.is_priced and self._opened.rule is Rule.COUPLED
+        return is_priced and self._is_ahead(wanted)
+
+    def _is_ahead(self, wanted: int) -> bool:
+        """True if the drafter goes on behind `wanted` drafts, also while a pass runs."""
+        return self._opened.policy.window > wanted and not self.in_turns
 
     def _pays(self, wanted: int, num_texts: int) -> bool:
         costs = self._costs

@@ -532,3 +532,21 @@ def test_where_the_host_computes_nothing_is_beside(monkeypatch: pytest.MonkeyPat
     assert us_of(watch.beside_us) == {}
     assert us_of(watch.totals_us)["model"] == 2 * 500
     assert sum(watch.totals_us) == clock.us
+
+
+def test_times_of_places_are_kept_apart_by_all_that_changes_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    places = SimpleNamespace(has_more_cores=True, measured=({}, {}), names=("own", "all"))
+    monkeypatch.setattr(loop, "places_of", lambda *_: places)
+    monkeypatch.setattr(loop, "time_places", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(loop, "library_name", lambda: "of-this-source.so")
+    monkeypatch.setattr(loop, "replace", lambda engine, **_: engine)
+    loaded = SimpleNamespace(device=torch.device("cpu"), rank=None, dtype=torch.bfloat16)
+    engine = SimpleNamespace(loaded=loaded, executor=SimpleNamespace(backend="fused"), pass_s={})
+    for quantization in ("", "int8"):
+        config = replace(CONFIG, fixed_rows=None, quantization=quantization)
+        loop._placed(cast(Engine, engine), config, lambda _: None)
+    assert asked[0] != asked[1], "weights of other formats"
+    assert all({"model", "fused", "of-this-source.so"} < set(about) for about in asked)
