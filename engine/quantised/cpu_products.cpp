@@ -89,18 +89,20 @@ struct Inputs {
       }
   }
 
+#ifdef __AVX512VNNI__
   // Makes digits of the inputs. `part`: what the numbers that they are multiplied with count.
-  void split(float part) {
+  // `adds_up`: `starts` and `sums` are needed too.
+  void split(float part, bool adds_up) {
     const int64_t num = num_inputs / group * num_rows;
     digits.resize(num * DIGITS * group);
     starts.resize(num * DIGITS);
     units.resize(num * DIGITS);
     sums.resize(num);
     for (int64_t m = 0; m < num_rows; m++)
-      for (int64_t g = 0; g < num_inputs / group; g++) split_group(m, g, part);
+      for (int64_t g = 0; g < num_inputs / group; g++) split_group(m, g, part, adds_up);
   }
 
-  void split_group(int64_t m, int64_t g, float part) {
+  void split_group(int64_t m, int64_t g, float part, bool adds_up) {
     const X* from = x + m * num_inputs + g * group;
     const int64_t at = g * num_rows + m;
     int8_t* to = digits.data() + at * DIGITS * group;
@@ -118,27 +120,34 @@ struct Inputs {
     float up, unit;
     memcpy(&up, &up_bits, 4);
     memcpy(&unit, &unit_bits, 4);
+    // A digit from -128 to 127 is a byte of the number plus 128 at each place, less 128.
+    const Bytes halves = _mm512_set1_epi32(0x808080);
+    const Bytes by_digit = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const Bytes together = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     Bytes sum[DIGITS] = {};
     for (int64_t k = 0; k < group; k += 16) {
       const __mmask16 mask = mask_at(k);
       const Floats scaled = _mm512_mul_ps(floats_at(from + k, mask), _mm512_set1_ps(up));
-      Bytes rest = _mm512_cvt_roundps_epi32(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-      for (int d = 0; d < DIGITS; d++) {
-        const Bytes digit = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
-        _mm_mask_storeu_epi8(to + d * group + k, mask, _mm512_cvtepi32_epi8(digit));
-        sum[d] = _mm512_add_epi32(sum[d], digit);
-        rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, digit), 8);
-      }
+      const Bytes whole = _mm512_cvt_roundps_epi32(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      const Bytes bytes = _mm512_xor_si512(_mm512_add_epi32(whole, halves), halves);
+      const Bytes planes = _mm512_permutexvar_epi32(together, _mm512_shuffle_epi8(bytes, by_digit));
+      _mm_mask_storeu_epi8(to + k, mask, _mm512_extracti32x4_epi32(planes, 0));
+      _mm_mask_storeu_epi8(to + group + k, mask, _mm512_extracti32x4_epi32(planes, 1));
+      _mm_mask_storeu_epi8(to + 2 * group + k, mask, _mm512_extracti32x4_epi32(planes, 2));
+      if (!adds_up) continue;
+      for (int d = 0; d < DIGITS; d++) sum[d] = _mm512_dpbusd_epi32(sum[d], _mm512_set1_epi32(1 << 8 * d), bytes);
     }
+    for (int d = 0; d < DIGITS; d++) units[at * DIGITS + d] = unit * part * (1 << 8 * d);
+    if (!adds_up) return;
     int64_t whole = 0;
     for (int d = DIGITS - 1; d >= 0; d--) {
       const int32_t of_digit = _mm512_reduce_add_epi32(sum[d]);
       starts[at * DIGITS + d] = -128 * of_digit;
       whole = whole * 256 + of_digit;
     }
-    for (int d = 0; d < DIGITS; d++) units[at * DIGITS + d] = unit * part * (1 << 8 * d);
     sums[at] = (float)whole * unit;
   }
+#endif
 };
 
 // -- sums over a group ----------------------------------------------------------------------------
@@ -333,38 +342,32 @@ struct DigitsInTiles {
     shape_tiles(all < 16 ? all : 16, all > 16 ? all - 16 : 0, step(in.group));
   }
 
-  // Returns where `num` codes of each of 16 outputs lie as one tile register takes them.
-  static inline const void* unpacked(const uint8_t* codes, int64_t num, uint8_t* room, int tiles) {
-    for (int64_t k = 0; k < num * BITS * 2; k += 64) _mm_prefetch((const char*)codes + ahead(tiles) + k, _MM_HINT_T0);
-    if constexpr (BITS == 8) return codes;
-    for (int64_t k = 0; k < num; k += 8) {
-      const Bytes chunk = _mm512_loadu_si512(codes + k * 8);
-      _mm512_store_si512(room + k * 16, codes_of<BITS, false>(chunk, 0));
-      _mm512_store_si512(room + k * 16 + 64, codes_of<BITS, false>(chunk, 1));
-    }
-    asm volatile("" ::: "memory");
-    return room;
-  }
-
   template <int ROWS, int TILES>
   struct Sums {
     static constexpr int PARTS = parts(ROWS);
-    alignas(64) int32_t sum[TILES][PARTS * 16][16];
+    alignas(64) int32_t sum[2][TILES][PARTS * 16][16];  // of even and odd groups
+    alignas(64) uint8_t room[2][TILES][1024];           // codes of 4 bits as bytes: of even and odd steps
 
     inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const uint8_t* codes, int64_t bytes_of_tile) {
-      alignas(64) uint8_t room[TILES][1024];
-      const int64_t group = in.group, by = step(group);
+      const int64_t group = in.group, by = step(group), num_steps = in.num_inputs / by;
       const int8_t* digits = in.digits.data() + (g * in.num_rows + row) * DIGITS * group;
+      const auto weights = [&](int64_t number, int tile) -> const void* {
+        if constexpr (BITS == 4) return room[number % 2][tile];
+        const uint8_t* here = codes + tile * bytes_of_tile;
+        for (int64_t k = 0; k < by * 16; k += 64) _mm_prefetch((const char*)here + ahead(TILES) + k, _MM_HINT_T0);
+        return here;
+      };
+      if (BITS == 4 && g == 0) unpack(0, codes, by, bytes_of_tile);
       _tile_zero(0);
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
-      for (int64_t k = 0; k < group; k += by, codes += by * BITS * 2) {
+      for (int64_t k = 0, number = g * group / by; k < group; k += by, number++) {
         _tile_loadd(4, digits + k, group);
         if constexpr (PARTS == 2) _tile_loadd(5, digits + 16 * group + k, group);
 #define TILE(T, WEIGHTS, SUM, MORE) \
   if constexpr (T < TILES) { \
-    _tile_loadd(WEIGHTS, unpacked(codes + T * bytes_of_tile, by, room[T], TILES), 64); \
+    _tile_loadd(WEIGHTS, weights(number, T), 64); \
     _tile_dpbssd(SUM, 4, WEIGHTS); \
     if constexpr (PARTS == 2) _tile_dpbssd(MORE, 5, WEIGHTS); \
   }
@@ -378,23 +381,40 @@ struct DigitsInTiles {
           TILE(1, 7, 2, 3)
         }
 #undef TILE
+        codes += by * BITS * 2;
+        if (BITS == 4 && number + 1 < num_steps) unpack(number + 1, codes, by, bytes_of_tile);
       }
+      auto& to = sum[g % 2];
       if constexpr (PARTS == 1) {
-        _tile_stored(0, sum[0], 64);
-        if constexpr (TILES > 1) _tile_stored(1, sum[1], 64);
-        if constexpr (TILES > 2) _tile_stored(2, sum[2], 64);
-        if constexpr (TILES > 3) _tile_stored(3, sum[3], 64);
+        _tile_stored(0, to[0], 64);
+        if constexpr (TILES > 1) _tile_stored(1, to[1], 64);
+        if constexpr (TILES > 2) _tile_stored(2, to[2], 64);
+        if constexpr (TILES > 3) _tile_stored(3, to[3], 64);
       } else {
-        _tile_stored(0, sum[0], 64);
-        _tile_stored(1, sum[0][16], 64);
-        if constexpr (TILES > 1) _tile_stored(2, sum[1], 64);
-        if constexpr (TILES > 1) _tile_stored(3, sum[1][16], 64);
+        _tile_stored(0, to[0], 64);
+        _tile_stored(1, to[0][16], 64);
+        if constexpr (TILES > 1) _tile_stored(2, to[1], 64);
+        if constexpr (TILES > 1) _tile_stored(3, to[1][16], 64);
       }
+    }
+
+    // Writes the codes of a step as tile registers take them. That is done one step early: a tile
+    // register is loaded from the cache, and waits until what was just written has arrived there.
+    inline void unpack(int64_t number, const uint8_t* codes, int64_t by, int64_t bytes_of_tile) {
+      for (int t = 0; t < TILES; t++) {
+        uint8_t* to = room[number % 2][t];
+        for (int64_t k = 0; k < by; k += 8, to += 128) {
+          const Bytes chunk = chunk_at(codes + t * bytes_of_tile + k * 8, TILES);
+          _mm512_store_si512(to, codes_of<4, false>(chunk, 0));
+          _mm512_store_si512(to + 64, codes_of<4, false>(chunk, 1));
+        }
+      }
+      asm volatile("" ::: "memory");
     }
 
     inline Floats value(const Inputs<uint16_t>& in, int64_t row, int64_t g, int m, int t) const {
       const float* units = in.units.data() + (g * in.num_rows + row + m) * DIGITS;
-      const auto sum_of = [&](int d) { return _mm512_load_si512(sum[t][m * DIGITS + d]); };
+      const auto sum_of = [&](int d) { return _mm512_load_si512(sum[g % 2][t][m * DIGITS + d]); };
       return number_of(units, sum_of(0), sum_of(1), sum_of(2));
     }
   };
@@ -490,9 +510,9 @@ void block(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, i
   const uint8_t* codes = a.codes + tile * num_groups * bytes_of_group;
   // Sums that lie in memory are read after those of the next group are begun: they take long.
   constexpr bool IN_MEMORY = requires { K::Way::shape(in, ROWS); };
-  typename K::Way::template Sums<ROWS, TILES> both[1 + IN_MEMORY];
+  typename K::Way::template Sums<ROWS, TILES> sums;
   const auto begin = [&](int64_t g) {
-    both[g % (1 + IN_MEMORY)].add(in, row, g, codes + g * bytes_of_group, num_groups * bytes_of_group);
+    sums.add(in, row, g, codes + g * bytes_of_group, num_groups * bytes_of_group);
   };
   Floats total[ROWS][TILES];
   for (int m = 0; m < ROWS; m++)
@@ -500,7 +520,6 @@ void block(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, i
   if (IN_MEMORY) begin(0);
   for (int64_t g = 0; g < num_groups; g++) {
     if (g + IN_MEMORY < num_groups) begin(g + IN_MEMORY);
-    const auto& sums = both[g % (1 + IN_MEMORY)];
     for (int t = 0; t < TILES; t++) {
       if constexpr (K::BITS == 16) {
         for (int m = 0; m < ROWS; m++) total[m][t] = sums.value(in, row, g, m, t);
@@ -586,10 +605,14 @@ void multiply(const Matrix& a, const uint16_t* x, uint16_t* y, int64_t num_rows)
 #endif
   } else {
 #ifdef __AVX512VNNI__
-    in.split(BITS == 8 ? 1 : 1.f / 16);
+    bool has_tiles = false;
 #ifdef HAS_TILE_REGISTERS
-    // Of few rows, the other way is faster.
-    if (num_rows > (BITS == 8 ? 1 : 3) && a.group % 16 == 0 && may_use_tiles()) BY(DigitsInTiles<BITS>);
+    // Of one row, the other way is faster.
+    has_tiles = num_rows > 1 && a.group % 16 == 0 && may_use_tiles();
+#endif
+    in.split(BITS == 8 ? 1 : 1.f / 16, !has_tiles || a.offsets);
+#ifdef HAS_TILE_REGISTERS
+    if (has_tiles) BY(DigitsInTiles<BITS>);
 #endif
     BY(InDigits<BITS>);
 #else

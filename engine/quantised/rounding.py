@@ -1,11 +1,11 @@
 """Round plain weights to 8 or 4 bits (`--quantization`): weights only, to the nearest code.
 
-    int8  a scale for each group of 64 inputs (32 if these do not come out even): the number of
-          largest size is code 127 or -127
-    int4  a scale for each group of 32 inputs: the number of largest size is code 0, and 8 stands
-          for zero; the output matrix is rounded to 8 bits
+    int8  the number of a group's largest size is code 127 or -127
+    int4  the number of a group's largest size is code 0, and 8 stands for zero; the output matrix
+          is rounded to 8 bits
 
-Scales are rounded to float16 before the codes are chosen. Embeddings, norms and biases stay as they
+A group of 64 inputs shares a scale (32 if these do not come out even). Scales are rounded to
+float16 before the codes are chosen. Embeddings, norms and biases stay as they
 are. docs/quantised.md has what each choice costs.
 """
 
@@ -20,7 +20,7 @@ from engine.quantised.matrix import QuantisedMatrix, in_pairs
 
 BITS = {"int8": 8, "int4": 4}
 GROUP = 32
-_LARGE_GROUP = 64  # of 8 bits: what an instruction of AMX takes at once
+_LARGE_GROUP = 64  # what an instruction of AMX takes at once
 _AT_ONCE = 1 << 22  # weights rounded at a time, because float32 takes twice or four times as much
 
 
@@ -36,14 +36,14 @@ def quantised(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
     )
 
 
-def _group(bits: int, num_inputs: int) -> int:
+def _group(num_inputs: int) -> int:
     """Return how many inputs share a scale."""
-    return _LARGE_GROUP if bits == 8 and num_inputs % _LARGE_GROUP == 0 else GROUP
+    return GROUP if num_inputs % _LARGE_GROUP else _LARGE_GROUP
 
 
 def _rounded(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
     """Return some rows of a weight, float32, rounded."""
-    groups = weight.view(len(weight), -1, _group(bits, weight.shape[1]))
+    groups = weight.view(len(weight), -1, _group(weight.shape[1]))
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True)).squeeze(2)
     scales = (largest.abs() / 127 if bits == 8 else largest / -8).half()
     codes = (groups / torch.where(scales == 0, 1.0, scales.float())[..., None]).round_()
@@ -56,7 +56,7 @@ def _rounded(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
 def num_bytes(model: Any, method: str) -> int:
     """Return the bytes that a model's quantised matrices will take."""
     return sum(
-        weight.numel() * bits // 8 + 2 * weight.numel() // _group(bits, weight.shape[1])
+        weight.numel() * bits // 8 + 2 * weight.numel() // _group(weight.shape[1])
         for _, weight, bits in _linears(model, method)
     )
 

@@ -54,10 +54,9 @@ def test_a_rounded_weight_is_as_near_as_its_codes_allow(bits: int, most: float) 
     weight = some(5000, 1024)  # rounded in several parts
     weight[3] = 0
     matrix = rounding.quantised(weight, bits)
-    size = 64 if bits == 8 else 32
-    assert (matrix.bits, matrix.shape, matrix.group) == (bits, (5000, 1024), size)
+    assert (matrix.bits, matrix.shape, matrix.group) == (bits, (5000, 1024), 64)
     assert rounding.quantised(weight[:, :96], bits).group == 32
-    groups = weight.view(5000, -1, size)
+    groups = weight.view(5000, -1, 64)
     error = (matrix.dequantised().view_as(groups) - groups).abs()
     # Half a step to the nearest code; a whole one where the code would be above the last.
     step = groups.abs().amax(-1, keepdim=True) * most * 1.03
