@@ -285,6 +285,62 @@ void attend(const Look& a, const X* query, const X* keys, const X* values, const
 
 }  // namespace
 
+// -- layers ---------------------------------------------------------------------------------------
+
+// Of cpu_products.cpp: y [rows, outputs] = product of x [rows, inputs] with a matrix.
+extern "C" int slipstream_product(const void* matrix, int is_float32, const void* x, void* y, int64_t rows);
+
+namespace {
+
+// As cpu_layers.py passes them. Matrices are those of cpu_products.cpp.
+struct Layer {
+  const void *qkv, *out, *gate_up, *down;
+  const void *head_norm, *before_mlp, *after;  // weights of norms; of queries and keys, or null
+  void* cache;
+};
+
+struct Pass {
+  Heads heads;
+  int64_t size, inner;  // of a row of `hidden`; of the feed-forward block
+  void *hidden, *normed, *change;  // [rows, size]
+  void *qkv, *queries;             // as `turn_and_write` has them
+  void *both, *gated;              // [rows, 2 inner], [rows, inner]
+  const void *cos, *sin;
+  const int64_t* slots;
+};
+
+template <typename X>
+void multiply(const void* matrix, const void* x, void* y, const Pass& p) {
+  slipstream_product(matrix, sizeof(X) == 4, x, y, p.heads.num_rows);
+}
+
+// hidden += change; normed = norm of it.
+template <typename X>
+void add_change(const Pass& p, const void* weight) {
+  add_and_norm((X*)p.hidden, (const X*)p.change, (const X*)weight, (X*)p.normed, p.heads.num_rows, p.size, p.heads.epsilon);
+}
+
+// From `normed` to what attention reads.
+template <typename X>
+void before_attention(const Layer& a, const Pass& p) {
+  multiply<X>(a.qkv, p.normed, p.qkv, p);
+  turn_and_write(p.heads, (const X*)p.qkv, (const X*)a.head_norm, (const X*)p.cos, (const X*)p.sin, p.slots,
+                 (X*)p.queries, (X*)a.cache);
+}
+
+// From attention's outputs to `normed` for the next layer.
+template <typename X>
+void after_attention(const Layer& a, const Pass& p, const X* attended) {
+  multiply<X>(a.out, attended, p.change, p);
+  add_change<X>(p, a.before_mlp);
+  multiply<X>(a.gate_up, p.normed, p.both, p);
+  gate((const X*)p.both, (X*)p.gated, p.heads.num_rows, p.inner);
+  multiply<X>(a.down, p.gated, p.change, p);
+  add_change<X>(p, a.after);
+}
+
+}  // namespace
+
 // Each function twice, for both types of numbers.
 #define BOTH(NAME, PARAMETERS, CALL) \
   extern "C" void slipstream_##NAME##_float32 PARAMETERS(float) { CALL(float); } \
@@ -313,3 +369,15 @@ BOTH(turn_and_write, PARAMETERS, CALL)
 #define PARAMETERS(X) (const Look* look, const X* query, const X* keys, const X* values, const X* mask, X* out)
 #define CALL(X) attend<X>(*look, query, keys, values, mask, out)
 BOTH(attend, PARAMETERS, CALL)
+#undef PARAMETERS
+#undef CALL
+
+#define PARAMETERS(X) (const Layer* layer, const Pass* pass)
+#define CALL(X) before_attention<X>(*layer, *pass)
+BOTH(before_attention, PARAMETERS, CALL)
+#undef PARAMETERS
+#undef CALL
+
+#define PARAMETERS(X) (const Layer* layer, const Pass* pass, const X* attended)
+#define CALL(X) after_attention<X>(*layer, *pass, attended)
+BOTH(after_attention, PARAMETERS, CALL)

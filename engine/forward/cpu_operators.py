@@ -16,20 +16,27 @@ import torch
 from engine.cpu_library import library
 from engine.forward.operators import Attention, side_by_side
 
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _BLOCK = 16  # attention takes so many numbers of a head at once
 _MOST_ROWS = 128  # of a key head; for more, torch's attention is faster
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-class _Heads(ctypes.Structure):
+class Heads(ctypes.Structure):
     """The structure `Heads` of cpu_operators.cpp."""
 
     _fields_ = (
         *((name, _SIZE) for name in ("num_rows", "num_heads", "num_kv_heads", "dim", "num_slots")),
         ("epsilon", _FLOAT),
     )
+
+    @classmethod
+    def of(cls, qkv: torch.Tensor, cache: torch.Tensor, epsilon: float) -> "Heads":
+        """Return what there is; `qkv` and `cache` as for `CpuOperators.turn_and_write`."""
+        num_kv_heads, dim = cache.shape[0] // 2, cache.shape[2]
+        num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
+        return cls(len(qkv), num_heads, num_kv_heads, dim, cache.shape[1], epsilon)
 
 
 class _Look(ctypes.Structure):
@@ -51,12 +58,12 @@ class CpuOperators:
 
     def __init__(self, found: ctypes.CDLL, dtype: torch.dtype, epsilon: float) -> None:
         """Take the library; `epsilon` is that of all norms."""
-        self._epsilon = epsilon
-        self._add_and_norm = found[f"slipstream_add_and_norm_{_NAMES[dtype]}"]
+        self.epsilon = epsilon
+        self._add_and_norm = found[f"slipstream_add_and_norm_{NAMES[dtype]}"]
         self._add_and_norm.argtypes = (*(_POINTER,) * 4, _SIZE, _SIZE, _FLOAT)
-        self._gate = found[f"slipstream_gate_{_NAMES[dtype]}"]
+        self._gate = found[f"slipstream_gate_{NAMES[dtype]}"]
         self._gate.argtypes = (_POINTER, _POINTER, _SIZE, _SIZE)
-        self._turn_and_write = found[f"slipstream_turn_and_write_{_NAMES[dtype]}"]
+        self._turn_and_write = found[f"slipstream_turn_and_write_{NAMES[dtype]}"]
         self._turn_and_write.argtypes = (_POINTER,) * 8
         for function in (self._add_and_norm, self._gate, self._turn_and_write):
             function.restype = None
@@ -67,7 +74,7 @@ class CpuOperators:
         """Add `change` to `hidden` in place; return the sum's RMS norm, all [n, dim]."""
         normed = torch.empty_like(hidden)
         address = 0 if change is None else change.data_ptr()
-        sizes = *hidden.shape, self._epsilon
+        sizes = *hidden.shape, self.epsilon
         self._add_and_norm(hidden.data_ptr(), address, weight.data_ptr(), normed.data_ptr(), *sizes)
         return normed
 
@@ -96,9 +103,7 @@ class CpuOperators:
         slots         [n] int64
         cache         [2 kv_heads, slots, dim]
         """
-        num_kv_heads, dim = cache.shape[0] // 2, cache.shape[2]
-        num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
-        heads = _Heads(len(qkv), num_heads, num_kv_heads, dim, cache.shape[1], self._epsilon)
+        heads = Heads.of(qkv, cache, self.epsilon)
         tensors = (cos, sin, slots.contiguous(), queries, cache)
         address = 0 if weights is None else weights.data_ptr()
         rest = [tensor.data_ptr() for tensor in tensors]
@@ -107,7 +112,7 @@ class CpuOperators:
 
 def operators(dtype: torch.dtype, epsilon: float) -> CpuOperators | None:
     """Return the merged operators; None: not for this type, or not compiled by an earlier start."""
-    found = library(compiles=False) if dtype in _NAMES else None
+    found = library(compiles=False) if dtype in NAMES else None
     return None if found is None else CpuOperators(found, dtype, epsilon)
 
 
@@ -117,10 +122,10 @@ def attention(dtype: torch.dtype, dim: int) -> Mapping[str, Attention]:
     dtype, dim  of the heads
     """
     # Keys and values are views of one cache: the same strides, and a slot's numbers side by side.
-    found = library(compiles=False) if dtype in _NAMES and dim % _BLOCK == 0 else None
+    found = library(compiles=False) if dtype in NAMES and dim % _BLOCK == 0 else None
     if found is None:
         return {}
-    function = found[f"slipstream_attend_{_NAMES[dtype]}"]
+    function = found[f"slipstream_attend_{NAMES[dtype]}"]
     function.argtypes, function.restype = (_POINTER,) * 6, None
 
     def attend(

@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from engine.checkpoint.model import LoadedModel
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward.cpu_operators import CpuOperators, attention, operators
+from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows
+from engine.forward.cpu_operators import attention, operators
 from engine.forward.few_rows import FEW_ROWS_DEVICES, FewRows, num_parts, parts_of
 from engine.forward.forward import (
     LAST,
@@ -162,7 +163,7 @@ class FusedBackend(Recordable):
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
         self._head = self._whole(unpacked([self._head_module]))
-        self._cpu_operators: CpuOperators | None = None  # merged operators of passes on a CPU
+        self._cpu_layers: CpuLayers | None = None  # with merged operators, for passes on a CPU
         self._small: SmallOperators | None = None  # made at load, only for recorded passes
         self._norm_weights: list[_NormWeights] = []
         self.is_merged = False  # True: recorded passes use the merged operators
@@ -275,25 +276,26 @@ class FusedBackend(Recordable):
         merged = operators(self.cache.dtype, epsilons.pop()) if len(epsilons) == 1 else None
         if merged is None:
             return
-        self._norm_weights = self._weights_of_norms()
+        first = self._layers[0].module.input_layernorm.weight.detach()
+        layers = CpuLayers(merged, first, self._cpu_parts())
         rows = torch.arange(_TRIED_ROWS).repeat(3, 1)
         made = self._attention.projections(_TRIED_ROWS)
         masks = [self.cache.new_zeros(1, 1, _TRIED_ROWS, _TRIED_ROWS) for _ in self.kinds.numbers]
 
-        def passed(which: CpuOperators | None) -> torch.Tensor:
-            self._cpu_operators = which
+        def passed(which: CpuLayers | None) -> torch.Tensor:
+            self._cpu_layers = which
             plan = self._attention.plan(made.apart, (Span(0, _TRIED_ROWS),), masks, _TRIED_ROWS)
             return self._compute(rows, made, plan, None, ()).logits.float()
 
         with torch.inference_mode():
-            want, found = passed(None), passed(merged)
+            want, found = passed(None), passed(layers)
             error = (found - want).abs().max() / want.abs().max()
-            forms = {"apart": partial(passed, None), "merged": partial(passed, merged)}
+            forms = {"apart": partial(passed, None), "merged": partial(passed, layers)}
             is_faster = quickest(forms) == "merged"
         agrees = bool(error <= _PASS_TOLERANCES[self.cache.dtype])  # False if it is NaN
         if not agrees:
             logger.warning("merged operators give other logits (by %.2g): not used", error)
-        self._cpu_operators = merged if is_faster and agrees else None
+        self._cpu_layers = layers if is_faster and agrees else None
         self.cache[:, :, :_TRIED_ROWS].zero_()
 
     def forward(
@@ -347,8 +349,8 @@ class FusedBackend(Recordable):
         layers: Layers,
     ) -> Output:
         """Run a pass with the operators one by one, or merged on a CPU; return its output."""
-        if self._cpu_operators is not None:
-            return self._compute_on_cpu(self._cpu_operators, rows, made, plan, keep, layers)
+        if self._cpu_layers is not None:
+            return self._compute_on_cpu(self._cpu_layers, rows, made, plan, keep, layers)
         hidden, cos, sin, slots = self._begin(rows)
         step = _FusedPass(made, cos, sin, slots, plan)
         states: dict[int, torch.Tensor] = {}
@@ -377,7 +379,7 @@ class FusedBackend(Recordable):
 
     def _compute_on_cpu(
         self,
-        merged: CpuOperators,
+        cpu_layers: CpuLayers,
         rows: torch.Tensor,
         made: Projections,
         plan: Plan,
@@ -386,20 +388,14 @@ class FusedBackend(Recordable):
     ) -> Output:
         """Run a pass like `_compute`, with merged operators."""
         hidden, cos, sin, slots = self._begin(rows)
-        first = self._layers[0].module.input_layernorm.weight
-        normed = merged.add_and_norm(hidden, None, first)
+        steps = cpu_layers.start(Rows(hidden, cos, sin, slots, made.heads))
         states: dict[int, torch.Tensor] = {}
-        for number, (layer, weights, seen) in enumerate(
-            zip(self._layers, self._norm_weights, plan.layers, strict=True)
-        ):
+        for number, seen in enumerate(plan.layers):
             if number in layers:
                 states[number] = hidden.clone()  # `hidden` changes in place below
-            qkv = layer.qkv(normed)
-            merged.turn_and_write(qkv, weights.heads, cos, sin, slots, made.heads, layer.cache)
-            attended = layer.out(self._attention.attend(plan, seen))
-            normed = merged.add_and_norm(hidden, attended, weights.before_mlp)
-            change = layer.down(merged.gate(layer.gate_up(normed)))
-            normed = merged.add_and_norm(hidden, change, weights.after)
+            steps.before_attention(number)
+            steps.after_attention(number, self._attention.attend(plan, seen))
+        normed = steps.normed
         if LAST in layers:
             states[LAST] = normed
         if keep is not None:
@@ -515,6 +511,16 @@ class FusedBackend(Recordable):
             before_mlp = module.post_attention_layernorm.weight.detach()
             found.append(_NormWeights(heads, before_mlp, norm.weight.detach()))
         return found
+
+    def _cpu_parts(self) -> list[CpuLayer]:
+        """Return the layers as passes with merged operators on a CPU have them."""
+        return [
+            CpuLayer(
+                *(layer.qkv, layer.out, layer.gate_up, layer.down),
+                *(weights.heads, weights.before_mlp, weights.after, layer.cache),
+            )
+            for layer, weights in zip(self._layers, self._weights_of_norms(), strict=True)
+        ]
 
     def _trial(self, shape: Shape) -> Trial:
         """Return random inputs for checking the merged operators in passes of a shape."""

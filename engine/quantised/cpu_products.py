@@ -118,15 +118,15 @@ class TiledProduct:
         self._memory = memory  # keeps alive what the addresses point to
         addresses = (0 if one is None else one.data_ptr() for one in memory)
         self._matrix = _Matrix(*form, *addresses, *sizes)
-        self._address = ctypes.addressof(self._matrix)
-        self._num_outputs = sizes[0]
+        self.address = ctypes.addressof(self._matrix)  # of the structure that the library reads
+        self.num_outputs, self.num_inputs = sizes[:2]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs [n, out], of the type of x."""
         x = x.contiguous()
         num_rows, is_float32 = len(x), x.dtype == torch.float32
-        y = x.new_empty(num_rows, self._num_outputs)
-        if self._product(self._address, is_float32, x.data_ptr(), y.data_ptr(), num_rows):
+        y = x.new_empty(num_rows, self.num_outputs)
+        if self._product(self.address, is_float32, x.data_ptr(), y.data_ptr(), num_rows):
             raise AssertionError("cpu_products.cpp has no such form")
         return y
 

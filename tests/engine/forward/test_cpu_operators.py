@@ -146,7 +146,7 @@ def test_passes_with_them_get_the_logits_of_the_reference(
     reference = make_executor(load_model(folder, dtype=dtype), 320, backend="reference")
     fused = make_executor(load_model(folder, dtype=dtype), 320, backend="auto")
     assert isinstance(fused._backend, FusedBackend)
-    assert fused._backend._cpu_operators is not None
+    assert fused._backend._cpu_layers is not None
     for difference in session_differences(reference, fused, seed=1):
         assert difference < TOLERANCES[dtype]
 
@@ -159,6 +159,6 @@ def test_an_operator_that_errs_is_not_used(
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     backend = FusedBackend(loaded, LaneLayout(1, 64))
     backend.take_over()
-    assert backend._cpu_operators is None
+    assert backend._cpu_layers is None
     assert "merged operators give other logits" in caplog.text
     assert not backend.cache.any()
