@@ -14,9 +14,10 @@ from engine.checkpoint.model import load_model
 from engine.cpu_library import library, why_not_here
 from engine.device import cpu_is_fast_in
 from engine.forward.cpu_operators import CpuOperators, attention
+from engine.forward.forward import LAST
 from engine.forward.fused import FusedBackend
 from engine.forward.operators import side_by_side
-from engine.layout.slots import LaneLayout
+from engine.layout.slots import LaneLayout, Span
 from engine.loading import make_executor
 from tests.engine.forward.test_fused import TOLERANCES, session_differences
 from tests.tiny_models import make_model
@@ -149,6 +150,41 @@ def test_passes_with_them_get_the_logits_of_the_reference(
     assert fused._backend._cpu_layers is not None
     for difference in session_differences(reference, fused, seed=1):
         assert difference < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FUSED)
+def test_two_calls_for_a_layer_are_its_steps_one_by_one(
+    family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not cpu_is_fast_in(getattr(torch, dtype)):
+        pytest.skip(f"this CPU has no {dtype} arithmetic")
+    monkeypatch.setattr(engine.forward.fused, "quickest", always("merged"))
+    # Weights of 8 bits, because for these there is no product but our own.
+    folder = str(make_model(family, tmp_path, 0, scale=0.5))
+    loaded = load_model(folder, dtype=dtype, quantization="int8")
+    backend = FusedBackend(loaded, LaneLayout(2, 64))
+    backend.take_over()
+    assert backend._cpu_layers is not None
+    functions = backend._cpu_layers._functions
+    assert functions is not None
+    first_slot = LaneLayout(2, 64).first_slot(1)
+    for num_rows in (1, 7, 40):
+        numbers = torch.arange(num_rows)
+        rows = torch.stack((numbers * 5 % 199, numbers, numbers + first_slot))
+        masks = [backend.cache.new_zeros(1, 1, num_rows, num_rows)] * len(backend.kinds.numbers)
+        found = []
+        for backend._cpu_layers._functions in (None, functions):
+            backend.cache.zero_()
+            span = Span(first_slot, num_rows)
+            made = backend._attention.projections(num_rows)
+            with torch.inference_mode():
+                plan = backend._attention.plan(made.apart, (span,), masks, num_rows)
+                out = backend._compute(rows, made, plan, None, (1, LAST))
+            found.append((out.logits, out.features, backend.cache.clone()))
+        for one_by_one, together in zip(*found, strict=True):
+            assert torch.equal(one_by_one, together)
+            assert together.any()
 
 
 def test_an_operator_that_errs_is_not_used(
