@@ -1,47 +1,56 @@
-"""A model's layers on a CPU, except attention: two calls of our own each, or operator by operator.
+"""A model's layers on a CPU: in one call of our own, in two for each layer, or step by step.
 
 While a pass reads its weights from memory, they push everything else out of the caches, also what
 Python needs for a call: a small operator that takes 7 us in a loop takes 20 in a pass. So where all
-products are our own, the steps from one attention to the next are two calls for each layer.
+products are our own, the steps from one attention to the next are two calls for each layer, and
+where attention is our own too, all layers are one call.
 
-Knows the order of a layer's steps (also in cpu_operators.cpp) and the calls of the two functions
-there; neither attention nor the model's classes.
+Knows the order of a layer's steps (also in cpu_operators.cpp) and the calls of the functions there;
+not the model's classes.
 """
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Protocol
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from engine.cpu_library import library
-from engine.forward.cpu_operators import NAMES, CpuOperators, Heads
-from engine.forward.operators import Product
+from engine.forward.cpu_operators import BLOCK, NAMES, CpuOperators, Heads
+from engine.forward.forward import LAST, Layers, Spans
+from engine.forward.operators import Product, quickest
 from engine.quantised.cpu_products import TiledProduct
 
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+logger = logging.getLogger(__name__)
+
+_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _LINE = 64  # bytes: where memory of a pass begins
+_TRIED_ROWS = 4  # of the pass in which operators are compared and timed
+_ROWS_OF_A_CALL = (1, 4, 8, 16)  # tried as the most rows of a pass in one call
+_MERGED, _ONE_CALL = "merged", "in one call"
+
+Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
+"""(the last norm's outputs [n, hidden], layer -> its hidden states if they are wanted)"""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLayer:
     """One decoder layer: its products, the weights of its norms, its cache.
 
-    head_norm   [heads + 2 kv_heads, dim]: of queries and keys, ones for values; None: it has none
-    before_mlp  [hidden]: of the norm before the feed-forward block
-    after       [hidden]: of the norm after the layer: the next layer's first, or the model's last
-    cache       [2 kv_heads, slots, dim]: keys, then values
+    products  of queries, keys and values; of attention's outputs; of gates and ups; and the last
+    norms     the weights of three: [heads + 2 kv_heads, dim] for queries and keys, ones for values
+              (None: it has none); [hidden] before the feed-forward block; [hidden] after the layer,
+              the next layer's first or the model's last
+    cache     [2 kv_heads, slots, dim]: keys, then values
+    kind      index of what it sees (`Sight.masks`)
     """
 
-    qkv: Product
-    out: Product
-    gate_up: Product
-    down: Product
-    head_norm: torch.Tensor | None
-    before_mlp: torch.Tensor
-    after: torch.Tensor
+    products: tuple[Product, Product, Product, Product]
+    norms: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
     cache: torch.Tensor
+    kind: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,45 +70,151 @@ class Rows:
     queries: torch.Tensor
 
 
-class CpuPass(Protocol):
-    """The steps of one pass. `normed` [n, hidden] is the norm of what the last layer left."""
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the rows of a pass see.
 
-    normed: torch.Tensor
+    spans        the lanes, in the order of their rows
+    masks        per kind of layer, [1, 1, n, slots seen], added to the scores: the last of the
+                 visible slots
+    num_visible  slots of each lane that some layer sees
+    """
 
-    def before_attention(self, number: int) -> None:
-        """Write a layer's queries, keys and values; number: of the layer, from 0."""
-
-    def after_attention(self, number: int, attended: torch.Tensor) -> None:
-        """Take a layer's outputs of attention [n, heads * dim]; update `hidden` and `normed`."""
+    spans: Spans
+    masks: Sequence[torch.Tensor]
+    num_visible: int
 
 
 class CpuLayers:
     """All layers of a model, for numbers of one type."""
 
     def __init__(
-        self, merged: CpuOperators, first_norm: torch.Tensor, layers: Sequence[CpuLayer]
+        self,
+        merged: CpuOperators,
+        first_norm: torch.Tensor,
+        layers: Sequence[CpuLayer],
+        scale: float,
     ) -> None:
-        """Take the merged operators, the weight [hidden] of the first norm, and the layers."""
+        """Take the merged operators, the weight [hidden] of the first norm, and the layers.
+
+        scale  factor of attention's scores
+        """
         self._merged = merged
         self._first_norm = first_norm
         self._layers = layers
-        ours = [_Layer.of(layer) for layer in layers]
-        self._ours = [one for one in ours if one is not None]
-        self._functions: _Functions | None = None
-        if len(self._ours) == len(layers):
-            self._functions = _Functions(layers[0].cache.dtype)
+        self._scale = scale
+        ours = [found for layer in layers if (found := _Layer.of(layer)) is not None]
+        self._ours = (_Layer * len(ours))(*ours)
+        is_ours = len(ours) == len(layers)
+        self._functions = _Functions(layers[0].cache.dtype) if is_ours else None
+        self.most_rows = 0  # passes of more rows of a lane are not one call
 
-    def start(self, rows: Rows) -> CpuPass:
-        """Return the steps of a pass."""
-        merged, layers = self._merged, self._layers
-        normed = merged.add_and_norm(rows.hidden, None, self._first_norm)
+    @property
+    def can_be_one_call(self) -> bool:
+        """True if passes can be one call, whether that is faster or not."""
+        return self._functions is not None and self._layers[0].cache.shape[2] % BLOCK == 0
+
+    def is_one_call(self, spans: Spans) -> bool:
+        """True if a pass over these lanes is to be one call."""
+        return all(span.num_rows <= self.most_rows for span in spans)
+
+    def run(self, rows: Rows, wanted: Layers, attended: Iterable[torch.Tensor]) -> Result:
+        """Run a pass.
+
+        wanted    the layers whose inputs are kept
+        attended  makes each layer's outputs of attention [n, heads * dim] when it is asked for
+                  them, from the queries, keys and values that were written
+        """
+        normed = self._begin(rows)
+        steps: _OneByOne | _Together
         if self._functions is None:
-            return _OneByOne(merged, layers, rows, normed)
-        return _Together(self._functions, self._ours, layers[0], rows, normed, merged.epsilon)
+            steps = _OneByOne(self._merged, self._layers, rows, normed)
+        else:
+            steps = _Together(self._functions, self._ours, self._structure(rows, normed))
+        states: dict[int, torch.Tensor] = {}
+        outputs = iter(attended)
+        for number in range(len(self._layers)):
+            if number in wanted:
+                states[number] = rows.hidden.clone()  # `hidden` changes in place below
+            steps.before_attention(number)
+            normed = steps.after_attention(number, next(outputs))
+        return _result(normed, states, wanted)
+
+    def run_whole(self, rows: Rows, wanted: Layers, sight: Sight) -> Result:
+        """Run a pass with attention of our own, in one call; only if `is_one_call`."""
+        assert self._functions is not None
+        normed = self._begin(rows)
+        structure = self._structure(rows, normed, sight)
+        states: dict[int, torch.Tensor] = {}
+        first = 0
+        for number in (*sorted(set(wanted) & set(range(len(self._layers)))), len(self._layers)):
+            arguments = ctypes.addressof(self._ours), first, number, structure.address
+            self._functions.layers(*arguments)
+            if number in wanted:
+                states[number] = rows.hidden.clone()
+            first = number
+        return _result(structure.normed, states, wanted)
+
+    def _begin(self, rows: Rows) -> torch.Tensor:
+        return self._merged.add_and_norm(rows.hidden, None, self._first_norm)
+
+    def _structure(
+        self, rows: Rows, normed: torch.Tensor, sight: Sight | None = None
+    ) -> "_Structure":
+        return _Structure(self._layers[0], rows, normed, self._merged.epsilon, self._scale, sight)
+
+
+def chosen(
+    layers: CpuLayers,
+    run: Callable[[CpuLayers | None, int], torch.Tensor],
+    tolerance: float,
+    most_rows: int,
+) -> CpuLayers | None:
+    """Return the layers, or None if a pass without them is faster or they give other logits.
+
+    Chooses too up to which number of rows a pass is one call.
+
+    run        function (layers, or None for single operators; number of rows) -> logits of a pass
+    tolerance  largest difference, relative to the largest logit
+    most_rows  that `run` can run
+    """
+
+    def of(num_rows: int, rows_of_a_call: int) -> torch.Tensor:
+        layers.most_rows = rows_of_a_call
+        return run(layers, num_rows)
+
+    def forms(num_rows: int) -> dict[str, Callable[[], torch.Tensor]]:
+        found = {_MERGED: partial(of, num_rows, 0)}
+        if layers.can_be_one_call:
+            found[_ONE_CALL] = partial(of, num_rows, num_rows)
+        return dict(found)
+
+    want = run(None, _TRIED_ROWS)
+    for name, form in forms(_TRIED_ROWS).items():
+        error = (form() - want).abs().max() / want.abs().max()
+        if not error <= tolerance:  # nor if it is NaN
+            logger.warning("operators (%s) give other logits (%.2g off): not used", name, error)
+            return None
+    apart = {"apart": partial(run, None, _TRIED_ROWS)}
+    if quickest({**apart, **forms(_TRIED_ROWS)}) == "apart":
+        return None
+    found = 0
+    for num_rows in _ROWS_OF_A_CALL:
+        if num_rows > most_rows or quickest(forms(num_rows)) != _ONE_CALL:
+            break
+        found = num_rows
+    layers.most_rows = found
+    return layers
+
+
+def _result(normed: torch.Tensor, states: dict[int, torch.Tensor], wanted: Layers) -> Result:
+    if LAST in wanted:
+        states[LAST] = normed
+    return normed, states
 
 
 class _OneByOne:
-    """A pass with any products."""
+    """The steps of a pass with any products."""
 
     def __init__(
         self,
@@ -108,38 +223,60 @@ class _OneByOne:
         rows: Rows,
         normed: torch.Tensor,
     ) -> None:
-        self.normed = normed
-        self._merged, self._layers, self._rows = merged, layers, rows
+        self._merged, self._layers, self._rows, self._normed = merged, layers, rows, normed
 
     def before_attention(self, number: int) -> None:
+        """Write a layer's queries, keys and values."""
         layer, rows = self._layers[number], self._rows
+        qkv, head_norm = layer.products[0](self._normed), layer.norms[0]
         self._merged.turn_and_write(
-            *(layer.qkv(self.normed), layer.head_norm, rows.cos, rows.sin),
-            *(rows.slots, rows.queries, layer.cache),
+            *(qkv, head_norm, rows.cos, rows.sin, rows.slots, rows.queries, layer.cache)
         )
 
-    def after_attention(self, number: int, attended: torch.Tensor) -> None:
+    def after_attention(self, number: int, attended: torch.Tensor) -> torch.Tensor:
+        """Take a layer's outputs of attention [n, heads * dim]; return the norm after the layer."""
         layer, hidden, merged = self._layers[number], self._rows.hidden, self._merged
-        normed = merged.add_and_norm(hidden, layer.out(attended), layer.before_mlp)
-        change = layer.down(merged.gate(layer.gate_up(normed)))
-        self.normed = merged.add_and_norm(hidden, change, layer.after)
+        _, out, gate_up, down = layer.products
+        _, before_mlp, after = layer.norms
+        normed = merged.add_and_norm(hidden, out(attended), before_mlp)
+        change = down(merged.gate(gate_up(normed)))
+        self._normed = merged.add_and_norm(hidden, change, after)
+        return self._normed
 
 
 class _Layer(ctypes.Structure):
     """The structure `Layer` of cpu_operators.cpp."""
 
-    _fields_ = tuple((field.name, _POINTER) for field in fields(CpuLayer))
+    _fields_ = (
+        *((name, _POINTER) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _POINTER) for name in ("head_norm", "before_mlp", "after", "cache")),
+        ("kind", _SIZE),
+    )
 
     @classmethod
     def of(cls, layer: CpuLayer) -> "_Layer | None":
         """Return a layer as the library reads it; None: a product is not ours. Keep the layer."""
-        products = [layer.qkv, layer.out, layer.gate_up, layer.down]
-        ours = [product.address for product in products if isinstance(product, TiledProduct)]
-        if len(ours) < len(products):
+        ours = [product for product in layer.products if isinstance(product, TiledProduct)]
+        if len(ours) < len(layer.products):
             return None
-        head_norm = 0 if layer.head_norm is None else layer.head_norm.data_ptr()
-        rest = layer.before_mlp, layer.after, layer.cache
-        return cls(*ours, head_norm, *(tensor.data_ptr() for tensor in rest))
+        norms = [0 if norm is None else norm.data_ptr() for norm in layer.norms]
+        addresses = *(product.address for product in ours), *norms, layer.cache.data_ptr()
+        return cls(*addresses, layer.kind)
+
+
+class _Lane(ctypes.Structure):
+    """The structure `Lane` of cpu_operators.cpp."""
+
+    _fields_ = tuple((name, _SIZE) for name in ("first_row", "num_rows", "first_slot"))
+
+
+class _Seen(ctypes.Structure):
+    """The structure `Seen` of cpu_operators.cpp."""
+
+    _fields_ = (
+        ("mask", _POINTER),
+        *((name, _SIZE) for name in ("mask_stride", "num_keys", "num_skipped")),
+    )
 
 
 class _Pass(ctypes.Structure):
@@ -150,11 +287,14 @@ class _Pass(ctypes.Structure):
         *((name, _SIZE) for name in ("size", "inner")),
         *((name, _POINTER) for name in ("hidden", "normed", "change", "qkv", "queries")),
         *((name, _POINTER) for name in ("both", "gated", "cos", "sin", "slots")),
+        ("num_lanes", _SIZE),
+        *((name, _POINTER) for name in ("lanes", "seen", "attended")),
+        ("scale", _FLOAT),
     )
 
 
 class _Functions:
-    """The two functions of cpu_operators.cpp, for numbers of one type."""
+    """The functions of cpu_operators.cpp for layers, for numbers of one type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         found = library(compiles=False)
@@ -163,47 +303,80 @@ class _Functions:
         self.before_attention.argtypes = (_POINTER,) * 2
         self.after_attention = found[f"slipstream_after_attention_{NAMES[dtype]}"]
         self.after_attention.argtypes = (_POINTER,) * 3
-        for function in (self.before_attention, self.after_attention):
+        self.layers = found[f"slipstream_layers_{NAMES[dtype]}"]
+        self.layers.argtypes = (_POINTER, _SIZE, _SIZE, _POINTER)
+        for function in (self.before_attention, self.after_attention, self.layers):
             function.restype = None
 
 
-class _Together:
-    """A pass whose products are all our own."""
+class _Structure:
+    """A pass as the library reads it, and the memory that it uses."""
 
     def __init__(
         self,
-        functions: _Functions,
-        layers: Sequence[_Layer],
         first: CpuLayer,
         rows: Rows,
         normed: torch.Tensor,
         epsilon: float,
+        scale: float,
+        sight: Sight | None,
     ) -> None:
-        self.normed = normed
-        self._functions, self._layers = functions, layers
-        assert isinstance(first.qkv, TiledProduct)
-        assert isinstance(first.down, TiledProduct)
-        hidden, inner = rows.hidden, first.down.num_inputs
+        """Allocate the memory. first: any layer, for the sizes; normed: changed in place."""
+        _, out, _, down = first.products
+        assert isinstance(out, TiledProduct)
+        assert isinstance(down, TiledProduct)
+        hidden, qkv_width, inner = rows.hidden, rows.queries.shape[1], down.num_inputs
         # One piece of memory for what lies between the steps.
         starts = [0]
-        for width in (hidden.shape[1], first.qkv.num_outputs, 2 * inner, inner):
+        for width in (hidden.shape[1], qkv_width, 2 * inner, inner, out.num_inputs):
             num_bytes = len(hidden) * width * hidden.element_size()
             starts.append(starts[-1] + -(-num_bytes // _LINE) * _LINE)
         room, slots = torch.empty(starts[-1], dtype=torch.uint8), rows.slots.contiguous()
-        self._kept = room, slots, rows  # what the structure points to
-        change, qkv, both, gated = (room.data_ptr() + start for start in starts[:-1])
+        change, qkv, both, gated, attended = (room.data_ptr() + start for start in starts[:-1])
+        lanes, seen = ((), ()) if sight is None else _of_sight(sight)
+        self.normed = normed
+        self._kept = room, slots, rows, sight, lanes, seen  # what the structure points to
         self._pass = _Pass(
             Heads.of(rows.queries, first.cache, epsilon),
             *(hidden.shape[1], inner, hidden.data_ptr(), normed.data_ptr(), change),
             *(qkv, rows.queries.data_ptr(), both, gated),
             *(tensor.data_ptr() for tensor in (rows.cos, rows.sin, slots)),
+            len(lanes),
+            *(ctypes.addressof(array) if array else 0 for array in (lanes, seen)),
+            *(attended, scale),
         )
-        self._address = ctypes.addressof(self._pass)
+        self.address = ctypes.addressof(self._pass)
+
+
+def _of_sight(sight: Sight) -> tuple["ctypes.Array[_Lane]", "ctypes.Array[_Seen]"]:
+    """Return the lanes and what the layers of each kind see of them."""
+    lanes, first_row = [], 0
+    for span in sight.spans:
+        lanes.append(_Lane(first_row, span.num_rows, span.first_slot))
+        first_row += span.num_rows
+    seen = [
+        _Seen(mask.data_ptr(), mask.stride(2), mask.shape[3], sight.num_visible - mask.shape[3])
+        for mask in sight.masks
+    ]
+    return (_Lane * len(lanes))(*lanes), (_Seen * len(seen))(*seen)
+
+
+class _Together:
+    """The steps of a pass whose products are all our own."""
+
+    def __init__(
+        self, functions: _Functions, layers: "ctypes.Array[_Layer]", structure: _Structure
+    ) -> None:
+        self._functions, self._structure = functions, structure
+        self._first, self._size = ctypes.addressof(layers), ctypes.sizeof(_Layer)
 
     def before_attention(self, number: int) -> None:
-        self._functions.before_attention(ctypes.addressof(self._layers[number]), self._address)
+        """As for `_OneByOne`."""
+        layer = self._first + number * self._size
+        self._functions.before_attention(layer, self._structure.address)
 
-    def after_attention(self, number: int, attended: torch.Tensor) -> None:
-        attended = attended.contiguous()
-        layer = ctypes.addressof(self._layers[number])
-        self._functions.after_attention(layer, self._address, attended.data_ptr())
+    def after_attention(self, number: int, attended: torch.Tensor) -> torch.Tensor:
+        """As for `_OneByOne`."""
+        attended, layer = attended.contiguous(), self._first + number * self._size
+        self._functions.after_attention(layer, self._structure.address, attended.data_ptr())
+        return self._structure.normed

@@ -199,54 +199,67 @@ inline Floats products(const Half* query, const Half* key, int64_t dim) {
 
 // Computes the scores of all rows and keys of a head, [rows, stride].
 template <int DIM, typename X>
-void score(const X* query, const X* keys, int64_t num_rows, int64_t num_keys, int64_t dim, int64_t stride,
+void score(const X* const* queries, const X* keys, int64_t num_rows, int64_t num_keys, int64_t dim, int64_t stride,
            float scale, float* scores) {
   for (int64_t j = 0; j < num_keys; j += 16)
     for (int64_t r = 0; r < num_rows; r++) {
       Floats sums[16];
       for (int64_t t = 0; t < 16; t++) {
         const int64_t key = j + t < num_keys ? j + t : num_keys - 1;
-        sums[t] = products<DIM>(query + r * dim, keys + key * dim, dim);
+        sums[t] = products<DIM>(queries[r], keys + key * dim, dim);
       }
       store(scores + r * stride + j, _mm512_mul_ps(sums_of(sums), _mm512_set1_ps(scale)));
     }
 }
 
-// Adds weights [keys] times values [keys, dim] of a head to BLOCKS * 16 numbers of ROWS rows.
+// Computes BLOCKS * 16 numbers of ROWS rows, from the `first` on: weights [keys] times values [keys, dim] of a head.
 template <int ROWS, int BLOCKS, typename X>
-inline void weigh(const float* weights, int64_t stride, const X* values, int64_t num_keys, int64_t dim, X* out) {
+inline void weigh(const float* weights, int64_t stride, const X* values, int64_t num_keys, int64_t dim, X* const* outs,
+                  int64_t first) {
   Floats sum[ROWS][BLOCKS];
   for (int r = 0; r < ROWS; r++)
     for (int b = 0; b < BLOCKS; b++) sum[r][b] = _mm512_setzero_ps();
   for (int64_t j = 0; j < num_keys; j++, values += dim) {
     Floats value[BLOCKS];
-    for (int b = 0; b < BLOCKS; b++) value[b] = load(values + 16 * b);
+    for (int b = 0; b < BLOCKS; b++) value[b] = load(values + first + 16 * b);
     for (int r = 0; r < ROWS; r++)
       for (int b = 0; b < BLOCKS; b++)
         sum[r][b] = _mm512_fmadd_ps(_mm512_set1_ps(weights[r * stride + j]), value[b], sum[r][b]);
   }
   for (int r = 0; r < ROWS; r++)
-    for (int b = 0; b < BLOCKS; b++) store(out + r * dim + 16 * b, sum[r][b]);
+    for (int b = 0; b < BLOCKS; b++) store(outs[r] + first + 16 * b, sum[r][b]);
 }
 
 template <int ROWS, typename X>
-inline void weigh_all(const float* weights, int64_t stride, const X* values, int64_t num_keys, int64_t dim, X* out) {
+inline void weigh_all(const float* weights, int64_t stride, const X* values, int64_t num_keys, int64_t dim,
+                      X* const* outs) {
   int64_t i = 0;
-  for (; i + 64 <= dim; i += 64) weigh<ROWS, 4>(weights, stride, values + i, num_keys, dim, out + i);
-  for (; i < dim; i += 16) weigh<ROWS, 1>(weights, stride, values + i, num_keys, dim, out + i);
+  for (; i + 64 <= dim; i += 64) weigh<ROWS, 4>(weights, stride, values, num_keys, dim, outs, i);
+  for (; i < dim; i += 16) weigh<ROWS, 1>(weights, stride, values, num_keys, dim, outs, i);
 }
 
-// The attention of one key head of one lane, whose rows are those of its group of query heads.
+// The rows of one key head of one lane, those of its group of query heads: where each one's query, mask
+// and output lie. A thread has one, so that memory is not allocated anew.
 template <typename X>
-void attend_head(const Look& a, const X* query, const X* keys, const X* values, const X* mask, X* out,
-                 std::vector<float>& room) {
-  const int64_t dim = a.dim, num = a.num_keys, stride = (num + 15) / 16 * 16;
-  room.resize(a.num_rows * stride);
-  float* scores = room.data();
+struct HeadRows {
+  std::vector<const X*> queries, masks;
+  std::vector<X*> outs;
+  std::vector<float> scores;
+
+  void clear() { queries.clear(), masks.clear(), outs.clear(); }
+  void add(const X* query, const X* mask, X* out) { queries.push_back(query), masks.push_back(mask), outs.push_back(out); }
+};
+
+// The attention of one key head of one lane.
+template <typename X>
+void attend_head(HeadRows<X>& rows, const X* keys, const X* values, int64_t num, int64_t dim, float scale) {
+  const int64_t num_rows = rows.queries.size(), stride = (num + 15) / 16 * 16;
+  rows.scores.resize(num_rows * stride);
+  float* scores = rows.scores.data();
   const auto fill = dim == 64 ? score<64, X> : dim == 128 ? score<128, X> : score<0, X>;
-  fill(query, keys, a.num_rows, num, dim, stride, a.scale, scores);
-  for (int64_t r = 0; r < a.num_rows; r++, scores += stride) {
-    const X* hidden = mask + r * a.mask_row_stride;
+  fill(rows.queries.data(), keys, num_rows, num, dim, stride, scale, scores);
+  for (int64_t r = 0; r < num_rows; r++, scores += stride) {
+    const X* hidden = rows.masks[r];
     Floats most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
     for (int64_t j = 0; j < num; j += 16) {
       const __mmask16 here = first(num - j);
@@ -263,11 +276,12 @@ void attend_head(const Look& a, const X* query, const X* keys, const X* values, 
     const Floats share = _mm512_set1_ps(1 / _mm512_reduce_add_ps(sum));
     for (int64_t j = 0; j < num; j += 16) store(scores + j, _mm512_mul_ps(load(scores + j), share));
   }
-  scores = room.data();
+  scores = rows.scores.data();
+  X* const* outs = rows.outs.data();
   int64_t r = 0;
-  for (; r + 4 <= a.num_rows; r += 4) weigh_all<4>(scores + r * stride, stride, values, num, dim, out + r * dim);
-  for (; r + 2 <= a.num_rows; r += 2) weigh_all<2>(scores + r * stride, stride, values, num, dim, out + r * dim);
-  for (; r < a.num_rows; r++) weigh_all<1>(scores + r * stride, stride, values, num, dim, out + r * dim);
+  for (; r + 4 <= num_rows; r += 4) weigh_all<4>(scores + r * stride, stride, values, num, dim, outs + r);
+  for (; r + 2 <= num_rows; r += 2) weigh_all<2>(scores + r * stride, stride, values, num, dim, outs + r);
+  for (; r < num_rows; r++) weigh_all<1>(scores + r * stride, stride, values, num, dim, outs + r);
 }
 
 constexpr int64_t WORTH_THREADS = 1 << 15;  // numbers of keys; for fewer, waking a thread costs more
@@ -277,9 +291,14 @@ void attend(const Look& a, const X* query, const X* keys, const X* values, const
   const int64_t num_heads = a.num_lanes * a.num_kv_heads, size = a.num_rows * a.dim;
 #pragma omp parallel for schedule(dynamic) if (num_heads * a.num_keys * a.dim > WORTH_THREADS)
   for (int64_t i = 0; i < num_heads; i++) {
-    static thread_local std::vector<float> room;
+    static thread_local HeadRows<X> rows;
     const int64_t lane = i / a.num_kv_heads, at = lane * a.lane_stride + i % a.num_kv_heads * a.head_stride;
-    attend_head(a, query + i * size, keys + at, values + at, mask + lane * a.mask_lane_stride, out + i * size, room);
+    rows.clear();
+    for (int64_t r = 0; r < a.num_rows; r++) {
+      const int64_t here = i * size + r * a.dim;
+      rows.add(query + here, mask + lane * a.mask_lane_stride + r * a.mask_row_stride, out + here);
+    }
+    attend_head(rows, keys + at, values + at, a.num_keys, a.dim, a.scale);
   }
 }
 
@@ -297,6 +316,17 @@ struct Layer {
   const void *qkv, *out, *gate_up, *down;
   const void *head_norm, *before_mlp, *after;  // weights of norms; of queries and keys, or null
   void* cache;
+  int64_t kind;  // which of the pass's `seen`
+};
+
+struct Lane {
+  int64_t first_row, num_rows, first_slot;
+};
+
+// What layers of a kind see: from `num_skipped` slots after a lane's first on, under a mask [rows, num_keys].
+struct Seen {
+  const void* mask;
+  int64_t mask_stride, num_keys, num_skipped;
 };
 
 struct Pass {
@@ -307,6 +337,12 @@ struct Pass {
   void *both, *gated;              // [rows, 2 inner], [rows, inner]
   const void *cos, *sin;
   const int64_t* slots;
+  // Only if attention is computed here too:
+  int64_t num_lanes;
+  const Lane* lanes;
+  const Seen* seen;
+  void* attended;  // [rows, heads * dim]
+  float scale;
 };
 
 template <typename X>
@@ -328,6 +364,28 @@ void before_attention(const Layer& a, const Pass& p) {
                  (X*)p.queries, (X*)a.cache);
 }
 
+// Each lane's rows see its own slots.
+template <typename X>
+void attend_lanes(const Layer& a, const Pass& p) {
+  const Heads& h = p.heads;
+  const Seen& seen = p.seen[a.kind];
+  const int64_t group = h.num_heads / h.num_kv_heads, width = h.num_heads * h.dim, num = p.num_lanes * h.num_kv_heads;
+  const int64_t row_of_queries = width + 2 * h.num_kv_heads * h.dim, head_stride = h.num_slots * h.dim;
+#pragma omp parallel for schedule(dynamic) if (num * seen.num_keys * h.dim > WORTH_THREADS)
+  for (int64_t i = 0; i < num; i++) {
+    static thread_local HeadRows<X> rows;
+    const Lane& lane = p.lanes[i / h.num_kv_heads];
+    const int64_t head = i % h.num_kv_heads;
+    rows.clear();
+    for (int64_t m = lane.first_row; m < lane.first_row + lane.num_rows; m++)
+      for (int64_t at = head * group * h.dim; at < (head + 1) * group * h.dim; at += h.dim)
+        rows.add((const X*)p.queries + m * row_of_queries + at, (const X*)seen.mask + m * seen.mask_stride,
+                 (X*)p.attended + m * width + at);
+    const X* keys = (const X*)a.cache + head * head_stride + (lane.first_slot + seen.num_skipped) * h.dim;
+    attend_head(rows, keys, keys + h.num_kv_heads * head_stride, seen.num_keys, h.dim, p.scale);
+  }
+}
+
 // From attention's outputs to `normed` for the next layer.
 template <typename X>
 void after_attention(const Layer& a, const Pass& p, const X* attended) {
@@ -337,6 +395,15 @@ void after_attention(const Layer& a, const Pass& p, const X* attended) {
   gate((const X*)p.both, (X*)p.gated, p.heads.num_rows, p.inner);
   multiply<X>(a.down, p.gated, p.change, p);
   add_change<X>(p, a.after);
+}
+
+template <typename X>
+void layers(const Layer* all, int64_t first, int64_t last, const Pass& p) {
+  for (int64_t i = first; i < last; i++) {
+    before_attention<X>(all[i], p);
+    attend_lanes<X>(all[i], p);
+    after_attention<X>(all[i], p, (const X*)p.attended);
+  }
 }
 
 }  // namespace
@@ -381,3 +448,9 @@ BOTH(before_attention, PARAMETERS, CALL)
 #define PARAMETERS(X) (const Layer* layer, const Pass* pass, const X* attended)
 #define CALL(X) after_attention<X>(*layer, *pass, attended)
 BOTH(after_attention, PARAMETERS, CALL)
+#undef PARAMETERS
+#undef CALL
+
+#define PARAMETERS(X) (const Layer* all, int64_t first, int64_t last, const Pass* pass)
+#define CALL(X) layers<X>(all, first, last, *pass)
+BOTH(layers, PARAMETERS, CALL)

@@ -17,7 +17,7 @@ from engine.cpu_library import library
 from engine.forward.operators import Attention, side_by_side
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_BLOCK = 16  # attention takes so many numbers of a head at once
+BLOCK = 16  # attention takes so many numbers of a head at once
 _MOST_ROWS = 128  # of a key head; for more, torch's attention is faster
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -122,7 +122,7 @@ def attention(dtype: torch.dtype, dim: int) -> Mapping[str, Attention]:
     dtype, dim  of the heads
     """
     # Keys and values are views of one cache: the same strides, and a slot's numbers side by side.
-    found = library(compiles=False) if dtype in NAMES and dim % _BLOCK == 0 else None
+    found = library(compiles=False) if dtype in NAMES and dim % BLOCK == 0 else None
     if found is None:
         return {}
     function = found[f"slipstream_attend_{NAMES[dtype]}"]

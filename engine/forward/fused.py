@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from engine.checkpoint.model import LoadedModel
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows
+from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows, Sight, chosen
 from engine.forward.cpu_operators import attention, operators
 from engine.forward.few_rows import FEW_ROWS_DEVICES, FewRows, num_parts, parts_of
 from engine.forward.forward import (
@@ -66,7 +66,7 @@ from engine.tensor_parallel.split import first_says, joined, summed
 
 logger = logging.getLogger(__name__)
 
-_TRIED_ROWS = 4  # of the pass in which merged operators are compared and timed
+_TRIED_SLOTS = 256  # seen by the passes in which operators are compared and timed
 # Largest difference of a pass's logits by other operators, relative to the largest logit.
 _PASS_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2**-4}
 _MOST_IN_CACHES = 1 << 26  # bytes of weights; beyond, each pass reads them from memory
@@ -154,10 +154,10 @@ class FusedBackend(Recordable):
         ]
         self.kinds = loaded.kinds.within(lanes.num_slots)
         self._masks = KindMasks(self.kinds, loaded.device, loaded.dtype)
-        scale = float(attention.scaling)
+        self._scale = float(attention.scaling)
         self.decide: Decide = partial(first_says, rank=self._rank, device=self._device)
         self._attention = LaneAttention(
-            self.cache, lanes, self._group, scale, self.decide, self.kinds
+            self.cache, lanes, self._group, self._scale, self.decide, self.kinds
         )
         self._last_norm_module = model.norm
         self._last_norm = _norm(model.norm, form)
@@ -277,26 +277,20 @@ class FusedBackend(Recordable):
         if merged is None:
             return
         first = self._layers[0].module.input_layernorm.weight.detach()
-        layers = CpuLayers(merged, first, self._cpu_parts())
-        rows = torch.arange(_TRIED_ROWS).repeat(3, 1)
-        made = self._attention.projections(_TRIED_ROWS)
-        masks = [self.cache.new_zeros(1, 1, _TRIED_ROWS, _TRIED_ROWS) for _ in self.kinds.numbers]
+        layers = CpuLayers(merged, first, self._cpu_parts(), self._scale)
+        slots = min(_TRIED_SLOTS, self.cache.shape[2])
 
-        def passed(which: CpuLayers | None) -> torch.Tensor:
+        def passed(which: CpuLayers | None, num_rows: int) -> torch.Tensor:
             self._cpu_layers = which
-            plan = self._attention.plan(made.apart, (Span(0, _TRIED_ROWS),), masks, _TRIED_ROWS)
-            return self._compute(rows, made, plan, None, ()).logits.float()
+            masks = [self.cache.new_zeros(1, 1, num_rows, slots) for _ in self.kinds.numbers]
+            rows, spans = torch.arange(num_rows).repeat(3, 1), (Span(0, num_rows),)
+            return self._run(rows, spans, masks, slots, None, ()).logits.float()
 
         with torch.inference_mode():
-            want, found = passed(None), passed(layers)
-            error = (found - want).abs().max() / want.abs().max()
-            forms = {"apart": partial(passed, None), "merged": partial(passed, layers)}
-            is_faster = quickest(forms) == "merged"
-        agrees = bool(error <= _PASS_TOLERANCES[self.cache.dtype])  # False if it is NaN
-        if not agrees:
-            logger.warning("merged operators give other logits (by %.2g): not used", error)
-        self._cpu_layers = layers if is_faster and agrees else None
-        self.cache[:, :, :_TRIED_ROWS].zero_()
+            most_rows = min(slots, self.rotations.shape[1])
+            tolerance = _PASS_TOLERANCES[self.cache.dtype]
+            self._cpu_layers = chosen(layers, passed, tolerance, most_rows)
+        self.cache[:, :, :slots].zero_()
 
     def forward(
         self,
@@ -312,9 +306,36 @@ class FusedBackend(Recordable):
             one = len(spans) == 1
             counts = (rows.shape[1],) if one else tuple(span.num_rows for span in spans)
             rows, masks = self._masks.build(rows, num_visible, counts)
-            made = self._attention.projections(rows.shape[1])
+            return self._run(rows, spans, masks, num_visible, keep, layers)
+
+    def _run(
+        self,
+        rows: torch.Tensor,
+        spans: Spans,
+        masks: Sequence[torch.Tensor],
+        num_visible: int,
+        keep: torch.Tensor | None,
+        layers: Layers,
+    ) -> Output:
+        """Run a pass that is not recorded; `masks` as for `LaneAttention.plan`."""
+        made, cpu = self._attention.projections(rows.shape[1]), self._cpu_layers
+        if cpu is None:
             plan = self._attention.plan(made.apart, spans, masks, num_visible)
             return self._compute(rows, made, plan, keep, layers)
+        hidden, cos, sin, slots = self._begin(rows)
+        ours = Rows(hidden, cos, sin, slots, made.heads)
+        if cpu.is_one_call(spans):
+            normed, states = cpu.run_whole(ours, layers, Sight(spans, masks, num_visible))
+        else:
+            plan = self._attention.plan(made.apart, spans, masks, num_visible)
+            attended = (self._attention.attend(plan, seen) for seen in plan.layers)
+            normed, states = cpu.run(ours, layers, attended)
+        if keep is not None:
+            normed = normed.index_select(0, keep)
+        features = features_of(states, layers)
+        if not len(normed):  # the packed head takes no empty rows
+            return Output(normed.new_empty(0, self._vocab_size), features)
+        return Output(self._head(normed), features)
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
         """Allocate the memory of recorded passes of these shapes."""
@@ -348,9 +369,7 @@ class FusedBackend(Recordable):
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
-        """Run a pass with the operators one by one, or merged on a CPU; return its output."""
-        if self._cpu_layers is not None:
-            return self._compute_on_cpu(self._cpu_layers, rows, made, plan, keep, layers)
+        """Run a pass with the operators one by one; return its output."""
         hidden, cos, sin, slots = self._begin(rows)
         step = _FusedPass(made, cos, sin, slots, plan)
         states: dict[int, torch.Tensor] = {}
@@ -376,34 +395,6 @@ class FusedBackend(Recordable):
         ids, positions, slots = rows.unbind()[:3]
         cos, sin = self.rotations.index_select(1, positions)
         return F.embedding(ids, self._embeddings), cos, sin, slots
-
-    def _compute_on_cpu(
-        self,
-        cpu_layers: CpuLayers,
-        rows: torch.Tensor,
-        made: Projections,
-        plan: Plan,
-        keep: torch.Tensor | None,
-        layers: Layers,
-    ) -> Output:
-        """Run a pass like `_compute`, with merged operators."""
-        hidden, cos, sin, slots = self._begin(rows)
-        steps = cpu_layers.start(Rows(hidden, cos, sin, slots, made.heads))
-        states: dict[int, torch.Tensor] = {}
-        for number, seen in enumerate(plan.layers):
-            if number in layers:
-                states[number] = hidden.clone()  # `hidden` changes in place below
-            steps.before_attention(number)
-            steps.after_attention(number, self._attention.attend(plan, seen))
-        normed = steps.normed
-        if LAST in layers:
-            states[LAST] = normed
-        if keep is not None:
-            normed = normed.index_select(0, keep)
-        features = features_of(states, layers)
-        if not len(normed):  # the packed head takes no empty rows
-            return Output(normed.new_empty(0, self._vocab_size), features)
-        return Output(self._head(normed), features)
 
     def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
         """Return uninitialised memory for features, [num_rows, len(layers) * hidden_size]."""
@@ -514,13 +505,13 @@ class FusedBackend(Recordable):
 
     def _cpu_parts(self) -> list[CpuLayer]:
         """Return the layers as passes with merged operators on a CPU have them."""
-        return [
-            CpuLayer(
-                *(layer.qkv, layer.out, layer.gate_up, layer.down),
-                *(weights.heads, weights.before_mlp, weights.after, layer.cache),
-            )
-            for layer, weights in zip(self._layers, self._weights_of_norms(), strict=True)
-        ]
+        kinds = (0,) * len(self._layers) if self.kinds.is_uniform else self.kinds.of_layers
+        made = []
+        for layer, weights, kind in zip(self._layers, self._weights_of_norms(), kinds, strict=True):
+            products = layer.qkv, layer.out, layer.gate_up, layer.down
+            norms = weights.heads, weights.before_mlp, weights.after
+            made.append(CpuLayer(products, norms, layer.cache, kind))
+        return made
 
     def _trial(self, shape: Shape) -> Trial:
         """Return random inputs for checking the merged operators in passes of a shape."""

@@ -33,7 +33,7 @@ from engine.quantised.cpu_products import tiled_product
 P = ParamSpec("P")
 
 _WARM, _TIMED = 3, 20
-_LONG_S = 1.0  # forms that take long are timed at least once each, and no longer than this
+_LONG_S = 0.5  # forms that take long are timed at least once each, and no longer than this
 
 
 def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named: P.kwargs) -> str:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import engine.forward.cpu_layers
 import engine.forward.fused
 from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import load_model
@@ -134,67 +136,83 @@ def always(name: str) -> Callable[..., str]:
     return lambda forms, *_: name if name in forms else next(iter(forms))
 
 
+@pytest.mark.parametrize("form", ["merged", "in one call"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FUSED)
 def test_passes_with_them_get_the_logits_of_the_reference(
-    family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, dtype: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not cpu_is_fast_in(getattr(torch, dtype)):
         pytest.skip(f"this CPU has no {dtype} arithmetic")
-    monkeypatch.setattr(engine.forward.fused, "quickest", always("merged"))
+    monkeypatch.setattr(engine.forward.cpu_layers, "quickest", always(form))
     monkeypatch.setattr(engine.forward.lane_attention, "quickest", always("our own"))
     folder = str(make_model(family, tmp_path, 0, scale=0.5))
-    reference = make_executor(load_model(folder, dtype=dtype), 320, backend="reference")
-    fused = make_executor(load_model(folder, dtype=dtype), 320, backend="auto")
+    # Weights of 8 bits, because for these there is no product but our own.
+    load = partial(
+        load_model, folder, dtype=dtype, quantization="int8" if form == "in one call" else ""
+    )
+    reference = make_executor(load(), 320, backend="reference")
+    fused = make_executor(load(), 320, backend="auto")
     assert isinstance(fused._backend, FusedBackend)
-    assert fused._backend._cpu_layers is not None
+    layers = fused._backend._cpu_layers
+    assert layers is not None
+    assert bool(layers.most_rows) == (form == "in one call")
     for difference in session_differences(reference, fused, seed=1):
         assert difference < TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FUSED)
-def test_two_calls_for_a_layer_are_its_steps_one_by_one(
+def test_layers_in_fewer_calls_are_their_steps_one_by_one(
     family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not cpu_is_fast_in(getattr(torch, dtype)):
         pytest.skip(f"this CPU has no {dtype} arithmetic")
-    monkeypatch.setattr(engine.forward.fused, "quickest", always("merged"))
+    monkeypatch.setattr(engine.forward.cpu_layers, "quickest", always("in one call"))
+    monkeypatch.setattr(engine.forward.lane_attention, "quickest", always("our own"))
     # Weights of 8 bits, because for these there is no product but our own.
     folder = str(make_model(family, tmp_path, 0, scale=0.5))
-    loaded = load_model(folder, dtype=dtype, quantization="int8")
-    backend = FusedBackend(loaded, LaneLayout(2, 64))
+    loaded, lanes = load_model(folder, dtype=dtype, quantization="int8"), LaneLayout(2, 64)
+    backend = FusedBackend(loaded, lanes)
     backend.take_over()
-    assert backend._cpu_layers is not None
-    functions = backend._cpu_layers._functions
+    layers = backend._cpu_layers
+    assert layers is not None
+    assert layers.most_rows == 16
+    functions = layers._functions
     assert functions is not None
-    first_slot = LaneLayout(2, 64).first_slot(1)
-    for num_rows in (1, 7, 40):
-        numbers = torch.arange(num_rows)
-        rows = torch.stack((numbers * 5 % 199, numbers, numbers + first_slot))
-        masks = [backend.cache.new_zeros(1, 1, num_rows, num_rows)] * len(backend.kinds.numbers)
+    for counts in ((1,), (7,), (40,), (1, 1), (5, 2)):
+        num_rows, num_visible = sum(counts), max(counts) + 3
+        spans = tuple(Span(lanes.first_slot(i), n) for i, n in enumerate(counts))
+        places = torch.cat([torch.arange(n) for n in counts])
+        first = torch.cat([torch.full((span.num_rows,), span.first_slot) for span in spans])
+        rows = torch.stack((torch.arange(num_rows) * 5 % 199, places, places + first))
+        mask = backend.cache.new_zeros(1, 1, num_rows, num_visible)
+        mask[0, 0, torch.rand(num_rows, num_visible) < 0.3] = torch.finfo(mask.dtype).min
+        mask[..., 0] = 0
         found = []
-        for backend._cpu_layers._functions in (None, functions):
+        for layers._functions, layers.most_rows in (
+            (None, 0),
+            (functions, 0),
+            (functions, 40),
+        ):
             backend.cache.zero_()
-            span = Span(first_slot, num_rows)
-            made = backend._attention.projections(num_rows)
+            masks = [mask] * len(backend.kinds.numbers)
             with torch.inference_mode():
-                plan = backend._attention.plan(made.apart, (span,), masks, num_rows)
-                out = backend._compute(rows, made, plan, None, (1, LAST))
+                out = backend._run(rows, spans, masks, num_visible, None, (1, LAST))
             found.append((out.logits, out.features, backend.cache.clone()))
-        for one_by_one, together in zip(*found, strict=True):
-            assert torch.equal(one_by_one, together)
-            assert together.any()
+        for one_by_one, *others in zip(*found, strict=True):
+            assert one_by_one.any()
+            assert all(torch.equal(one_by_one, other) for other in others)
 
 
 def test_an_operator_that_errs_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine.forward.fused, "quickest", always("merged"))
+    monkeypatch.setattr(engine.forward.cpu_layers, "quickest", always("merged"))
     monkeypatch.setattr(CpuOperators, "gate", lambda _, both: both.chunk(2, dim=-1)[0].clone())
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     backend = FusedBackend(loaded, LaneLayout(1, 64))
     backend.take_over()
     assert backend._cpu_layers is None
-    assert "merged operators give other logits" in caplog.text
+    assert "operators (merged) give other logits" in caplog.text
     assert not backend.cache.any()
