@@ -184,10 +184,10 @@ def chosen(
         return run(layers, num_rows)
 
     def forms(num_rows: int) -> dict[str, Callable[[], torch.Tensor]]:
-        found = {_MERGED: partial(of, num_rows, 0)}
+        made: dict[str, Callable[[], torch.Tensor]] = {_MERGED: partial(of, num_rows, 0)}
         if layers.can_be_one_call:
-            found[_ONE_CALL] = partial(of, num_rows, num_rows)
-        return dict(found)
+            made[_ONE_CALL] = partial(of, num_rows, num_rows)
+        return made
 
     want = run(None, _TRIED_ROWS)
     for name, form in forms(_TRIED_ROWS).items():
@@ -196,11 +196,14 @@ def chosen(
             logger.warning("operators (%s) give other logits (%.2g off): not used", name, error)
             return None
     apart = {"apart": partial(run, None, _TRIED_ROWS)}
-    if quickest({**apart, **forms(_TRIED_ROWS)}) == "apart":
+    best = quickest({**apart, **forms(_TRIED_ROWS)})
+    if best == "apart":
         return None
     found = 0
-    for num_rows in _ROWS_OF_A_CALL:
-        if num_rows > most_rows or quickest(forms(num_rows)) != _ONE_CALL:
+    for num_rows in _ROWS_OF_A_CALL if layers.can_be_one_call else ():
+        if num_rows > most_rows:
+            break
+        if (best if num_rows == _TRIED_ROWS else quickest(forms(num_rows))) != _ONE_CALL:
             break
         found = num_rows
     layers.most_rows = found

@@ -1,4 +1,5 @@
-// The operators between the matrix products of a pass of a few rows, for CPUs with AVX-512.
+// The operators between the matrix products of a pass of a few rows, for CPUs with AVX-512; and a
+// model's layers, which are these operators and the products of cpu_products.cpp in order.
 //
 // Numbers are float32, or bfloat16 that becomes float32 when it is read and is rounded once when it
 // is written. Where transformers rounds between two steps (a sum before its norm, an activation

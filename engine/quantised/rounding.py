@@ -5,8 +5,8 @@
           is rounded to 8 bits
 
 A group of 64 inputs shares a scale (32 if these do not come out even). Scales are rounded to
-float16 before the codes are chosen. Embeddings, norms and biases stay as they
-are. docs/quantised.md has what each choice costs.
+float16 before the codes are chosen. Embeddings, norms and biases stay as they are.
+docs/quantised.md has what each choice costs.
 """
 
 from collections.abc import Iterator, Mapping
