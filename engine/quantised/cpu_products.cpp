@@ -4,9 +4,9 @@
 //           scale[n, g] * sum over k in g of x[m, k] * code[n, k]  +  offset[n, g] * sum over k in g of x[m, k]
 //
 // A CPU with instructions for 8-bit integers multiplies codes as they are: the inputs of a group
-// become whole numbers of three digits to the base 256, from -128 to 127 each, times a power of two.
-// That is exact for every bfloat16 number down to 1/16384 of the group's largest, and wrong by less
-// than 1/4194304 of the largest below. Sums of digits are exact. Everything else is float32.
+// become whole numbers of two digits to the base 256, from -128 to 127 each, times a power of two.
+// That is exact for bfloat16 numbers down to 1/128 of the group's largest, and wrong by less than
+// 1/32000 of the largest below. Sums of digits are exact. Everything else is float32.
 //
 // Layout. Outputs lie in tiles of 16, which are the 16 lanes of a register; nothing is ever summed
 // across lanes. Of a tile, 64 bytes hold
@@ -48,7 +48,8 @@ struct Matrix {
 typedef __m512 Floats;
 typedef __m512i Bytes;
 
-constexpr int DIGITS = 3;
+constexpr int DIGITS = 2;
+constexpr int MOST = 127 * 256 + 127;  // of two digits
 constexpr int inputs_of_chunk(int bits) { return 32 / bits; }
 
 inline float as_float(float x) { return x; }
@@ -112,28 +113,27 @@ struct Inputs {
       const Bytes bits = _mm512_castps_si512(floats_at(from + k, mask_at(k)));
       largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
     }
-    // The largest is of 2^21 to 2^22 units; of a group of smaller numbers, as if it had one of 2^-63.
+    // The largest is of 2^14 to 2^15 units; of a group of smaller numbers, as if it had one of 2^-63.
     uint32_t exponent = (uint32_t)_mm512_reduce_max_epi32(largest) >> 23;
     const bool is_finite = exponent < 255;
     if (exponent < 64) exponent = 64;
-    const uint32_t up_bits = (275 - exponent) << 23, unit_bits = is_finite ? (exponent - 21) << 23 : 0x7fc00000;
+    const uint32_t up_bits = (268 - exponent) << 23, unit_bits = is_finite ? (exponent - 14) << 23 : 0x7fc00000;
     float up, unit;
     memcpy(&up, &up_bits, 4);
     memcpy(&unit, &unit_bits, 4);
     // A digit from -128 to 127 is a byte of the number plus 128 at each place, less 128.
-    const Bytes halves = _mm512_set1_epi32(0x808080);
+    const Bytes halves = _mm512_set1_epi32(0x8080), most = _mm512_set1_epi32(MOST);
     const Bytes by_digit = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const Bytes together = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     Bytes sum[DIGITS] = {};
     for (int64_t k = 0; k < group; k += 16) {
       const __mmask16 mask = mask_at(k);
       const Floats scaled = _mm512_mul_ps(floats_at(from + k, mask), _mm512_set1_ps(up));
-      const Bytes whole = _mm512_cvt_roundps_epi32(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-      const Bytes bytes = _mm512_xor_si512(_mm512_add_epi32(whole, halves), halves);
+      const Bytes nearest = _mm512_cvt_roundps_epi32(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      const Bytes bytes = _mm512_xor_si512(_mm512_add_epi32(_mm512_min_epi32(nearest, most), halves), halves);
       const Bytes planes = _mm512_permutexvar_epi32(together, _mm512_shuffle_epi8(bytes, by_digit));
       _mm_mask_storeu_epi8(to + k, mask, _mm512_extracti32x4_epi32(planes, 0));
       _mm_mask_storeu_epi8(to + group + k, mask, _mm512_extracti32x4_epi32(planes, 1));
-      _mm_mask_storeu_epi8(to + 2 * group + k, mask, _mm512_extracti32x4_epi32(planes, 2));
       if (!adds_up) continue;
       for (int d = 0; d < DIGITS; d++) sum[d] = _mm512_dpbusd_epi32(sum[d], _mm512_set1_epi32(1 << 8 * d), bytes);
     }
@@ -156,12 +156,26 @@ struct Inputs {
 // that go with them (enough independent sums to hide an instruction's latency, as many as there are
 // registers for), and sums of ROWS rows and TILES tiles: `add` computes them, `value` is one.
 
-constexpr int ahead(int tiles) { return tiles == 1 ? 4096 : 8192 / tiles; }  // bytes asked for early
+// Codes of some tiles, read from the first input on.
+struct Codes {
+  const uint8_t* at;
+  int64_t bytes_of_tile;
+  int64_t early;  // how much further on memory is asked for
 
-inline Bytes chunk_at(const uint8_t* codes, int tiles) {
-  _mm_prefetch((const char*)codes + ahead(tiles), _MM_HINT_T0);
-  return _mm512_loadu_si512(codes);
-}
+  // `done` bytes of each tile have been read. What lies beyond the end of a tile is asked for where
+  // the next tiles lie, which are read after these.
+  static Codes of(const uint8_t* codes, int tiles, int64_t bytes_of_tile, int64_t done) {
+    const int64_t early = tiles == 1 ? 4096 : 8192 / tiles;
+    return {codes + done, bytes_of_tile, early + (done + early < bytes_of_tile ? 0 : (tiles - 1) * bytes_of_tile)};
+  }
+
+  inline const uint8_t* tile(int t) const { return at + t * bytes_of_tile; }
+  inline void ask(int t, int64_t offset) const { _mm_prefetch((const char*)tile(t) + early + offset, _MM_HINT_T0); }
+  inline Bytes chunk(int t, int64_t offset) const {
+    ask(t, offset);
+    return _mm512_loadu_si512(tile(t) + offset);
+  }
+};
 
 // In float32: for inputs of float32, and where nothing better is there.
 template <int BITS, typename X>
@@ -182,14 +196,14 @@ struct InFloats {
   struct Sums {
     Floats sum[ROWS][TILES];
 
-    inline void add(const Inputs<X>& in, int64_t row, int64_t g, const uint8_t* codes, int64_t bytes_of_tile) {
+    inline void add(const Inputs<X>& in, int64_t row, int64_t g, const Codes& codes) {
       constexpr int NUM = inputs_of_chunk(BITS);
       for (int m = 0; m < ROWS; m++)
         for (int t = 0; t < TILES; t++) sum[m][t] = _mm512_setzero_ps();
       const X* x = in.x + row * in.num_inputs + g * in.group;
-      for (int64_t k = 0; k < in.group; k += NUM, codes += 64) {
+      for (int64_t k = 0, at = 0; k < in.group; k += NUM, at += 64) {
         Bytes chunks[TILES];
-        for (int t = 0; t < TILES; t++) chunks[t] = chunk_at(codes + t * bytes_of_tile, TILES);
+        for (int t = 0; t < TILES; t++) chunks[t] = codes.chunk(t, at);
 #pragma GCC unroll 8
         for (int i = 0; i < NUM; i++) {
           Floats weights[TILES];
@@ -216,13 +230,13 @@ struct InPairs {
   struct Sums {
     Floats sum[ROWS][TILES];
 
-    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const uint8_t* codes, int64_t bytes_of_tile) {
+    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const Codes& codes) {
       for (int m = 0; m < ROWS; m++)
         for (int t = 0; t < TILES; t++) sum[m][t] = _mm512_setzero_ps();
       const uint16_t* x = in.x + row * in.num_inputs + g * in.group;
-      for (int64_t k = 0; k < in.group; k += 2, codes += 64) {
+      for (int64_t k = 0, at = 0; k < in.group; k += 2, at += 64) {
         Bytes chunks[TILES];
-        for (int t = 0; t < TILES; t++) chunks[t] = chunk_at(codes + t * bytes_of_tile, TILES);
+        for (int t = 0; t < TILES; t++) chunks[t] = codes.chunk(t, at);
         for (int m = 0; m < ROWS; m++) {
           int32_t bits;
           memcpy(&bits, x + m * in.num_inputs + k, 4);
@@ -240,10 +254,9 @@ struct InPairs {
 
 #ifdef __AVX512VNNI__
 // Returns what sums of digits come to.
-inline Floats number_of(const float* units, Bytes low, Bytes middle, Bytes high) {
+inline Floats number_of(const float* units, Bytes low, Bytes high) {
   const Floats lower = _mm512_mul_ps(_mm512_cvtepi32_ps(low), _mm512_set1_ps(units[0]));
-  const Floats upper = _mm512_fmadd_ps(_mm512_cvtepi32_ps(middle), _mm512_set1_ps(units[1]), lower);
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(units[2]), upper);
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(units[1]), lower);
 }
 
 // Adds products of unsigned codes and signed digits. The compiler's own function copies every sum.
@@ -265,22 +278,22 @@ inline Bytes codes_of(Bytes chunk, int half) {
 template <int BITS>
 struct InDigits {
   static constexpr int most_rows = 8;
-  static constexpr int tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows <= 4 ? 2 : 1; }
+  static constexpr int tiles(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : rows <= 6 ? 2 : 1; }
 
   template <int ROWS, int TILES>
   struct Sums {
     Bytes sum[ROWS][DIGITS][TILES];
 
-    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const uint8_t* codes, int64_t bytes_of_tile) {
+    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const Codes& codes) {
       constexpr int NUM = inputs_of_chunk(BITS);
       const int64_t at = (g * in.num_rows + row) * DIGITS;
       for (int m = 0; m < ROWS; m++)
         for (int d = 0; d < DIGITS; d++)
           for (int t = 0; t < TILES; t++) sum[m][d][t] = _mm512_set1_epi32(in.starts[at + m * DIGITS + d]);
       const int8_t* digits = in.digits.data() + at * in.group;
-      for (int64_t k = 0; k < in.group; k += NUM, codes += 64) {
+      for (int64_t k = 0, at = 0; k < in.group; k += NUM, at += 64) {
         Bytes chunks[TILES];
-        for (int t = 0; t < TILES; t++) chunks[t] = chunk_at(codes + t * bytes_of_tile, TILES);
+        for (int t = 0; t < TILES; t++) chunks[t] = codes.chunk(t, at);
 #pragma GCC unroll 2
         for (int half = 0; half < NUM / 4; half++) {
           Bytes weights[TILES];
@@ -298,7 +311,7 @@ struct InDigits {
 
     inline Floats value(const Inputs<uint16_t>& in, int64_t row, int64_t g, int m, int t) const {
       const float* units = in.units.data() + (g * in.num_rows + row + m) * DIGITS;
-      return number_of(units, sum[m][0][t], sum[m][1][t], sum[m][2][t]);
+      return number_of(units, sum[m][0][t], sum[m][1][t]);
     }
   };
 };
@@ -333,7 +346,7 @@ inline void shape_tiles(int rows, int more_rows, int bytes_of_row) {
 // Codes of 8 and 4 bits, times digits, in AMX's tile registers: of at most 16 rows of digits each.
 template <int BITS>
 struct DigitsInTiles {
-  static constexpr int most_rows = 10;
+  static constexpr int most_rows = 16;
   static constexpr int parts(int rows) { return rows * DIGITS > 16 ? 2 : 1; }
   static constexpr int tiles(int rows) { return 4 / parts(rows); }
   static int64_t step(int64_t group) { return group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : 16; }
@@ -348,16 +361,17 @@ struct DigitsInTiles {
     alignas(64) int32_t sum[2][TILES][PARTS * 16][16];  // of even and odd groups
     alignas(64) uint8_t room[2][TILES][1024];           // codes of 4 bits as bytes: of even and odd steps
 
-    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const uint8_t* codes, int64_t bytes_of_tile) {
+    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const Codes& codes) {
       const int64_t group = in.group, by = step(group), num_steps = in.num_inputs / by;
       const int8_t* digits = in.digits.data() + (g * in.num_rows + row) * DIGITS * group;
-      const auto weights = [&](int64_t number, int tile) -> const void* {
-        if constexpr (BITS == 4) return room[number % 2][tile];
-        const uint8_t* here = codes + tile * bytes_of_tile;
-        for (int64_t k = 0; k < by * 16; k += 64) _mm_prefetch((const char*)here + ahead(TILES) + k, _MM_HINT_T0);
-        return here;
+      const int64_t bytes = by * BITS * 2;  // of a tile and a step
+      const auto weights = [&](int64_t number, int64_t k, int t) -> const void* {
+        if constexpr (BITS == 4) return room[number % 2][t];
+        const int64_t here = k / by * bytes;
+        for (int64_t line = 0; line < bytes; line += 64) codes.ask(t, here + line);
+        return codes.tile(t) + here;
       };
-      if (BITS == 4 && g == 0) unpack(0, codes, by, bytes_of_tile);
+      if (BITS == 4 && g == 0) unpack(0, codes, 0, by);
       _tile_zero(0);
       _tile_zero(1);
       _tile_zero(2);
@@ -367,7 +381,7 @@ struct DigitsInTiles {
         if constexpr (PARTS == 2) _tile_loadd(5, digits + 16 * group + k, group);
 #define TILE(T, WEIGHTS, SUM, MORE) \
   if constexpr (T < TILES) { \
-    _tile_loadd(WEIGHTS, weights(number, T), 64); \
+    _tile_loadd(WEIGHTS, weights(number, k, T), 64); \
     _tile_dpbssd(SUM, 4, WEIGHTS); \
     if constexpr (PARTS == 2) _tile_dpbssd(MORE, 5, WEIGHTS); \
   }
@@ -381,8 +395,7 @@ struct DigitsInTiles {
           TILE(1, 7, 2, 3)
         }
 #undef TILE
-        codes += by * BITS * 2;
-        if (BITS == 4 && number + 1 < num_steps) unpack(number + 1, codes, by, bytes_of_tile);
+        if (BITS == 4 && number + 1 < num_steps) unpack(number + 1, codes, (k / by + 1) * bytes, by);
       }
       auto& to = sum[g % 2];
       if constexpr (PARTS == 1) {
@@ -400,11 +413,11 @@ struct DigitsInTiles {
 
     // Writes the codes of a step as tile registers take them. That is done one step early: a tile
     // register is loaded from the cache, and waits until what was just written has arrived there.
-    inline void unpack(int64_t number, const uint8_t* codes, int64_t by, int64_t bytes_of_tile) {
+    inline void unpack(int64_t number, const Codes& codes, int64_t at, int64_t by) {
       for (int t = 0; t < TILES; t++) {
         uint8_t* to = room[number % 2][t];
         for (int64_t k = 0; k < by; k += 8, to += 128) {
-          const Bytes chunk = chunk_at(codes + t * bytes_of_tile + k * 8, TILES);
+          const Bytes chunk = codes.chunk(t, at + k * 8);
           _mm512_store_si512(to, codes_of<4, false>(chunk, 0));
           _mm512_store_si512(to + 64, codes_of<4, false>(chunk, 1));
         }
@@ -415,7 +428,7 @@ struct DigitsInTiles {
     inline Floats value(const Inputs<uint16_t>& in, int64_t row, int64_t g, int m, int t) const {
       const float* units = in.units.data() + (g * in.num_rows + row + m) * DIGITS;
       const auto sum_of = [&](int d) { return _mm512_load_si512(sum[g % 2][t][m * DIGITS + d]); };
-      return number_of(units, sum_of(0), sum_of(1), sum_of(2));
+      return number_of(units, sum_of(0), sum_of(1));
     }
   };
 };
@@ -430,19 +443,19 @@ struct PairsInTiles {
   struct Sums {
     alignas(64) float sum[TILES][ROWS][16];
 
-    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t, const uint8_t* codes, int64_t bytes_of_tile) {
+    inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t, const Codes& codes) {
       const uint16_t* x = in.x + row * in.num_inputs;
       _tile_zero(0);
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
-      for (int64_t k = 0; k < in.num_inputs; k += 32, codes += 1024) {
+      for (int64_t k = 0; k < in.num_inputs; k += 32) {
+        const Codes here = Codes::of(codes.at, TILES, codes.bytes_of_tile, 32 * k);
         _tile_loadd(4, x + k, in.num_inputs * 2);
 #define TILE(T, WEIGHTS) \
   if constexpr (T < TILES) { \
-    const uint8_t* here = codes + T * bytes_of_tile; \
-    for (int line = 0; line < 16; line++) _mm_prefetch((const char*)here + ahead(TILES) + 64 * line, _MM_HINT_T0); \
-    _tile_loadd(WEIGHTS, here, 64); \
+    for (int line = 0; line < 1024; line += 64) here.ask(T, line); \
+    _tile_loadd(WEIGHTS, here.tile(T), 64); \
     _tile_dpbf16ps(T, 4, WEIGHTS); \
   }
         TILE(0, 6)
@@ -473,6 +486,20 @@ inline Floats scales_at(const Matrix& a, const uint8_t* scales, int64_t tile, in
   const __m128i bytes = _mm_loadu_si128((const __m128i*)(scales + 16 * at));
   const Bytes wide = a.form == INT8 ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
   return _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_loadu_ps(a.units + 16 * unit));
+}
+
+// Asks memory for the scales of some tiles, which are soon needed.
+inline void ask_for_scales(const Matrix& a, int64_t tile, int64_t num_tiles) {
+  const auto ask = [&](const void* memory, int64_t bytes) {
+    if (memory == nullptr) return;
+    for (int64_t k = 0; k < bytes * num_tiles; k += 64)
+      _mm_prefetch((const char*)memory + bytes * tile + k, _MM_HINT_T0);
+  };
+  const int64_t num_scales = 16 * (a.num_inputs / a.group);
+  const int64_t bytes = a.form == ONE ? 0 : a.form == FLOAT32 ? 4 : a.form == FLOAT16 ? 2 : 1;
+  ask(a.scales, bytes * num_scales);
+  ask(a.offsets, bytes * num_scales);
+  ask(a.units, a.num_inputs / a.unit * 2 * 16 * 4);
 }
 
 // -- a block of rows and tiles --------------------------------------------------------------------
@@ -507,12 +534,13 @@ template <class K, int ROWS, int TILES>
 void block(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, int64_t row, int64_t tile) {
   const int64_t num_groups = a.num_inputs / a.group;
   const int64_t bytes_of_group = a.group / inputs_of_chunk(K::BITS) * 64;
-  const uint8_t* codes = a.codes + tile * num_groups * bytes_of_group;
+  const int64_t bytes_of_tile = num_groups * bytes_of_group;
+  ask_for_scales(a, tile + TILES, TILES);
   // Sums that lie in memory are read after those of the next group are begun: they take long.
   constexpr bool IN_MEMORY = requires { K::Way::shape(in, ROWS); };
   typename K::Way::template Sums<ROWS, TILES> sums;
   const auto begin = [&](int64_t g) {
-    sums.add(in, row, g, codes + g * bytes_of_group, num_groups * bytes_of_group);
+    sums.add(in, row, g, Codes::of(a.codes + tile * bytes_of_tile, TILES, bytes_of_tile, g * bytes_of_group));
   };
   Floats total[ROWS][TILES];
   for (int m = 0; m < ROWS; m++)
@@ -551,6 +579,8 @@ void some_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K::X*
     if constexpr (requires { K::Way::shape(in, ROWS); }) K::Way::shape(in, ROWS);
     int64_t tile = first;
     for (; tile + TILES <= last; tile += TILES) block<K, ROWS, TILES>(a, in, y, row, tile);
+    if constexpr (TILES == 8)
+      for (; tile + 4 <= last; tile += 4) block<K, ROWS, 4>(a, in, y, row, tile);
     for (; tile < last; tile++) block<K, ROWS, 1>(a, in, y, row, tile);
   }
 }
@@ -573,14 +603,20 @@ void rows_of_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K:
 
 template <class K>
 void all_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y) {
-  const int64_t num_tiles = (a.num_outputs + 15) / 16;
-  // Pieces are handed out as threads become free: one that has lost its core delays little.
-  const int64_t piece = 4 * ((num_tiles / 4 + 8 * omp_get_max_threads() - 1) / (8 * omp_get_max_threads()) + 1);
+  const int64_t num_tiles = (a.num_outputs + 15) / 16, num_threads = omp_get_max_threads();
+  // Pieces are handed out as threads become free: one that has lost its core delays little. As many
+  // large ones as come out even, then small ones.
+  const int64_t large = 8 * (num_tiles / (64 * num_threads) + 1), small = 4;
+  const int64_t num_large = num_tiles / large / num_threads * num_threads, rest = large * num_large;
+  const int64_t num_pieces = num_large + (num_tiles - rest + small - 1) / small;
 #pragma omp parallel
   {
 #pragma omp for schedule(dynamic) nowait
-    for (int64_t first = 0; first < num_tiles; first += piece)
-      rows_of_tiles<K>(a, in, y, first, first + piece < num_tiles ? first + piece : num_tiles);
+    for (int64_t i = 0; i < num_pieces; i++) {
+      const int64_t first = i < num_large ? i * large : rest + (i - num_large) * small;
+      const int64_t last = first + (i < num_large ? large : small);
+      rows_of_tiles<K>(a, in, y, first, last < num_tiles ? last : num_tiles);
+    }
 #ifdef HAS_TILE_REGISTERS
     if constexpr (requires { K::Way::shape(in, 1); }) _tile_release();
 #endif
