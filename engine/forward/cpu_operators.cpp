@@ -90,18 +90,23 @@ void add_and_norm(X* hidden, const X* change, const X* weight, X* normed, int64_
   }
 }
 
+// For less work than this, waking a thread costs more.
+constexpr int64_t GATES_WORTH_THREADS = 1 << 13, PRODUCTS_WORTH_THREADS = 1 << 16;  // the latter: of attention
+
 // -- the feed-forward block's gate ----------------------------------------------------------------
 
 // y [rows, inner] = silu(gate) * up, of gates and ups [rows, 2 inner].
 template <typename X>
 void gate(const X* both, X* y, int64_t rows, int64_t inner) {
   const Floats one = _mm512_set1_ps(1);
-  for (int64_t m = 0; m < rows; m++, both += 2 * inner, y += inner)
+#pragma omp parallel for collapse(2) schedule(static) if (rows * inner > GATES_WORTH_THREADS)
+  for (int64_t m = 0; m < rows; m++)
     for (int64_t i = 0; i < inner; i += 16) {
       const __mmask16 mask = first(inner - i);
-      const Floats x = load(both + i, mask);
+      const X* gates = both + 2 * m * inner + i;
+      const Floats x = load(gates, mask);
       const Floats below = _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x)));
-      store(y + i, _mm512_mul_ps(as_written(_mm512_div_ps(x, below), y), load(both + inner + i, mask)), mask);
+      store(y + m * inner + i, _mm512_mul_ps(as_written(_mm512_div_ps(x, below), y), load(gates + inner, mask)), mask);
     }
 }
 
@@ -159,58 +164,83 @@ struct Look {
   float scale;
 };
 
-// Returns the sums over the lanes of 16 registers.
-inline Floats sums_of(const Floats* v) {
-  Floats two[8], four[4];
-  for (int i = 0; i < 8; i++)
-    two[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-  for (int i = 0; i < 4; i++) {
-    const __m512d a = _mm512_castps_pd(two[2 * i]), b = _mm512_castps_pd(two[2 * i + 1]);
-    four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  const auto joined = [](Floats a, Floats b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-  };
-  return joined(joined(four[0], four[1]), joined(four[2], four[3]));
-}
-
-// Returns products of `dim` numbers of a query and a key, summed up to 16 sums. DIM: `dim`, or 0 if
-// it is known only now.
-template <int DIM>
-inline Floats products(const float* query, const float* key, int64_t dim) {
-  Floats sum = _mm512_setzero_ps();
-  for (int64_t i = 0; i < (DIM ? DIM : dim); i += 16) sum = _mm512_fmadd_ps(load(query + i), load(key + i), sum);
-  return sum;
-}
-
-template <int DIM>
-inline Floats products(const Half* query, const Half* key, int64_t dim) {
-  Floats sum = _mm512_setzero_ps();
-#ifdef __AVX512BF16__
-  for (int64_t i = 0; i < (DIM ? DIM : dim); i += 32) {
-    const __mmask32 mask = DIM || dim - i >= 32 ? 0xffffffff : 0xffff;
-    const __m512i a = _mm512_maskz_loadu_epi16(mask, query + i), b = _mm512_maskz_loadu_epi16(mask, key + i);
-    sum = _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
-  }
-#else
-  for (int64_t i = 0; i < (DIM ? DIM : dim); i += 16) sum = _mm512_fmadd_ps(load(query + i), load(key + i), sum);
-#endif
-  return sum;
-}
-
-// Computes the scores of all rows and keys of a head, [rows, stride].
-template <int DIM, typename X>
-void score(const X* const* queries, const X* keys, int64_t num_rows, int64_t num_keys, int64_t dim, int64_t stride,
-           float scale, float* scores) {
-  for (int64_t j = 0; j < num_keys; j += 16)
-    for (int64_t r = 0; r < num_rows; r++) {
-      Floats sums[16];
-      for (int64_t t = 0; t < 16; t++) {
-        const int64_t key = j + t < num_keys ? j + t : num_keys - 1;
-        sums[t] = products<DIM>(queries[r], keys + key * dim, dim);
-      }
-      store(scores + r * stride + j, _mm512_mul_ps(sums_of(sums), _mm512_set1_ps(scale)));
+// Writes 16 rows of words of 32 bits as columns: `to` [words][16]. `num_words` is a multiple of 8.
+inline void turn(const int32_t* const* rows, int64_t num_words, int32_t* to) {
+  for (int64_t first_word = 0; first_word < num_words; first_word += 16) {
+    const int64_t left = num_words - first_word;
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i++) a[i] = _mm512_maskz_loadu_epi32(first(left), rows[i] + first_word);
+    for (int i = 0; i < 16; i += 2) {
+      b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+      b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
     }
+    for (int i = 0; i < 16; i += 4)
+      for (int k = 0; k < 2; k++) {
+        a[i + 2 * k] = _mm512_unpacklo_epi64(b[i + k], b[i + 2 + k]);
+        a[i + 2 * k + 1] = _mm512_unpackhi_epi64(b[i + k], b[i + 2 + k]);
+      }
+    // Register 4 i + k now has words k, 4 + k, 8 + k and 12 + k of rows 4 i to 4 i + 3.
+    for (int k = 0; k < 4; k++) {
+      const __m512i low = _mm512_shuffle_i32x4(a[k], a[4 + k], 0x88), high = _mm512_shuffle_i32x4(a[k], a[4 + k], 0xdd);
+      const __m512i more = _mm512_shuffle_i32x4(a[8 + k], a[12 + k], 0x88);
+      const __m512i most = _mm512_shuffle_i32x4(a[8 + k], a[12 + k], 0xdd);
+      b[k] = _mm512_shuffle_i32x4(low, more, 0x88);
+      b[8 + k] = _mm512_shuffle_i32x4(low, more, 0xdd);
+      b[4 + k] = _mm512_shuffle_i32x4(high, most, 0x88);
+      b[12 + k] = _mm512_shuffle_i32x4(high, most, 0xdd);
+    }
+    for (int i = 0; i < (left < 16 ? left : 16); i++) _mm512_storeu_si512(to + 16 * (first_word + i), b[i]);
+  }
+}
+
+// Adds the products of the numbers in a word: one, or two of bfloat16.
+inline Floats add_word(Floats sum, __m512i query, __m512i key, const float*) {
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(query), _mm512_castsi512_ps(key), sum);
+}
+inline Floats add_word(Floats sum, __m512i query, __m512i key, const Half*) {
+#ifdef __AVX512BF16__
+  return _mm512_dpbf16_ps(sum, (__m512bh)query, (__m512bh)key);
+#else
+  const __m512i upper = _mm512_set1_epi32(0xffff0000);
+  const auto low = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
+  const auto high = [&](__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, upper)); };
+  return _mm512_fmadd_ps(high(query), high(key), _mm512_fmadd_ps(low(query), low(key), sum));
+#endif
+}
+
+// Computes the scores of ROWS rows and the 16 keys of `turned` [words][16].
+template <int ROWS, typename X>
+inline void score_some(const X* const* queries, const int32_t* turned, int64_t num_words, float scale, float* scores,
+                       int64_t stride) {
+  Floats sum[ROWS][2];  // of even and odd words: two sums hide the latency
+  for (int r = 0; r < ROWS; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+  for (int64_t w = 0; w < num_words; w += 2)
+    for (int i = 0; i < 2; i++) {
+      const __m512i key = _mm512_loadu_si512(turned + 16 * (w + i));
+      for (int r = 0; r < ROWS; r++) {
+        int32_t word;
+        memcpy(&word, (const char*)queries[r] + 4 * (w + i), 4);
+        sum[r][i] = add_word(sum[r][i], _mm512_set1_epi32(word), key, (const X*)nullptr);
+      }
+    }
+  for (int r = 0; r < ROWS; r++)
+    store(scores + r * stride, _mm512_mul_ps(_mm512_add_ps(sum[r][0], sum[r][1]), _mm512_set1_ps(scale)));
+}
+
+// Computes the scores of all rows and keys of a head, [rows, stride]. `turned` has room for 16 keys.
+template <typename X>
+void score(const X* const* queries, const X* keys, int64_t num_rows, int64_t num_keys, int64_t dim, int64_t stride,
+           float scale, int32_t* turned, float* scores) {
+  const int64_t num_words = dim * sizeof(X) / 4;
+  for (int64_t j = 0; j < num_keys; j += 16) {
+    const int32_t* of_key[16];
+    for (int64_t t = 0; t < 16; t++) of_key[t] = (const int32_t*)(keys + (j + t < num_keys ? j + t : num_keys - 1) * dim);
+    turn(of_key, num_words, turned);
+    float* to = scores + j;
+    int64_t r = 0;
+    for (; r + 4 <= num_rows; r += 4) score_some<4>(queries + r, turned, num_words, scale, to + r * stride, stride);
+    for (; r < num_rows; r++) score_some<1>(queries + r, turned, num_words, scale, to + r * stride, stride);
+  }
 }
 
 // Computes BLOCKS * 16 numbers of ROWS rows, from the `first` on: weights [keys] times values [keys, dim] of a head.
@@ -246,6 +276,7 @@ struct HeadRows {
   std::vector<const X*> queries, masks;
   std::vector<X*> outs;
   std::vector<float> scores;
+  std::vector<int32_t> turned;
 
   void clear() { queries.clear(), masks.clear(), outs.clear(); }
   void add(const X* query, const X* mask, X* out) { queries.push_back(query), masks.push_back(mask), outs.push_back(out); }
@@ -257,8 +288,8 @@ void attend_head(HeadRows<X>& rows, const X* keys, const X* values, int64_t num,
   const int64_t num_rows = rows.queries.size(), stride = (num + 15) / 16 * 16;
   rows.scores.resize(num_rows * stride);
   float* scores = rows.scores.data();
-  const auto fill = dim == 64 ? score<64, X> : dim == 128 ? score<128, X> : score<0, X>;
-  fill(rows.queries.data(), keys, num_rows, num, dim, stride, scale, scores);
+  rows.turned.resize(16 * dim);
+  score(rows.queries.data(), keys, num_rows, num, dim, stride, scale, rows.turned.data(), scores);
   for (int64_t r = 0; r < num_rows; r++, scores += stride) {
     const X* hidden = rows.masks[r];
     Floats most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
@@ -285,17 +316,19 @@ void attend_head(HeadRows<X>& rows, const X* keys, const X* values, int64_t num,
   for (; r < num_rows; r++) weigh_all<1>(scores + r * stride, stride, values, num, dim, outs + r);
 }
 
-constexpr int64_t WORTH_THREADS = 1 << 15;  // numbers of keys; for fewer, waking a thread costs more
+constexpr int64_t ROWS_OF_PART = 16;  // of a head that a thread takes at once
 
 template <typename X>
 void attend(const Look& a, const X* query, const X* keys, const X* values, const X* mask, X* out) {
   const int64_t num_heads = a.num_lanes * a.num_kv_heads, size = a.num_rows * a.dim;
-#pragma omp parallel for schedule(dynamic) if (num_heads * a.num_keys * a.dim > WORTH_THREADS)
-  for (int64_t i = 0; i < num_heads; i++) {
+  const int64_t num_parts = (a.num_rows + ROWS_OF_PART - 1) / ROWS_OF_PART;
+#pragma omp parallel for schedule(dynamic) if (num_heads * size * a.num_keys > PRODUCTS_WORTH_THREADS)
+  for (int64_t part = 0; part < num_heads * num_parts; part++) {
     static thread_local HeadRows<X> rows;
+    const int64_t i = part / num_parts, begin = part % num_parts * ROWS_OF_PART;
     const int64_t lane = i / a.num_kv_heads, at = lane * a.lane_stride + i % a.num_kv_heads * a.head_stride;
     rows.clear();
-    for (int64_t r = 0; r < a.num_rows; r++) {
+    for (int64_t r = begin; r < begin + ROWS_OF_PART && r < a.num_rows; r++) {
       const int64_t here = i * size + r * a.dim;
       rows.add(query + here, mask + lane * a.mask_lane_stride + r * a.mask_row_stride, out + here);
     }
@@ -370,18 +403,23 @@ template <typename X>
 void attend_lanes(const Layer& a, const Pass& p) {
   const Heads& h = p.heads;
   const Seen& seen = p.seen[a.kind];
-  const int64_t group = h.num_heads / h.num_kv_heads, width = h.num_heads * h.dim, num = p.num_lanes * h.num_kv_heads;
+  const int64_t group = h.num_heads / h.num_kv_heads, width = h.num_heads * h.dim;
   const int64_t row_of_queries = width + 2 * h.num_kv_heads * h.dim, head_stride = h.num_slots * h.dim;
-#pragma omp parallel for schedule(dynamic) if (num * seen.num_keys * h.dim > WORTH_THREADS)
+  int64_t most_rows = 0;
+  for (int64_t i = 0; i < p.num_lanes; i++) most_rows = p.lanes[i].num_rows > most_rows ? p.lanes[i].num_rows : most_rows;
+  const int64_t num_parts = (most_rows * group + ROWS_OF_PART - 1) / ROWS_OF_PART;
+  const int64_t num = p.num_lanes * h.num_kv_heads * num_parts;
+#pragma omp parallel for schedule(dynamic) if (h.num_rows * width * seen.num_keys > PRODUCTS_WORTH_THREADS)
   for (int64_t i = 0; i < num; i++) {
     static thread_local HeadRows<X> rows;
-    const Lane& lane = p.lanes[i / h.num_kv_heads];
-    const int64_t head = i % h.num_kv_heads;
+    const Lane& lane = p.lanes[i / num_parts / h.num_kv_heads];
+    const int64_t head = i / num_parts % h.num_kv_heads, begin = i % num_parts * ROWS_OF_PART;
     rows.clear();
-    for (int64_t m = lane.first_row; m < lane.first_row + lane.num_rows; m++)
-      for (int64_t at = head * group * h.dim; at < (head + 1) * group * h.dim; at += h.dim)
-        rows.add((const X*)p.queries + m * row_of_queries + at, (const X*)seen.mask + m * seen.mask_stride,
-                 (X*)p.attended + m * width + at);
+    for (int64_t r = begin; r < begin + ROWS_OF_PART && r < lane.num_rows * group; r++) {
+      const int64_t m = lane.first_row + r / group, at = (head * group + r % group) * h.dim;
+      rows.add((const X*)p.queries + m * row_of_queries + at, (const X*)seen.mask + m * seen.mask_stride,
+               (X*)p.attended + m * width + at);
+    }
     const X* keys = (const X*)a.cache + head * head_stride + (lane.first_slot + seen.num_skipped) * h.dim;
     attend_head(rows, keys, keys + h.num_kv_heads * head_stride, seen.num_keys, h.dim, p.scale);
   }

@@ -91,16 +91,20 @@ struct Inputs {
   }
 
 #ifdef __AVX512VNNI__
-  // Makes digits of the inputs. `part`: what the numbers that they are multiplied with count.
-  // `adds_up`: `starts` and `sums` are needed too.
-  void split(float part, bool adds_up) {
+  void make_room() {
     const int64_t num = num_inputs / group * num_rows;
     digits.resize(num * DIGITS * group);
     starts.resize(num * DIGITS);
     units.resize(num * DIGITS);
     sums.resize(num);
-    for (int64_t m = 0; m < num_rows; m++)
-      for (int64_t g = 0; g < num_inputs / group; g++) split_group(m, g, part, adds_up);
+  }
+
+  // Makes digits of the inputs. `part`: what the numbers that they are multiplied with count.
+  // `adds_up`: `starts` and `sums` are needed too. Threads of a parallel region share the work.
+  void split(float part, bool adds_up) {
+    const int64_t num_groups = num_inputs / group;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < num_rows * num_groups; i++) split_group(i / num_groups, i % num_groups, part, adds_up);
   }
 
   void split_group(int64_t m, int64_t g, float part, bool adds_up) {
@@ -601,16 +605,19 @@ void rows_of_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K:
   }
 }
 
-template <class K>
-void all_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y) {
+// `prepare` makes of the inputs what the way reads.
+template <class K, class Prepare>
+void all_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, const Prepare& prepare) {
   const int64_t num_tiles = (a.num_outputs + 15) / 16, num_threads = omp_get_max_threads();
   // Pieces are handed out as threads become free: one that has lost its core delays little. As many
   // large ones as come out even, then small ones.
   const int64_t large = 8 * (num_tiles / (64 * num_threads) + 1), small = 4;
   const int64_t num_large = num_tiles / large / num_threads * num_threads, rest = large * num_large;
   const int64_t num_pieces = num_large + (num_tiles - rest + small - 1) / small;
+  if (in.num_rows == 1) prepare();  // too little to share
 #pragma omp parallel
   {
+    if (in.num_rows > 1) prepare();
 #pragma omp for schedule(dynamic) nowait
     for (int64_t i = 0; i < num_pieces; i++) {
       const int64_t first = i < num_large ? i * large : rest + (i - num_large) * small;
@@ -627,10 +634,12 @@ void all_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* 
 
 template <int BITS>
 void multiply(const Matrix& a, const uint16_t* x, uint16_t* y, int64_t num_rows) {
-  static thread_local Inputs<uint16_t> in;
+  static thread_local Inputs<uint16_t> kept;  // so that memory is not allocated anew
+  Inputs<uint16_t>& in = kept;                // this thread's, in all threads
   in.take(a, x, num_rows);
-#define BY(...) return all_tiles<Kind<BITS, __VA_ARGS__, uint16_t>>(a, in, y)
+#define BY(...) return all_tiles<Kind<BITS, __VA_ARGS__, uint16_t>>(a, in, y, prepare)
   if constexpr (BITS == 16) {
+    const auto prepare = [] {};
 #ifdef HAS_TILE_REGISTERS
     if (a.num_inputs % 32 == 0 && may_use_tiles()) BY(PairsInTiles);
 #endif
@@ -646,13 +655,15 @@ void multiply(const Matrix& a, const uint16_t* x, uint16_t* y, int64_t num_rows)
     // Of one row, the other way is faster.
     has_tiles = num_rows > 1 && a.group % 16 == 0 && may_use_tiles();
 #endif
-    in.split(BITS == 8 ? 1 : 1.f / 16, !has_tiles || a.offsets);
+    in.make_room();
+    const auto prepare = [&] { in.split(BITS == 8 ? 1 : 1.f / 16, !has_tiles || a.offsets); };
 #ifdef HAS_TILE_REGISTERS
     if (has_tiles) BY(DigitsInTiles<BITS>);
 #endif
     BY(InDigits<BITS>);
 #else
     if (a.offsets) in.add_up();
+    const auto prepare = [] {};
     BY(InFloats<BITS, uint16_t>);
 #endif
   }
@@ -664,7 +675,7 @@ void multiply(const Matrix& a, const float* x, float* y, int64_t num_rows) {
   static thread_local Inputs<float> in;
   in.take(a, x, num_rows);
   if (a.offsets) in.add_up();
-  all_tiles<Kind<BITS, InFloats<BITS, float>, float>>(a, in, y);
+  all_tiles<Kind<BITS, InFloats<BITS, float>, float>>(a, in, y, [] {});
 }
 
 constexpr int64_t MOST_AT_ONCE = 256;  // rows whose digits are kept at a time

@@ -4,8 +4,8 @@
     int4  the number of a group's largest size is code 0, and 8 stands for zero; the output matrix
           is rounded to 8 bits
 
-A group of 64 inputs shares a scale (32 if these do not come out even). Scales are rounded to
-float16 before the codes are chosen. Embeddings, norms and biases stay as they are.
+A group of 128 inputs shares a scale in 8 bits, of 64 in 4 bits (fewer if these do not come out
+even: 64, 32). Scales are rounded to float16 before the codes are chosen. Embeddings, norms and biases stay as they are.
 docs/quantised.md has what each choice costs.
 """
 
@@ -20,7 +20,7 @@ from engine.quantised.matrix import QuantisedMatrix, in_pairs
 
 BITS = {"int8": 8, "int4": 4}
 GROUP = 32
-_LARGE_GROUP = 64  # what an instruction of AMX takes at once
+_GROUPS = {8: (128, 64, GROUP), 4: (64, GROUP)}  # an instruction of AMX takes 64 at once
 _AT_ONCE = 1 << 22  # weights rounded at a time, because float32 takes twice or four times as much
 
 
@@ -36,14 +36,14 @@ def quantised(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
     )
 
 
-def _group(num_inputs: int) -> int:
+def _group(num_inputs: int, bits: int) -> int:
     """Return how many inputs share a scale."""
-    return GROUP if num_inputs % _LARGE_GROUP else _LARGE_GROUP
+    return next(group for group in _GROUPS[bits] if num_inputs % group == 0)
 
 
 def _rounded(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
     """Return some rows of a weight, float32, rounded."""
-    groups = weight.view(len(weight), -1, _group(weight.shape[1]))
+    groups = weight.view(len(weight), -1, _group(weight.shape[1], bits))
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True)).squeeze(2)
     scales = (largest.abs() / 127 if bits == 8 else largest / -8).half()
     codes = (groups / torch.where(scales == 0, 1.0, scales.float())[..., None]).round_()
@@ -56,7 +56,7 @@ def _rounded(weight: torch.Tensor, bits: int) -> QuantisedMatrix:
 def num_bytes(model: Any, method: str) -> int:
     """Return the bytes that a model's quantised matrices will take."""
     return sum(
-        weight.numel() * bits // 8 + 2 * weight.numel() // _group(weight.shape[1])
+        weight.numel() * bits // 8 + 2 * weight.numel() // _group(weight.shape[1], bits)
         for _, weight, bits in _linears(model, method)
     )
 

@@ -49,14 +49,15 @@ def some(rows: int, columns: int) -> torch.Tensor:
 # -- rounding --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("bits", "most"), [(8, 1 / 127), (4, 1 / 8)])
-def test_a_rounded_weight_is_as_near_as_its_codes_allow(bits: int, most: float) -> None:
+@pytest.mark.parametrize(("bits", "most", "group"), [(8, 1 / 127, 128), (4, 1 / 8, 64)])
+def test_a_rounded_weight_is_as_near_as_its_codes_allow(bits: int, most: float, group: int) -> None:
     weight = some(5000, 1024)  # rounded in several parts
     weight[3] = 0
     matrix = rounding.quantised(weight, bits)
-    assert (matrix.bits, matrix.shape, matrix.group) == (bits, (5000, 1024), 64)
+    assert (matrix.bits, matrix.shape, matrix.group) == (bits, (5000, 1024), group)
+    assert rounding.quantised(weight[:, :192], bits).group == 64
     assert rounding.quantised(weight[:, :96], bits).group == 32
-    groups = weight.view(5000, -1, 64)
+    groups = weight.view(5000, -1, group)
     error = (matrix.dequantised().view_as(groups) - groups).abs()
     # Half a step to the nearest code; a whole one where the code would be above the last.
     step = groups.abs().amax(-1, keepdim=True) * most * 1.03
