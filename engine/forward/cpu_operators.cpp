@@ -12,6 +12,11 @@
 
 #include <vector>
 
+// Of cpu_products.cpp: y [rows, outputs] = product of x [rows, inputs] with a matrix; and whether
+// AMX's tile registers may be used.
+extern "C" int slipstream_product(const void* matrix, int is_float32, const void* x, void* y, int64_t rows);
+extern "C" int slipstream_may_use_tiles();
+
 namespace {
 
 typedef __m512 Floats;
@@ -208,10 +213,9 @@ inline Floats add_word(Floats sum, __m512i query, __m512i key, const Half*) {
 #endif
 }
 
-// Computes the scores of ROWS rows and the 16 keys of `turned` [words][16].
+// Computes the products of ROWS rows' queries and the 16 keys of `turned` [words][16].
 template <int ROWS, typename X>
-inline void score_some(const X* const* queries, const int32_t* turned, int64_t num_words, float scale, float* scores,
-                       int64_t stride) {
+inline void score_some(const X* const* queries, const int32_t* turned, int64_t num_words, float* scores, int64_t stride) {
   Floats sum[ROWS][2];  // of even and odd words: two sums hide the latency
   for (int r = 0; r < ROWS; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   for (int64_t w = 0; w < num_words; w += 2)
@@ -224,13 +228,13 @@ inline void score_some(const X* const* queries, const int32_t* turned, int64_t n
       }
     }
   for (int r = 0; r < ROWS; r++)
-    store(scores + r * stride, _mm512_mul_ps(_mm512_add_ps(sum[r][0], sum[r][1]), _mm512_set1_ps(scale)));
+    store(scores + r * stride, _mm512_add_ps(sum[r][0], sum[r][1]));
 }
 
-// Computes the scores of all rows and keys of a head, [rows, stride]. `turned` has room for 16 keys.
+// Computes the products of all rows' queries and keys of a head, [rows, stride]. `turned` has room for 16 keys.
 template <typename X>
 void score(const X* const* queries, const X* keys, int64_t num_rows, int64_t num_keys, int64_t dim, int64_t stride,
-           float scale, int32_t* turned, float* scores) {
+           int32_t* turned, float* scores) {
   const int64_t num_words = dim * sizeof(X) / 4;
   for (int64_t j = 0; j < num_keys; j += 16) {
     const int32_t* of_key[16];
@@ -238,8 +242,8 @@ void score(const X* const* queries, const X* keys, int64_t num_rows, int64_t num
     turn(of_key, num_words, turned);
     float* to = scores + j;
     int64_t r = 0;
-    for (; r + 4 <= num_rows; r += 4) score_some<4>(queries + r, turned, num_words, scale, to + r * stride, stride);
-    for (; r < num_rows; r++) score_some<1>(queries + r, turned, num_words, scale, to + r * stride, stride);
+    for (; r + 4 <= num_rows; r += 4) score_some<4>(queries + r, turned, num_words, to + r * stride, stride);
+    for (; r < num_rows; r++) score_some<1>(queries + r, turned, num_words, to + r * stride, stride);
   }
 }
 
@@ -282,33 +286,189 @@ struct HeadRows {
   void add(const X* query, const X* mask, X* out) { queries.push_back(query), masks.push_back(mask), outs.push_back(out); }
 };
 
+// Makes weights of a row's products of queries and keys [num], in place.
+template <typename X>
+void make_weights(float* scores, const X* hidden, int64_t num, float scale) {
+  Floats most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+  for (int64_t j = 0; j < num; j += 16) {
+    const __mmask16 here = first(num - j);
+    const Floats scaled = _mm512_mul_ps(load(scores + j, here), _mm512_set1_ps(scale));
+    const Floats score = _mm512_add_ps(scaled, load(hidden + j, here));
+    store(scores + j, score);
+    most = _mm512_mask_max_ps(most, here, most, score);
+  }
+  const Floats largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+  for (int64_t j = 0; j < num; j += 16) {
+    const Floats weight = exponential(_mm512_sub_ps(load(scores + j), largest));
+    store(scores + j, weight);
+    sum = _mm512_add_ps(sum, _mm512_maskz_mov_ps(first(num - j), weight));
+  }
+  const Floats share = _mm512_set1_ps(1 / _mm512_reduce_add_ps(sum));
+  for (int64_t j = 0; j < num; j += 16) store(scores + j, _mm512_mul_ps(load(scores + j), share), first(num - j));
+}
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define HAS_TILE_REGISTERS
+
+// Tile registers 0 to 3 hold sums and 4 and 5 the left factor, all [rows][64 bytes]; 6 and 7 the right one.
+inline void shape_tiles(int rows) {
+  struct alignas(64) {
+    uint8_t palette, none[15];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } shape = {};
+  shape.palette = 1;
+  for (int tile = 0; tile < 8; tile++) shape.bytes[tile] = 64, shape.rows[tile] = tile < 6 ? rows : 16;
+  asm volatile("" ::"r"(&shape) : "memory");  // the compiler believes that only eight bytes are read
+  _tile_loadconfig(&shape);
+}
+
+inline void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+inline void store_sums(float* to, int64_t from_tile_to_tile, int64_t bytes_of_row) {
+  _tile_stored(0, to, bytes_of_row);
+  _tile_stored(1, to + from_tile_to_tile, bytes_of_row);
+  _tile_stored(2, to + 2 * from_tile_to_tile, bytes_of_row);
+  _tile_stored(3, to + 3 * from_tile_to_tile, bytes_of_row);
+}
+
+// What a thread needs for attention in tile registers. It is small, so that it stays in a cache.
+struct TileRoom {
+  std::vector<Half> queries;         // [rows, dim]
+  std::vector<int32_t> keys;         // of 64 keys: [4][words][16]
+  std::vector<float> scores;         // [rows, keys]; keys come in 64s
+  std::vector<Half> weights, rest;   // [rows, keys]: rounded, and what that lost
+  alignas(64) int32_t values[2][4][16][16];  // of 32 keys and 64 numbers: [of even and odd 32s][numbers / 16][pair of keys]
+  alignas(64) float sums[4][16][16];
+
+  void make_room(int64_t num_rows, int64_t stride, int64_t dim) {
+    queries.resize(num_rows * dim);
+    keys.resize(32 * dim);
+    for (auto* one : {&weights, &rest}) one->resize(num_rows * stride);
+    scores.resize(num_rows * stride);
+  }
+};
+
+// Computes the products of the rows' queries and 64 keys, from key j on.
+inline void score_in_tiles(TileRoom& a, const Half* keys, int64_t num, int64_t stride, int64_t dim, int64_t j) {
+  const int64_t words = dim / 2;
+  for (int64_t block = 0; block < 4; block++) {
+    const int32_t* of_key[16];
+    for (int64_t t = 0; t < 16; t++) {
+      const int64_t key = j + 16 * block + t;
+      of_key[t] = (const int32_t*)(keys + (key < num ? key : num - 1) * dim);
+    }
+    turn(of_key, words, a.keys.data() + block * 16 * words);
+  }
+  asm volatile("" ::: "memory");
+  clear_sums();
+  for (int64_t w = 0; w < words; w += 16) {
+    const int32_t* turned = a.keys.data() + 16 * w;
+    _tile_loadd(4, a.queries.data() + 2 * w, 2 * dim);
+    _tile_loadd(6, turned, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, turned + 16 * words, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(6, turned + 32 * words, 64);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_loadd(7, turned + 48 * words, 64);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+  store_sums(a.scores.data() + j, 16, 4 * stride);
+}
+
+// Rounds a row's weights to bfloat16, and what that loses.
+inline void round_weights(TileRoom& a, int64_t row, int64_t num, int64_t stride) {
+  for (int64_t j = 0; j < stride; j += 16) {
+    const Floats weight = load(a.scores.data() + row * stride + j, num > j ? first(num - j) : 0);
+    const __m256i nearest = (__m256i)_mm512_cvtneps_pbh(weight);
+    const Floats rest = _mm512_sub_ps(weight, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(nearest), 16)));
+    _mm256_storeu_si256((__m256i*)(a.weights.data() + row * stride + j), nearest);
+    _mm256_storeu_si256((__m256i*)(a.rest.data() + row * stride + j), (__m256i)_mm512_cvtneps_pbh(rest));
+  }
+}
+
+// Lays out 64 numbers or fewer of 32 values as pairs of keys, from key j and number i on.
+inline void pair_values(TileRoom& a, const Half* values, int64_t num, int64_t dim, int64_t j, int64_t i) {
+  const auto value = [&](int64_t key, int64_t at) {  // 0 beyond the last
+    const __mmask16 is_there = key < num ? 0xffff : 0;
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(is_there, values + key * dim + at));
+  };
+  for (int64_t pair = 0; pair < 16; pair++)
+    for (int64_t b = 0; b < 4 && i + 16 * b < dim; b++) {
+      const __m512i even = value(j + 2 * pair, i + 16 * b), odd = value(j + 2 * pair + 1, i + 16 * b);
+      _mm512_store_si512(a.values[j / 32 % 2][b][pair], _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+    }
+}
+
+// Adds up the rows' weights times 64 numbers or fewer of the values, from number i on. Values are laid
+// out one step early: a tile register waits until what was just written has arrived in the cache.
+inline void weigh_in_tiles(TileRoom& a, const Half* values, int64_t num, int64_t stride, int64_t dim, int64_t i) {
+  const int64_t num_blocks = (dim - i) / 16;
+  pair_values(a, values, num, dim, 0, i);
+  clear_sums();
+  for (int64_t j = 0; j < num; j += 32) {
+    if (j + 32 < num) pair_values(a, values, num, dim, j + 32, i);
+    asm volatile("" ::: "memory");
+    _tile_loadd(4, a.weights.data() + j, 2 * stride);
+    _tile_loadd(5, a.rest.data() + j, 2 * stride);
+#define BLOCK(B, REGISTER) \
+  if (B < num_blocks) { \
+    _tile_loadd(REGISTER, a.values[j / 32 % 2][B], 64); \
+    _tile_dpbf16ps(B, 4, REGISTER); \
+    _tile_dpbf16ps(B, 5, REGISTER); \
+  }
+    BLOCK(0, 6)
+    BLOCK(1, 7)
+    BLOCK(2, 6)
+    BLOCK(3, 7)
+#undef BLOCK
+  }
+  store_sums(a.sums[0][0], 256, 64);
+}
+
+// As `attend_head`, by AMX, of 16 rows at most. A weight is two bfloat16 numbers, which keep 16 bits of it.
+inline void attend_in_tiles(HeadRows<Half>& rows, const Half* keys, const Half* values, int64_t num, int64_t dim,
+                            float scale) {
+  static thread_local TileRoom room;  // so that memory is not allocated anew
+  const int64_t num_rows = rows.queries.size(), stride = (num + 63) / 64 * 64;
+  room.make_room(num_rows, stride, dim);
+  for (int64_t r = 0; r < num_rows; r++) memcpy(room.queries.data() + r * dim, rows.queries[r], dim * sizeof(Half));
+  shape_tiles(num_rows);
+  for (int64_t j = 0; j < num; j += 64) score_in_tiles(room, keys, num, stride, dim, j);
+  asm volatile("" ::: "memory");
+  for (int64_t r = 0; r < num_rows; r++) {
+    make_weights(room.scores.data() + r * stride, rows.masks[r], num, scale);
+    round_weights(room, r, num, stride);
+  }
+  for (int64_t i = 0; i < dim; i += 64) {
+    weigh_in_tiles(room, values, num, stride, dim, i);
+    asm volatile("" ::: "memory");
+    for (int64_t r = 0; r < num_rows; r++)
+      for (int64_t b = 0; b < 4 && i + 16 * b < dim; b++) store(rows.outs[r] + i + 16 * b, load(room.sums[b][r]));
+  }
+  _tile_release();
+}
+#endif
+
 // The attention of one key head of one lane.
 template <typename X>
 void attend_head(HeadRows<X>& rows, const X* keys, const X* values, int64_t num, int64_t dim, float scale) {
+#ifdef HAS_TILE_REGISTERS
+  if constexpr (sizeof(X) == sizeof(Half))
+    if (dim % 32 == 0 && slipstream_may_use_tiles()) return attend_in_tiles(rows, keys, values, num, dim, scale);
+#endif
   const int64_t num_rows = rows.queries.size(), stride = (num + 15) / 16 * 16;
   rows.scores.resize(num_rows * stride);
-  float* scores = rows.scores.data();
   rows.turned.resize(16 * dim);
-  score(rows.queries.data(), keys, num_rows, num, dim, stride, scale, rows.turned.data(), scores);
-  for (int64_t r = 0; r < num_rows; r++, scores += stride) {
-    const X* hidden = rows.masks[r];
-    Floats most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
-    for (int64_t j = 0; j < num; j += 16) {
-      const __mmask16 here = first(num - j);
-      const Floats score = _mm512_add_ps(load(scores + j, here), load(hidden + j, here));
-      store(scores + j, score);
-      most = _mm512_mask_max_ps(most, here, most, score);
-    }
-    const Floats largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-    for (int64_t j = 0; j < num; j += 16) {
-      const Floats weight = exponential(_mm512_sub_ps(load(scores + j), largest));
-      store(scores + j, weight);
-      sum = _mm512_add_ps(sum, _mm512_maskz_mov_ps(first(num - j), weight));
-    }
-    const Floats share = _mm512_set1_ps(1 / _mm512_reduce_add_ps(sum));
-    for (int64_t j = 0; j < num; j += 16) store(scores + j, _mm512_mul_ps(load(scores + j), share));
-  }
-  scores = rows.scores.data();
+  float* scores = rows.scores.data();
+  score(rows.queries.data(), keys, num_rows, num, dim, stride, rows.turned.data(), scores);
+  for (int64_t r = 0; r < num_rows; r++) make_weights(scores + r * stride, rows.masks[r], num, scale);
   X* const* outs = rows.outs.data();
   int64_t r = 0;
   for (; r + 4 <= num_rows; r += 4) weigh_all<4>(scores + r * stride, stride, values, num, dim, outs + r);
@@ -339,9 +499,6 @@ void attend(const Look& a, const X* query, const X* keys, const X* values, const
 }  // namespace
 
 // -- layers ---------------------------------------------------------------------------------------
-
-// Of cpu_products.cpp: y [rows, outputs] = product of x [rows, inputs] with a matrix.
-extern "C" int slipstream_product(const void* matrix, int is_float32, const void* x, void* y, int64_t rows);
 
 namespace {
 

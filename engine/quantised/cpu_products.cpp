@@ -344,6 +344,7 @@ inline void shape_tiles(int rows, int more_rows, int bytes_of_row) {
     shape.bytes[tile] = tile == 4 || tile == 5 ? bytes_of_row : 64;
     shape.rows[tile] = tile >= 6 ? bytes_of_row / 4 : is_second ? more_rows : rows;
   }
+  asm volatile("" ::"r"(&shape) : "memory");  // the compiler believes that only eight bytes are read
   _tile_loadconfig(&shape);
 }
 
@@ -693,6 +694,15 @@ int product(const Matrix& a, const X* x, X* y, int64_t rows) {
 }
 
 }  // namespace
+
+// Returns 1 if there are tile registers, and the system lets this process use them.
+extern "C" int slipstream_may_use_tiles() {
+#ifdef HAS_TILE_REGISTERS
+  return may_use_tiles();
+#else
+  return 0;
+#endif
+}
 
 extern "C" int slipstream_product(const void* matrix, int is_float32, const void* x, void* y, int64_t rows) {
   const Matrix& a = *(const Matrix*)matrix;

@@ -5,8 +5,8 @@
           is rounded to 8 bits
 
 A group of 128 inputs shares a scale in 8 bits, of 64 in 4 bits (fewer if these do not come out
-even: 64, 32). Scales are rounded to float16 before the codes are chosen. Embeddings, norms and biases stay as they are.
-docs/quantised.md has what each choice costs.
+even: 64, 32). Scales are rounded to float16 before the codes are chosen. Embeddings, norms and
+biases stay as they are. docs/quantised.md has what each choice costs.
 """
 
 from collections.abc import Iterator, Mapping
