@@ -12,10 +12,11 @@
 
 #include <vector>
 
-// Of cpu_products.cpp: y [rows, outputs] = product of x [rows, inputs] with a matrix; and whether
-// AMX's tile registers may be used.
+// Of cpu_products.cpp: y [rows, outputs] = product of x [rows, inputs] with a matrix; whether AMX's
+// tile registers may be used; and their shape for products of 16 rows or fewer.
 extern "C" int slipstream_product(const void* matrix, int is_float32, const void* x, void* y, int64_t rows);
 extern "C" int slipstream_may_use_tiles();
+extern "C" void slipstream_shape_tiles(int rows);
 
 namespace {
 
@@ -310,19 +311,7 @@ void make_weights(float* scores, const X* hidden, int64_t num, float scale) {
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #define HAS_TILE_REGISTERS
 
-// Tile registers 0 to 3 hold sums and 4 and 5 the left factor, all [rows][64 bytes]; 6 and 7 the right one.
-inline void shape_tiles(int rows) {
-  struct alignas(64) {
-    uint8_t palette, none[15];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-  } shape = {};
-  shape.palette = 1;
-  for (int tile = 0; tile < 8; tile++) shape.bytes[tile] = 64, shape.rows[tile] = tile < 6 ? rows : 16;
-  asm volatile("" ::"r"(&shape) : "memory");  // the compiler believes that only eight bytes are read
-  _tile_loadconfig(&shape);
-}
-
+// Tile registers 0 to 3 hold sums and 4 and 5 the left factor, [rows][64 bytes]; 6 and 7 the right one, 16 such rows.
 inline void clear_sums() {
   _tile_zero(0);
   _tile_zero(1);
@@ -439,7 +428,7 @@ inline void attend_in_tiles(HeadRows<Half>& rows, const Half* keys, const Half* 
   const int64_t num_rows = rows.queries.size(), stride = (num + 63) / 64 * 64;
   room.make_room(num_rows, stride, dim);
   for (int64_t r = 0; r < num_rows; r++) memcpy(room.queries.data() + r * dim, rows.queries[r], dim * sizeof(Half));
-  shape_tiles(num_rows);
+  slipstream_shape_tiles(num_rows);
   for (int64_t j = 0; j < num; j += 64) score_in_tiles(room, keys, num, stride, dim, j);
   asm volatile("" ::: "memory");
   for (int64_t r = 0; r < num_rows; r++) {

@@ -704,6 +704,13 @@ extern "C" int slipstream_may_use_tiles() {
 #endif
 }
 
+// Of 64 bytes, and of `rows` rows (at most 16) for sums and inputs; only if they may be used.
+extern "C" void slipstream_shape_tiles(int rows) {
+#ifdef HAS_TILE_REGISTERS
+  shape_tiles(rows, 0, 64);
+#endif
+}
+
 extern "C" int slipstream_product(const void* matrix, int is_float32, const void* x, void* y, int64_t rows) {
   const Matrix& a = *(const Matrix*)matrix;
   if (is_float32) return product(a, (const float*)x, (float*)y, rows);

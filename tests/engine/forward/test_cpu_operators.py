@@ -121,6 +121,22 @@ def test_attention_is_that_of_torch(dim: int, dtype: torch.dtype, num_rows: int)
 
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("dim", [48, 64, 128])
+def test_attention_of_a_row_is_the_same_bits_whatever_other_rows_there_are(
+    dim: int, dtype: torch.dtype
+) -> None:
+    (attend,) = attention(dtype, dim).values()
+    keys, values = some(2, 1, 2, 150, dim).to(dtype).unbind()
+    query, mask = some(1, 2, 40, dim, seed=8).to(dtype), some(1, 1, 40, 150, seed=9).to(dtype)
+    rows = [
+        attend(query[:, :, i : i + 1], keys, values, mask[:, :, i : i + 1], 0.3) for i in range(40)
+    ]
+    for count in (2, 5, 16, 17, 40):
+        out = attend(query[:, :, :count], keys, values, mask[:, :, :count], 0.3)
+        assert torch.equal(out, torch.cat(rows[:count], dim=2))
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
 def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
     (attend,) = attention(dtype, 64).values()
     query, keys, values = (some(1, 2, 3, 64, seed=i).to(dtype) for i in range(3))

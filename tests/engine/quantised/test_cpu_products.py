@@ -14,6 +14,7 @@ from engine import cpu_library
 from engine.cpu_library import library, why_not_here
 from engine.quantised.cpu_products import quantised_product, tiled_product
 from engine.quantised.matrix import QuantisedMatrix, stacked
+from tests.engine.forward import test_cpu_operators
 
 NUM_INPUTS = 512
 NUM_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 40)
@@ -304,4 +305,6 @@ def test_a_processor_with_fewer_instructions_computes_the_same(
         test_what_is_no_number_spoils_its_own_row_alone(kind)
         test_a_row_is_the_same_bits_whatever_other_rows_there_are(kind, torch.bfloat16)
     test_a_bfloat16_matrix_may_lie_in_tiles_too(100)
+    for dim in (48, 64):
+        test_cpu_operators.test_attention_is_that_of_torch(dim, torch.bfloat16, 7)
     assert len(list((tmp_path / "slipstream" / "products").iterdir())) == 1
