@@ -346,7 +346,7 @@ class Progress:
             self._write(board.news(), now)
         if now - self._reported_at >= REPORT_S:
             self._reported_at = now
-            self._write([role for role in board.roles() if not board.nodes[role].told], now)
+            self._write([role for role in board.roles() if board.nodes[role].ready_at is None], now)
 
     def _measure(self) -> None:
         """Look up the sizes of models again: files may have been downloaded while nodes load."""

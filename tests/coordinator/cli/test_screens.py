@@ -161,7 +161,10 @@ def test_who_loads_for_long_says_what_it_does() -> None:
         assert out.getvalue() == ""
         clock.now += REPORT_S
         progress.say({Role.TARGET: "loading weights", Role.DRAFTER: READY})
-        assert out.getvalue().splitlines()[0].startswith(f"target   loading weights, {REPORT_S}")
+        (line,) = out.getvalue().splitlines()  # that the drafter is ready is said once, at the end
+        assert line.startswith(f"target   loading weights, {REPORT_S}")
+    ready = [line.split()[:3] for line in out.getvalue().splitlines()[1:]]
+    assert ready == [["target", "ready", "after"], ["drafter", "ready", "after"]]
 
 
 def test_nothing_is_said_of_nodes_that_are_gone_or_have_failed() -> None:
