@@ -566,6 +566,7 @@ void attend_lanes(const Layer& a, const Pass& p) {
       rows.add((const X*)p.queries + m * row_of_queries + at, (const X*)seen.mask + m * seen.mask_stride,
                (X*)p.attended + m * width + at);
     }
+    if (rows.queries.empty()) continue;  // another lane has more parts
     const X* keys = (const X*)a.cache + head * head_stride + (lane.first_slot + seen.num_skipped) * h.dim;
     attend_head(rows, keys, keys + h.num_kv_heads * head_stride, seen.num_keys, h.dim, p.scale);
   }
