@@ -35,9 +35,9 @@ test: setup
 	$(RUN) -m pytest -m 'process and not long and not slow and not gpu'
 
 # What `make test` has no time for. Much of it is processes that start and wait: two files at a time,
-# so that the tests of one still share theirs.
+# so that the tests of one still share theirs. On one thread each: with two, they keep each other waiting.
 long: setup
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not slow and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not slow and not gpu'
 
 check: setup
 	$(VENV)/bin/ruff check .
@@ -45,7 +45,7 @@ check: setup
 	$(VENV)/bin/mypy
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not process and not gpu'
 	$(RUN) -m pytest -m 'process and not long and not slow and not gpu'
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'process and (long or slow) and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'process and (long or slow) and not gpu'
 
 gpu: setup
 	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
