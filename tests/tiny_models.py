@@ -58,10 +58,8 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return hf.LlamaConfig(**base)
         case "qwen2":
             return hf.Qwen2Config(**base)
-        case "qwen3":
-            return hf.Qwen3Config(**base, head_dim=16)
-        case "qwen3_wide":  # AMX computes the attention of heads this wide
-            return hf.Qwen3Config(**base, head_dim=32)
+        case "qwen3" | "qwen3_wide":  # AMX computes the attention of wide heads
+            return hf.Qwen3Config(**base, head_dim=32 if architecture == "qwen3_wide" else 16)
         case "qwen3_moe":
             return hf.Qwen3MoeConfig(**base, head_dim=16, **experts)
         case "mixtral":
