@@ -12,8 +12,10 @@ that drafts it is another question than alone.
     pass ended, on the standing place    its tokens and seconds are counted in a running mean
     its times differ from the known ones -> they are measured anew, and a trial follows
     enough time since the last trial     -> a trial: NUM_TRIAL passes on the other place
-    trial ended                          -> the other place stands if it was clearly faster, and by
-                                            more than chance explains
+    trial ended                          -> if it was clearly faster, and by more than chance
+                                            explains, the standing place is measured once more
+    measured once more                   -> the other place stands if it was clearly faster than
+                                            this too: a stall before the trial may have misled it
     a pass of the trial was far slower   -> the trial ends early
 
 A trial that was lost is repeated after so much time that all trials together cost about SPENT of
@@ -146,6 +148,8 @@ class Contest:
     standing  the place that is thought to be the faster one
     here      what passes on the standing place take
     trial     what those of the running trial take; None: no trial runs
+    won       what those of a trial took that was faster, while `again` is measured; else None
+    again     what passes on the standing place take after such a trial
     evidence  what the trials have shown
     known_s   seconds of a pass on the standing place at the end of the last trial, or of the first
               passes before any; 0: unknown
@@ -158,6 +162,8 @@ class Contest:
     standing: Place
     here: Rate = field(default_factory=Rate)
     trial: Rate | None = None
+    won: Rate | None = None
+    again: Rate = field(default_factory=Rate)
     evidence: Evidence = field(default_factory=Evidence)
     known_s: float = 0.0
     spent_s: float = 0.0
@@ -181,6 +187,9 @@ class Contest:
         self.since_s += seconds
         if not is_settled:
             return
+        if self.won is not None:
+            self._checked(self.won, tokens, seconds)
+            return
         self.here.add(tokens, seconds)
         if self.here.num < NUM_TRIAL:
             return
@@ -203,16 +212,31 @@ class Contest:
         if trial.num < NUM_TRIAL and self.spent_s < FAR * usual_s:
             return
         self.evidence.add(self.here, trial)
+        self.trial = None
         if self.evidence.is_sure:
-            self.standing, self.here = self.standing.other, trial
-            self.evidence.gain *= -1
-            self.pause_s = FIRST_S
+            self.won, self.again = trial, Rate()
         else:
-            is_open = self.evidence.is_faster
-            longer_s = self.pause_s if is_open else min(2 * self.pause_s, LONGEST_S)
-            self.pause_s = min(LONGEST_S, max(longer_s, self.spent_s / SPENT))
-        self.known_s = self.here.pass_s
-        self.trial, self.since_s = None, 0.0
+            self._lost(is_open=self.evidence.is_faster)
+
+    def _checked(self, won: Rate, tokens: float, seconds: float) -> None:
+        """Note a pass on the standing place after a trial that was faster; the last decides."""
+        self.again.add(tokens, seconds)
+        if self.again.num < NUM_TRIAL:
+            return
+        self.won = None
+        if self.again.token_s > CLEARLY * won.token_s:
+            self.standing, self.here = self.standing.other, won
+            self.evidence.gain *= -1
+            self.known_s, self.pause_s, self.since_s = won.pass_s, FIRST_S, 0.0
+        else:
+            self.here, self.evidence = self.again, Evidence()
+            self._lost(is_open=False)
+
+    def _lost(self, *, is_open: bool) -> None:
+        """Keep the standing place until the next trial; is_open: that comes as soon as this one."""
+        longer_s = self.pause_s if is_open else min(2 * self.pause_s, LONGEST_S)
+        self.pause_s = min(LONGEST_S, max(longer_s, self.spent_s / SPENT))
+        self.known_s, self.since_s = self.here.pass_s, 0.0
 
 
 class Placing:

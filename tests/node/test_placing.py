@@ -83,8 +83,25 @@ def test_the_first_pass_after_a_change_says_nothing() -> None:
     for _ in range(NUM_TRIAL):
         assert contest.place is SHARED
         contest.passed(SHARED, 2.0, 0.020)
+    contest.passed(APART, 2.0, 0.010)  # nor does the first one back
+    for _ in range(NUM_TRIAL):
+        assert contest.place is APART
+        contest.passed(APART, 2.0, 0.030)
     assert contest.standing is SHARED
     assert contest.known_s == pytest.approx(0.020)
+
+
+@pytest.mark.parametrize(("again_s", "winner"), [(0.010, APART), (0.020, SHARED)])
+def test_a_stall_before_a_trial_decides_nothing(again_s: float, winner: Place) -> None:
+    contest = Contest(APART)
+    while contest.place is APART:
+        contest.passed(APART, 2.0, 0.2)
+    while contest.place is SHARED:
+        contest.passed(SHARED, 2.0, 0.015)
+    assert contest.evidence.is_sure
+    for _ in range(NUM_TRIAL + 1):
+        contest.passed(APART, 2.0, again_s)
+    assert contest.standing is winner
 
 
 def test_passes_with_drafts_and_without_are_compared_apart() -> None:
