@@ -1,16 +1,23 @@
-"""Holds for all tests: nothing is written into the home of whoever runs them; signals work.
+"""Holds for all tests: nothing but what compilers make is written into the home; signals work.
 
 An example of hypothesis takes as long as it takes: a busy machine is no mistake.
 """
 
 import gc
 import os
+import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.forking.popen import Server, forking
+
+MOST_KEPT = 2000  # files that a compiler has made, of earlier runs
 
 settings.register_profile("slipstream", deadline=None)
 settings.load_profile("slipstream")
@@ -33,6 +40,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+_server = Server()  # from which programs are forked; it is started for the first one
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fork the nodes of process tests (`tests/forking`), their fixtures' nodes included."""
+    is_forked = item.get_closest_marker("process") and not item.get_closest_marker("really")
+    with forking(_server if is_forked else None):
+        return (yield)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def homes() -> Iterator[None]:
     """Logs of runs and what they compile go to a folder of this session, also those of processes
@@ -41,8 +59,29 @@ def homes() -> Iterator[None]:
     names = ("XDG_STATE_HOME", "XDG_CACHE_HOME")
     before = {name: os.environ[name] for name in names if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="homes-") as folder:
+        _keep_what_is_compiled(Path(before.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
         os.environ.update({name: os.path.join(folder, name) for name in names})
+        _server.environment = dict(os.environ)
         yield
+        _server.close()
     for name in names:
         os.environ.pop(name)
     os.environ.update(before)
+
+
+def _keep_what_is_compiled(cache: Path) -> None:
+    """Let a compiler that compiles nothing twice on this machine stand before the real one."""
+    real = os.environ.get("CXX") or "g++"
+    if "REAL_CXX" in os.environ or shutil.which(real) is None:
+        return
+    folder = cache / "slipstream-tests"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):  # another worker removes the same
+        files = [path for path in folder.iterdir() if path.is_file()]
+        for old in sorted(files, key=os.path.getmtime)[:-MOST_KEPT]:
+            old.unlink()
+    os.environ |= {
+        "REAL_CXX": real,
+        "KEPT_COMPILER_FOLDER": str(folder),
+        "CXX": str(Path(__file__).parent / "kept" / "g++"),
+    }

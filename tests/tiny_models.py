@@ -10,8 +10,11 @@ from typing import Any
 import torch
 import transformers as hf
 
+from tests.draws import first_good, made_once, stored
+
 MAX_POSITIONS = 1024
 MIN_DISTINCT = 40
+NUM_DRAWS = 50
 # How wide the matrices are drawn; plain feed-forward layers need more to leave a loop.
 GAINS = {"qwen3_moe": 5.0, "gpt2": 5.0, "gpt_neox": 5.0, "opt": 5.0, "falcon": 5.0, "gptj": 5.0}
 
@@ -117,21 +120,45 @@ def make_model(
 ) -> Path:
     """Save a random small model of `architecture` in `folder` (without tokenizer); return `folder`.
 
-    Draws until 128 greedy tokens show `MIN_DISTINCT` different ones; each seed has its one model.
-    scale  multiplies the standard deviation of all weight matrices; other than 1 draws only once
+    The draw is the first whose 128 greedy tokens show `MIN_DISTINCT` different ones (`draws.json`).
+    scale  multiplies the standard deviation of all weight matrices; other than 1 it is the first
     """
-    config = make_config(architecture, vocab)
+    key = ("tiny", architecture, seed, vocab, scale, dtype)
+    searched = architecture in SUPPORTED and scale == 1.0
+    name = name_of(architecture, seed, vocab)
+
+    def make(into: Path) -> None:
+        number = stored().get(name) if searched else 0
+        if number is None:
+            number = search(architecture, seed, vocab)
+        random_model(architecture, seed, vocab, scale, number).to(dtype).save_pretrained(into)
+
+    return made_once(key, make, folder)
+
+
+def name_of(architecture: str, seed: int = 0, vocab: int = 199) -> str:
+    """The name of a recipe in `draws.json`."""
+    return f"tiny {architecture} {seed} {vocab}"
+
+
+def search(architecture: str, seed: int = 0, vocab: int = 199) -> int:
+    """Return the number of the first draw whose text shows enough different tokens, or the last."""
+
+    def is_good(number: int) -> bool:
+        return _num_distinct(random_model(architecture, seed, vocab, 1.0, number)) >= MIN_DISTINCT
+
+    found = first_good(is_good, NUM_DRAWS)
+    return NUM_DRAWS - 1 if found is None else found
+
+
+def random_model(architecture: str, seed: int, vocab: int, scale: float, number: int) -> Any:
+    """Return the model of this draw, in float32. The random state of torch stays as it is."""
     kind: Any = hf.AutoModelForSeq2SeqLM if architecture == "t5" else hf.AutoModelForCausalLM
     random_state = torch.get_rng_state()
-    for attempt in range(50):
-        torch.manual_seed(1000 * seed + attempt)
-        model = kind.from_config(config).float().eval()
-        widened(model, scale * GAINS.get(architecture, 2.0), 1000 * seed + attempt)
-        if architecture not in SUPPORTED or scale != 1.0 or _num_distinct(model) >= MIN_DISTINCT:
-            break
+    torch.manual_seed(1000 * seed + number)
+    model = kind.from_config(make_config(architecture, vocab)).float().eval()
     torch.set_rng_state(random_state)
-    model.to(dtype).save_pretrained(folder)
-    return folder
+    return widened(model, scale * GAINS.get(architecture, 2.0), 1000 * seed + number)
 
 
 def make_noised(

@@ -40,10 +40,12 @@ def source(path: str, text: str) -> Source:
 
 
 @cache
+def _parsed(file: Path) -> Source:
+    return source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8"))
+
+
+@cache
 def sources(*folders: str) -> tuple[Source, ...]:
     """Every Python file below these folders of the repository."""
     files = sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
-    return tuple(
-        source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8"))
-        for file in files
-    )
+    return tuple(_parsed(file) for file in files)
