@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import engine.choice.coupling
 import engine.choice.logprobs
@@ -131,8 +130,8 @@ class StandIn:
     def keep(self, place: set[int], *tensors: torch.Tensor) -> None:
         """From now on this memory belongs to a place."""
         for tensor in tensors:
-            if _address(tensor) not in place:
-                place.add(_address(tensor))
+            if (address := _address(tensor)) not in place:
+                place.add(address)
                 self.kept.append(tensor)
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -156,23 +155,35 @@ class StandIn:
 
 
 class Graph:
-    """A CUDA graph."""
+    """A CUDA graph.
+
+    calls  what was captured, in order: operator, arguments, and of what it made the tensors that
+           are not the memory of its arguments, each with its place among all that it made
+    """
 
     def __init__(self, device: StandIn) -> None:
         self.device = device
-        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.calls: list[tuple[Any, Any, Any, list[tuple[int, torch.Tensor]]]] = []
+
+    def add(self, func: Any, args: Any, kwargs: Any, made: object) -> None:
+        """Capture an operator; all of its tensors are memory of the device."""
+        read, outputs = _tensors(args, kwargs), _tensors(made)
+        inputs = {_address(tensor) for tensor in read}
+        new = [each for each in enumerate(outputs) if _address(each[1]) not in inputs]
+        self.calls.append((func, args, kwargs, new))
+        self.device.keep(self.device.there, *read, *outputs)
 
     def replay(self) -> None:
         """Run what was captured again."""
         self.device.note(LAUNCH)
         self.device.is_busy = True
         try:
-            for func, args, kwargs, made in self.calls:
+            for func, args, kwargs, new in self.calls:
                 again = func(*args, **kwargs)
-                inputs = set(map(_address, _tensors((args, kwargs))))
-                for old, new in zip(_tensors(made), _tensors(again), strict=True):
-                    if _address(old) not in inputs:
-                        old.copy_(new)
+                if new:
+                    made = _tensors(again)
+                    for place, old in new:
+                        old.copy_(made[place])
         finally:
             self.device.is_busy = False
 
@@ -188,8 +199,7 @@ class _Capture(TorchDispatchMode):
         if _waits(func, args):
             raise RuntimeError(f"operation not permitted when stream is capturing ({func})")
         made = func(*args, **(kwargs or {}))
-        self.graph.calls.append((func, args, kwargs or {}, made))
-        self.graph.device.keep(self.graph.device.there, *_tensors((args, kwargs, made)))
+        self.graph.add(func, args, kwargs or {}, made)
         return made
 
 
@@ -203,7 +213,7 @@ class _Notes(TorchDispatchMode):
     ) -> object:
         made = func(*args, **(kwargs or {}))
         device = self.device
-        inputs = _tensors((args, kwargs))
+        inputs = _tensors(args, kwargs)
         is_there = [_address(tensor) in device.there for tensor in inputs]
         if device.is_busy or not any(is_there):
             return made
@@ -347,8 +357,20 @@ def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return made
 
 
-def _tensors(tree: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+def _tensors(*trees: object) -> list[torch.Tensor]:
+    """All tensors in the arguments or the results of an operator, in order.
+
+    Torch's `tree_leaves` finds the same, and takes most of the time of a replay.
+    """
+    found: list[torch.Tensor] = []
+    for tree in trees:
+        if isinstance(tree, torch.Tensor):
+            found.append(tree)
+        elif isinstance(tree, list | tuple):
+            found += _tensors(*tree)
+        elif isinstance(tree, dict):
+            found += _tensors(*tree.values())
+    return found
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -92,8 +92,8 @@ def ready(
         (1,),
         choices=usual_choices(children),
         rare=rare_choices(children),
-        chains=CHAINS,
-        chained=usual_chains(),
+        chains=CHAINS if children else (),  # a target makes no steps
+        chained=usual_chains() if children else (),
     )
     return made
 
