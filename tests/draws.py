@@ -1,8 +1,8 @@
 """Random models of the tests: found once, and made once in a run.
 
-A recipe draws models until one says enough different tokens. `draws.json` keeps which draw that was,
-so that nobody looks for it again; `tests/test_draws.py` holds it to the search. A model that is
-wanted several times in a run is made once and copied.
+A recipe draws models until one says enough different tokens. `draws.json` keeps which draw that
+was, so that nobody looks for it again; `tests/test_draws.py` holds it to the search. A model that
+is wanted several times in a run is made once and copied.
 """
 
 import atexit

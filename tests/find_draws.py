@@ -1,6 +1,6 @@
 """`python -m tests.find_draws`: write draws.json anew, for the recipes that it names and the given.
 
-    python -m tests.find_draws ["tiny llama 0 199" | "family gemma3_text"]...
+python -m tests.find_draws ["tiny llama 0 199" | "family gemma3_text"]...
 """
 
 import json

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from node.starting import PAGES, THREADS
 from tests.forking.server import PR_SET_CHILD_SUBREAPER, PROGRAMS, Start, prctl
@@ -102,8 +102,8 @@ def limits() -> list[tuple[int, int]]:
 class Forking(subprocess.Popen):
     """Asks the server for programs of ours; starts others."""
 
-    server: "Server | None" = None
-    counts: "Counter[str]" = Counter()
+    server: ClassVar[Server | None] = None
+    counts: ClassVar[Counter[str]] = Counter()
 
     def _execute_child(self, *given: Any) -> None:
         """As `subprocess.Popen` has it (3.11, 3.12)."""

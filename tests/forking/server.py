@@ -88,7 +88,9 @@ def load() -> None:
     assert node.loop, node.joining
     measurements()
     del sys.modules["coordinator.__main__"]  # it is run, never imported
-    trial = os.fork()  # OpenBLAS ends its threads before a fork, and has new ones when it needs them
+    trial = (
+        os.fork()
+    )  # OpenBLAS ends its threads before a fork, and has new ones when it needs them
     if trial == 0:
         os._exit(0)
     os.waitpid(trial, 0)
@@ -170,13 +172,12 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Make these streams anew, as Python does at its start: they know what they are connected to."""
+    """Make these streams anew, as Python does at its start: they know what they lead to."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         buffering = 1 if name == "stderr" else -1  # lines; what is usual for a file or a terminal
         old = getattr(sys, name)
-        new = open(
-            number, mode, buffering, encoding=old.encoding, errors=old.errors, closefd=False
-        )
+        texts = {"encoding": old.encoding, "errors": old.errors}
+        new = open(number, mode, buffering, closefd=False, **texts)  # noqa: SIM115
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
 

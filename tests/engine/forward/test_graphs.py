@@ -6,6 +6,7 @@ only a GPU can show is in tests/gpu.
 
 import math
 import re
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,8 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return replay
 
+    # For each operator torch would note the whole stack of calls, which takes half of the time.
+    monkeypatch.setattr(traceback, "extract_stack", lambda *_, **__: [])
     monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
     monkeypatch.setattr(operators, "tiled_product", lambda *_: None)  # no operator of torch
     monkeypatch.setattr(engine.forward.graphs, "recorder", lambda _device: record)
