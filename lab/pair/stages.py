@@ -15,7 +15,7 @@ from coordinator.api.pair import Pair, Say
 from coordinator.api.prompts import Tokenization
 from lab.experiments.prompt_sets import read
 from lab.experiments.surroundings import machine
-from lab.lossless.command import how_long
+from rehearsal.lossless.command import how_long
 from lab.pair import advising, files, measuring, words
 from lab.pair.intervals import chances_of
 from lab.pair.measuring import Run

@@ -16,7 +16,7 @@ from typing import Any
 
 from coordinator.text.session import Emit, Session
 from coordinator.text.session import Result as TextResult
-from lab.lossless.chi_square import p_value
+from rehearsal.lossless.chi_square import p_value
 from proto.messages import (
     Limits,
     Lookup,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.__main__ import measurements
+from coordinator.cli import plugins
 from coordinator.cli.app import EXIT_USAGE, command_line, run
 from lab.experiments.description import Arm, experiment
 from lab.experiments.results.predictions import (
@@ -197,7 +197,7 @@ def test_a_file_of_another_pair_is_refused_before_anything_is_measured(
     Path("p.json").write_text(as_json(other) if content is None else content)
     Path("e.toml").write_text('title = "t"\n[[arms]]\npolicy = ["ar", "tree"]\n')
     monkeypatch.setattr("sys.argv", ["slipstream", "experiment", "e.toml", "--pair", "p.json"])
-    assert run(command_line(measurements())) == EXIT_USAGE
+    assert run(command_line(plugins.commands())) == EXIT_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: --pair: {words}")
     assert len(line) <= 100

@@ -7,8 +7,8 @@ import pytest
 from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair
 from coordinator.cli.app import EXIT_USAGE, command_line, run
-from lab.lossless import command
-from lab.lossless.checks import (
+from rehearsal.lossless import command
+from rehearsal.lossless.checks import (
     NEAR_TIE,
     Check,
     Difference,
@@ -19,7 +19,7 @@ from lab.lossless.checks import (
     not_tested,
     seeds_promised,
 )
-from lab.lossless.command import explained, how_long, line_of, verdict
+from rehearsal.lossless.command import explained, how_long, line_of, verdict
 from proto.errors import ConfigurationError
 
 EQUAL = Check("greedy", "auto", held=True, detail="256 tokens, 170 of them drafted")
