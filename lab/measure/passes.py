@@ -1,4 +1,4 @@
-"""Makes the passes that all measurements here use: a chain of rows after a text that was read."""
+"""Makes the passes that the GPU kit times: a chain of rows after a text that was read."""
 
 from engine.executor import Executor
 from engine.layout.slots import Feed
