@@ -149,7 +149,7 @@ def test_commands_that_do_not_exist_are_found() -> None:
         ("slipstream keys new DIR --wibble", "there is no flag --wibble"),
         ("python -m target_node --wibble", "there is no flag --wibble"),
         ("python -m lab.measure.tea", "there is no module lab.measure.tea"),
-        ("python -m lab.measure.ranks --wibble", "lab.measure.ranks has no flag --wibble"),
+        ("python -m lab.measure.soak --wibble", "lab.measure.soak has no flag --wibble"),
     ):
         assert why in wrong(command, is_whole=True), command
     for command in (

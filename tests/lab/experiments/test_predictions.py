@@ -117,8 +117,9 @@ def test_the_ranks_of_texts_are_those_of_the_drafters_own_logits(tmp_path: Path)
 
     def ranks(drafter: Path, path: Path) -> list[int | None]:
         models = {"target": str(target), "drafter": str(drafter), "dtype": "float32"}
-        job = _job(made(**models)[0], [Prompt(("def f(x):",), "", "")])
-        texts = [row("ar", 0, tokens=tuple(said.tolist()), figures={}, repetition=n) for n in (0, 1)]
+        job = _job(made(**models)[0], [Prompt(("def f(x):",))])
+        tokens = tuple(said.tolist())
+        texts = [row(job.arm.name, 0, n, tokens=tokens, figures={}) for n in (0, 1)]
         (found,) = recorded(job, texts, path)
         assert recorded(job, [], path) == (found,)  # what is recorded is read
         return [position.rank for position in found]
@@ -131,7 +132,7 @@ def test_the_ranks_of_texts_are_those_of_the_drafters_own_logits(tmp_path: Path)
 
 def test_texts_that_are_too_short_to_be_rehearsed_have_no_ranks(tmp_path: Path) -> None:
     (plain, *_) = made()
-    short = row("ar", 0, tokens=(1,) * LEAST_LEN, figures={})
+    short = row(plain.name, 0, tokens=(1,) * LEAST_LEN, figures={})
     assert recorded(_job(plain, []), [short], tmp_path / "ranks") == ()
     assert not (tmp_path / "ranks").exists()
 
