@@ -19,13 +19,13 @@ DATA = ["*.toml", "*.jsonl", "*.txt", "*.j2"]
 IS_EDITABLE = "editable_wheel" in sys.argv
 FOUND = [] if IS_EDITABLE else [f"{INSIDE}.{name}" for name in find_packages(str(HERE))]
 
-# What is built goes to a new folder: in one of an earlier build lie files that the lab no longer has.
+# The build goes to a new folder: in that of an earlier build lie files that the lab has no more.
 with tempfile.TemporaryDirectory() as fresh:
     setup(
         script_name="setup.py",  # by this name setuptools leaves this file out of the wheel
         packages=[] if IS_EDITABLE else [INSIDE, *FOUND],
         package_dir={} if IS_EDITABLE else {INSIDE: "."},
-        package_data={name: DATA for name in FOUND},  # the lab's own pyproject.toml is none of it
+        package_data=dict.fromkeys(FOUND, DATA),  # the lab's own pyproject.toml is none of it
         include_package_data=False,
         options={"build": {"build_base": fresh}, "egg_info": {"egg_base": fresh}},
     )

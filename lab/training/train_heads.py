@@ -25,8 +25,8 @@ from torch import Tensor
 from lab.training.files import write_tensors
 from lab.training.head_texts import SEED, Texts
 from lab.training.heads import NUM_MEDUSA_HEADS, Eagle, Head, at_step, new_head
-from lab.training.teacher import ENDED, Teacher
 from lab.training.optimising import batch_rows, computing_s, learning_rate, optimizer_for
+from lab.training.teacher import ENDED, Teacher
 from proto.errors import ModelError
 from proto.head_kinds import HeadKind
 

@@ -20,12 +20,12 @@ from coordinator.cli.loading_screen import models_of
 from coordinator.cli.wrapping import wrapped
 from coordinator.cli.writers import WIDTH, Progress
 from coordinator.launching.launcher import Launcher
-from rehearsal.lossless import checks as lossless
-from rehearsal.lossless.checks import Check, Text
 from proto.errors import ConfigurationError
 from proto.installation import missing
 from proto.messages import Role
 from proto.policies import TABLE
+from rehearsal.lossless import checks as lossless
+from rehearsal.lossless.checks import Check, Text
 
 PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n',

@@ -11,9 +11,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from coordinator.cli import plugins
 from coordinator.api.llm import LLM
 from coordinator.api.params import SamplingParams
+from coordinator.cli import plugins
 from coordinator.cli.app import command_line, run
 from coordinator.launching import devices
 from proto.errors import SlipstreamError

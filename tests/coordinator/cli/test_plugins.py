@@ -51,7 +51,7 @@ def module(patch: Patch, folder: Path, text: str) -> dict[str, str]:
     (folder / "a_lab_of_tests.py").write_text(text)
     patch.syspath_prepend(str(folder))
     patch.delitem(sys.modules, "a_lab_of_tests", raising=False)
-    return {name: "a_lab_of_tests:command" for name in OF_LAB}
+    return dict.fromkeys(OF_LAB, "a_lab_of_tests:command")
 
 
 # -- where all is installed ------------------------------------------------------------------------

@@ -124,9 +124,7 @@ def test_the_ranks_of_texts_are_those_of_the_drafters_own_logits(tmp_path: Path)
         assert recorded(job, [], path) == (found,)  # what is recorded is read
         return [position.rank for position in found]
 
-    assert ranks(drafter, tmp_path / "a") == [
-        rank if rank < NUM_RANKS else None for rank in wanted
-    ]
+    assert ranks(drafter, tmp_path / "a") == [rank if rank < NUM_RANKS else None for rank in wanted]
     assert ranks(target, tmp_path / "b") == [0] * 64  # a target that drafts for itself is right
 
 

@@ -7,6 +7,7 @@ import pytest
 from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair
 from coordinator.cli.app import EXIT_USAGE, command_line, run
+from proto.errors import ConfigurationError
 from rehearsal.lossless import command
 from rehearsal.lossless.checks import (
     NEAR_TIE,
@@ -20,7 +21,6 @@ from rehearsal.lossless.checks import (
     seeds_promised,
 )
 from rehearsal.lossless.command import explained, how_long, line_of, verdict
-from proto.errors import ConfigurationError
 
 EQUAL = Check("greedy", "auto", held=True, detail="256 tokens, 170 of them drafted")
 WRONG = Check("greedy", "auto", held=False, detail="256 tokens, 170 of them drafted")
