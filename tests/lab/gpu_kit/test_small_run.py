@@ -28,7 +28,7 @@ def test_a_part_runs_once_and_its_report_is_written(tmp_path: Path) -> None:
     rows = read(tmp_path / "out" / FILE)
     measured = {row.cell for row in rows if row.state == "measured"}
     assert {"python", "torch"} <= measured
-    notes = {row.note for row in rows if row.step == "engine-tests" and row.state == "skipped"}
+    notes = {row.note for row in rows if row.step == "flex-tests" and row.state == "skipped"}
     assert notes == {"no CUDA device"}
     assert "Tests of the engine" in (tmp_path / "out" / "report.txt").read_text()
     again = rehearse(tmp_path, "--part", "1")
