@@ -14,16 +14,18 @@ KIT ?= gpu-kit
 setup: $(VENV)/.ready
 
 # The stamp is newer than these files when everything in them is installed. The versions are those of the
-# lock file; the repository itself is installed with -e: `slipstream` finds the rest here (docs/adr/0001).
+# lock file; both projects of the repository are installed with -e: `slipstream` finds the rest here, and the
+# command line finds the lab's commands (docs/adr/0001). Their version stands in slipstream/__init__.py.
 # `make setup` of earlier versions left a link in the place of that package.
-$(VENV)/.ready: pyproject.toml setup.py requirements/lock.txt
+$(VENV)/.ready: pyproject.toml setup.py lab/pyproject.toml lab/setup.py slipstream/__init__.py requirements/lock.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or later is needed: make PYTHON=python3.11 setup" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q --upgrade 'pip>=25.1'
 	find $(VENV)/lib -maxdepth 3 -name slipstream -type l -delete
 	$(RUN) -m pip install -q -c requirements/lock.txt --group dev
-	PYTHONWARNINGS=ignore $(RUN) -m pip install -q -c requirements/lock.txt --no-build-isolation -e '.[ray,experiments,serve,structured]'
+	PYTHONWARNINGS=ignore $(RUN) -m pip install -q -c requirements/lock.txt --no-build-isolation \
+	  -e '.[ray,serve,structured,lossless]' -e ./lab
 	touch $@
 
 demo: setup

@@ -2,8 +2,8 @@
 
 In the wheel `slipstream` is the only name at the top. The other folders of the checkout lie in
 `slipstream/_root`, because names such as `proto` and `models` belong to others too (docs/adr/0001).
-`tests` is left out. An editable install needs `slipstream` alone: it finds the others in the
-checkout.
+`tests` is left out, and so is `lab`, which has a wheel of its own (lab/setup.py). An editable
+install needs `slipstream` alone: it finds the others in the checkout.
 """
 
 import shutil
@@ -17,10 +17,10 @@ HERE = Path(__file__).parent
 INSIDE = "slipstream._root"
 CODE = (
     *("proto", "engine", "node", "drafter_node", "target_node"),
-    *("coordinator", "rehearsal", "deploy", "lab"),
+    *("coordinator", "rehearsal", "deploy"),
 )
 # Files that are read when the program runs, by the ending of their names.
-DATA = ("*.toml", "*.json", "*.jsonl", "*.txt", "*.j2", "*.yaml", "*.cpp")
+DATA = ("*.json", "*.yaml", "*.cpp")
 PAGE = tuple(f"page/*.{ending}" for ending in ("html", "css", "js", "svg"))  # of the server
 
 

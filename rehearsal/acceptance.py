@@ -128,8 +128,8 @@ def read(lines: Iterable[str]) -> Trace:
             texts.append(_text_of(json.loads(line)))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(
-                f"--trace: line {number} is no text with ranks ({error}); record one with "
-                "`python -m lab.measure.ranks`"
+                f"--trace: line {number} is no text with ranks ({error}); `experiment --predict` "
+                "records them; or use --pair"
             ) from error
     if not any(texts):
         raise ConfigurationError("--trace: there is no text in it")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         TransportError,
     )
 
-__version__ = "0.1.0"  # the one place: the build, the command and the nodes' hosts read it
+__version__ = "0.1.0"  # the one place: the build and the nodes' hosts read it; the lab has the same
 
 __all__ = [
     "LLM",

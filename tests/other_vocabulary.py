@@ -6,22 +6,31 @@ embedding is their output matrix too: one row for each token.
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from math import log
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from lab.training.other_vocabulary import SPACE, UNIGRAM_END, unigram_of
 from proto.installation import MODELS, ROOT
 
 DRAFTER = MODELS / "drafter"
 EMBEDDING = "model.embed_tokens.weight"
 NO_TOKEN = -1  # of the drafter: a row of zeros stands for it
+UNKNOWN, UNIGRAM_END = "<unk>", "</s>"
+SPACE = "\u2581"  # the sentencepiece space
+# A piece lies in one of these: spaces before the last one, which belongs to the next word; a word;
+# other signs; spaces. Spaces that end a text are read as if one more and a word followed.
+PIECES = Regex(
+    rf"[\s{SPACE}]+(?={SPACE}[^\s{SPACE}])|{SPACE}?\w+|{SPACE}?[^\w\s{SPACE}]+|[\s{SPACE}]+"
+)
+# So unlikely that the text "<0x41>" is read as six characters, and not as the piece of a byte.
+BYTE_SCORE = -1000.0
 
 
 def permuted(folder: Path, seed: int = 0) -> Path:
@@ -75,7 +84,37 @@ def unigram(folder: Path) -> Path:
     names = bytes_to_unicode()
     bytes_ = [tokenizer.token_to_id(names[byte]) for byte in range(256)]
     rows = torch.tensor([NO_TOKEN, end, *tokens, *bytes_])
-    return _save(folder, rows, unigram_of(pieces), UNIGRAM_END)
+    return _save(folder, rows, _unigram_of(pieces), UNIGRAM_END)
+
+
+def _unigram_of(pieces: Sequence[tuple[str, float]]) -> Tokenizer:
+    """A Unigram of these pieces and their scores; its last 256 tokens are the bytes.
+
+    The bytes are last because a model may take the piece "A" and the byte of "A" for equally
+    likely: the largest of its logits is then that of the piece.
+    """
+    ends = [(UNKNOWN, 0.0), (UNIGRAM_END, 0.0)]
+    byte_pieces = [(f"<0x{byte:02X}>", BYTE_SCORE) for byte in range(256)]
+    model = models.Unigram([*ends, *pieces, *byte_pieces], unk_id=0, byte_fallback=True)
+    tokenizer = _sentencepiece(model)
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name, _ in ends])
+    return tokenizer
+
+
+def _sentencepiece(model: models.Unigram) -> Tokenizer:
+    """A tokenizer that writes spaces as sentencepiece does: as a sign of their own.
+
+    One of them is put before a text and taken away again. Each space and line break of the text is
+    kept. A text that holds this sign itself is not given back as it was.
+    """
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(PIECES, "isolated")
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return tokenizer
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from coordinator.cli.harmless import harmless
 from coordinator.cli.help import Command as HelpfulCommand
 from coordinator.cli.help import Program, examples
 from coordinator.cli.keys import keys
+from coordinator.cli.plugins import Absent
 from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
 from coordinator.cli.serve import VERSION, serve
 from coordinator.cli.status import status
@@ -128,23 +129,49 @@ def _root(number: str) -> Command:
     return root
 
 
-def command_line(measurements: Sequence[Command], version: str = "") -> typer.Typer:
-    """Return the program with all commands; each is named like its function."""
+def command_line(plugins: Sequence[Command | Absent], version: str = "") -> typer.Typer:
+    """Return the program with all commands; each is named like its function.
+
+    plugins  more commands, and those that cannot be had here
+    """
+    absent = [one for one in plugins if isinstance(one, Absent)]
     app = typer.Typer(
         name=PROGRAM,
         cls=Program,
+        epilog=_closing(absent),
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         no_args_is_help=True,
     )
     app.callback()(_root(version))
-    commands: list[Command] = [demo, generate, chat, serve, status, *measurements]
+    commands: list[Command | Absent] = [demo, generate, chat, serve, status, *plugins]
     for command in commands:
+        if isinstance(command, Absent):
+            _stand_in(app, command)
+            continue
         name = command.__name__.replace("_", "-")
         app.command(name, cls=HelpfulCommand, epilog=examples(name, PROGRAM))(command)
     app.add_typer(keys, name="keys")
     return app
+
+
+def _closing(absent: Sequence[Absent]) -> str | None:
+    """Return what the help says below its commands: which others there are, and in what."""
+    names: dict[str, list[str]] = {}
+    for one in absent:
+        names.setdefault(one.brought_by, []).append(one.name)
+    lines = [f"More commands come with {by}: {', '.join(some)}." for by, some in names.items()]
+    return "\n".join(lines) or None
+
+
+def _stand_in(app: typer.Typer, absent: Absent) -> None:
+    """Add a command that takes any arguments, --help too, and is refused with its line."""
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    @app.command(absent.name, hidden=True, add_help_option=False, context_settings=anything)
+    def refuse() -> None:
+        raise ConfigurationError(absent.line)
 
 
 class _Line(logging.Formatter):
@@ -161,16 +188,14 @@ def _say(line: str) -> None:
 
 def main(
     connect_ray: ConnectRay | None = None,
-    measurements: Sequence[Command] = (),
+    plugins: Sequence[Command | Absent] = (),
     version: str = "",
 ) -> int:
     """Run the command line; return the exit status. Every error is one line on stderr.
 
-    connect_ray   makes the launcher for `--ray`
-    measurements  more commands
-    version       of Slipstream
-
-    All three are passed in, because this package imports neither deploy nor lab nor slipstream.
+    connect_ray  makes the launcher for `--ray`
+    plugins      more commands, and those that cannot be had here
+    version      of Slipstream
     """
     prepare_streams()
     lines = logging.StreamHandler()
@@ -179,7 +204,7 @@ def main(
     interruption, status = Interruption(), EXIT_INTERRUPTED
     # A signal may come just before the first `try` of a command or just after its last one.
     with suppress(KeyboardInterrupt), interruption:
-        status = run(command_line(measurements, version), connect_ray)
+        status = run(command_line(plugins, version), connect_ray)
     if status != EXIT_INTERRUPTED:
         return status
     _say(interruption.line)

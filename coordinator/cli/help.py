@@ -176,7 +176,9 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Print the help; `formatter` stays empty, so typer prints nothing more."""
-        _show(self, ctx, _panels(self.get_params(ctx), ctx))
+        console = _show(self, ctx, _panels(self.get_params(ctx), ctx))
+        if self.epilog:
+            _show_examples(self.epilog, console)
 
 
 class Program(TyperGroup):
@@ -188,14 +190,17 @@ class Program(TyperGroup):
         rows = [
             (name, " ".join((one.help or "").partition("\n\n")[0].split()), "")
             for name, one in found.items()
-            if one is not None
+            if one is not None and not one.hidden
         ]
-        _show(self, ctx, _panels(self.get_params(ctx), ctx), rows)
+        console = _show(self, ctx, _panels(self.get_params(ctx), ctx), rows)
+        if self.epilog:
+            console.print(Padding(Text(self.epilog, style="dim"), (0, 1)))
 
 
 def _show(
     command: Any, ctx: Any, panels: list[tuple[str, list[Row]]], commands: Sequence[Row] = ()
-) -> None:
+) -> Console:
+    """Print the usage, what the command does, and its panels; return the console."""
     console = Console(highlight=False)
     console.width = min(console.width, MAX_WIDTH)
     usage = BRACES.sub(r"\1", command.get_usage(ctx))
@@ -213,12 +218,13 @@ def _show(
     for title, rows, width in tables:
         lines = _lines(rows, width, console)
         console.print(Panel(lines, title=title, title_align="left", border_style="dim"))
-    if command.epilog:
-        # Without padding behind a line: a \ at its end must be the last sign when it is pasted.
-        made = [
-            line for one in command.epilog.split("\n") for line in continued(one, console.width)
-        ]
-        console.print(Text("\n".join(("\n Examples:", *made, ""))), soft_wrap=True)
+    return console
+
+
+def _show_examples(examples: str, console: Console) -> None:
+    # Without padding behind a line: a \ at its end must be the last sign when it is pasted.
+    made = [line for one in examples.split("\n") for line in continued(one, console.width)]
+    console.print(Text("\n".join(("\n Examples:", *made, ""))), soft_wrap=True)
 
 
 def _panels(parameters: list[Any], ctx: Any) -> list[tuple[str, list[Row]]]:

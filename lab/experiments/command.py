@@ -38,8 +38,8 @@ from lab.experiments.rows import Row, RowFile
 from lab.experiments.runner import Job, Runner, Step
 from lab.experiments.testbeds import with_models
 from lab.experiments.traces import write_traces
+from lab.needed import missing
 from proto.errors import ConfigurationError, did_you_mean, shown
-from proto.installation import missing
 
 if TYPE_CHECKING:
     from lab.pair.record import Measured
@@ -144,7 +144,7 @@ def experiment(
         except ModuleNotFoundError as error:
             raise ConfigurationError(
                 f"{len(rows.rows)} texts are kept in {folder.path}, but their tables and pictures "
-                f"need {missing(str(error.name), 'experiments')}, and {NO_TABLES}"
+                f"need {missing(str(error.name))}, and {NO_TABLES}"
             ) from error
 
         predicted = None
@@ -310,8 +310,8 @@ def _predicted(
 ) -> dict[str, float]:
     """Return the tokens per second that the simulator predicts, by name of arm.
 
-    measured  what costs and acceptance are taken from; None: from the rows, and from ranks that are
-              recorded into `folder`
+    measured  what costs and acceptance are taken from; None: from the rows, and from ranks of their
+              texts that are recorded into `folder`
 
     Raises SlipstreamError.
     """
@@ -319,17 +319,21 @@ def _predicted(
 
     if measured is not None:
         return predict_of_pair(measured, [job.arm for job in jobs], rows)
-    drafting = [job.arm for job in jobs if not job.arm.work.peer and has_ranks(job.arm.pair)]
+    drafting = [job for job in jobs if not job.arm.work.peer and has_ranks(job.arm.pair)]
     found: dict[str, float] = {}
-    kinds: dict[tuple[object, ...], list[Arm]] = {}
-    for arm in drafting:  # the recorded ranks of drafts depend only on models and texts
-        pair, work = arm.pair, arm.work
+    kinds: dict[tuple[object, ...], list[Job]] = {}
+    for job in drafting:  # the recorded ranks of drafts depend only on models and texts
+        pair, work, sampling = job.arm.pair, job.arm.work, job.arm.sampling
         models = pair.target, pair.drafter, pair.dtype
-        texts = arm.sampling.temperature, arm.sampling.max_tokens, work.prompts, work.limit
-        kinds.setdefault((*models, *texts), []).append(arm)
-    for number, arms in enumerate(kinds.values()):
-        ranks = recorded(arms[0], folder / f"ranks-{number}.jsonl")
-        found |= predict(arms, rows, ranks)
+        texts = sampling.temperature, sampling.max_tokens, work.prompts, work.limit
+        kinds.setdefault((*models, *texts), []).append(job)
+    for number, alike in enumerate(kinds.values()):
+        plain = next((job for job in alike if not job.arm.speculation.drafts), None)
+        if plain is None:
+            continue  # without the texts of the target alone nothing can be predicted
+        ranks = recorded(plain, rows, folder / f"ranks-{number}.jsonl")
+        if ranks:
+            found |= predict([job.arm for job in alike], rows, ranks)
     return found
 
 

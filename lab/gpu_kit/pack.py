@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -33,7 +34,7 @@ from proto.installation import ROOT
 PYTHONS = ("3.12", "3.11")
 # Packages that are not packed: they come with torch, or serve only Ray, downloads and pictures.
 LEFT_OUT = ("torch", "numpy", "ray", "hf-xet", "scipy", "matplotlib")
-EXTRAS = ("ray", "experiments")
+EXTRAS = ("ray",)
 # Packed besides the dependencies: pip installs the others, and pytest runs the tests.
 ALSO = ("pip", "pytest")
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)  # minor versions that wheels name
@@ -89,11 +90,18 @@ def _applying(
 
 
 def roots() -> list[str]:
-    """Return the requirements of the project, of its extras `EXTRAS`, and of its tests."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        project = tomllib.load(file)["project"]
-    extras = project["optional-dependencies"]
-    return [*project["dependencies"], *(one for name in EXTRAS for one in extras[name]), *ALSO]
+    """Return the requirements of product and lab, of the product's `EXTRAS`, and of the tests."""
+    product, lab = (_project(ROOT / name) for name in ("pyproject.toml", "lab/pyproject.toml"))
+    extras = product["optional-dependencies"]
+    of_lab = [one for one in lab["dependencies"] if Requirement(one).name != product["name"]]
+    of_extras = [one for name in EXTRAS for one in extras[name]]
+    return [*product["dependencies"], *of_extras, *of_lab, *ALSO]
+
+
+def _project(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        project: dict[str, Any] = tomllib.load(file)["project"]
+    return project
 
 
 def download(versions: dict[str, str], python: str, folder: Path) -> None:

@@ -46,7 +46,6 @@ class Step:
 PLAN = (
     Step("versions", 1, "Versions and state of the machine", "versions", 90, 15),
     Step("engine-tests", 1, "Tests of the engine on the GPU", "tests", 300, 90, ("engine",)),
-    Step("attention", 1, "Masked attention by kernel", "attention", 300, 90),
     Step("flex-tests", 1, "Tests of attention split over the keys", "tests", 400, 120, ("flex",)),
     Step("models", 2, "Models in larger shapes; what a copy reaches", "models", 300, 60),
     Step("passes-target", 2, "Passes of the target", "passes", 300, 90, ("target",)),
@@ -59,7 +58,6 @@ PLAN = (
         arguments=("gpu_mps",),
         needs=("gpu", "mps"),
     ),
-    Step("choice", 4, "The choice at 151,936 tokens", "choice", 150, 30),
     Step("choices-tests", 4, "Tests of choices on the GPU", "tests", 200, 40, ("choices",)),
     Step("pair-tests", 4, "Tests of the pair on the GPU", "tests", 400, 100, ("pair",)),
 )

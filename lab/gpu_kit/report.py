@@ -16,9 +16,6 @@ from lab.gpu_kit.rows import Figure, KitRow, latest
 # Estimated from the code and the data sheet of an H200 (4.8 TB/s), with 2 us for a small kernel in
 # a graph; right within about 25 %. They hold for no other GPU; `OTHERS` has estimates for some.
 
-NUM_LAYERS = 37  # layers of the target that the kit makes
-MS_PER_US = 1e-3
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -63,28 +60,6 @@ ESTIMATES = (
     Estimate(
         *("target's host between passes", "ms", 0.0, 0.3),
         *("texts", "ar cuda:0 T=0.0", "host_ms"),
-    ),
-    Estimate(
-        *("attention of a target pass, 512 slots", "ms", 0.26, 0.26),
-        *("attention", "8b 5x512|default", "steady_us", NUM_LAYERS * MS_PER_US),
-    ),
-    Estimate(
-        *("attention of a target pass, 32k slots", "ms", 5.0, 10.0),
-        *("attention", "8b 5x32768|default", "steady_us", NUM_LAYERS * MS_PER_US),
-    ),
-    Estimate(
-        *("the same, where keys are split (flex)", "ms", 1.0, 1.0),
-        *("attention", "8b 5x32768|flex", "steady_us", NUM_LAYERS * MS_PER_US),
-    ),
-    Estimate(
-        *("cuDNN's attention, first time in a shape", "ms", 400.0, 400.0),
-        *("attention", "8b 5x512|cudnn", "first_ms"),
-    ),
-    Estimate("greedy choice, eager", "ms", 0.08, 0.08, "choice", "greedy|1 row", "eager_ms"),
-    Estimate("sampled choice, eager", "ms", 0.2, 0.2, "choice", "T=0.8|1 row", "eager_ms"),
-    Estimate(
-        *("a row sorted on the host (top-p)", "ms", 27.0, 27.0),
-        *("choice", "on the host, T=0.8 top-p=0.95|1 row", "eager_ms"),
     ),
     Estimate(
         *("plain decoding, a token", "ms", 5.6, 6.2),
@@ -143,18 +118,12 @@ NOTHING = "-"
 COLUMN = "|"  # in the name of a cell: separates the row of a table from its column
 # The figures that the tables of these steps show; steps that are not listed show all figures.
 SHOWN = {
-    "attention": ("steady_us", "first_ms", "largest_error"),
     "passes-target": ("pass_ms", "first_ms"),
     "passes-drafter": ("pass_ms", "first_ms"),
-    "choice": ("eager_ms", "captured_ms"),
 }
 TITLES = {
-    "steady_us": "us of a call in a graph",
     "first_ms": "ms of the first in a shape",
-    "largest_error": "largest error against float64",
     "pass_ms": "ms of a pass (median)",
-    "eager_ms": "ms, as the engine does it",
-    "captured_ms": "ms, as one CUDA graph",
 }
 
 

@@ -18,9 +18,9 @@ from coordinator.cli.flags import SIMULATION, Flags, with_settings
 from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import WIDTH, Progress, simulation
 from lab.experiments.surroundings import machine
-from lab.lossless.command import TextPrompt, prompts_of
 from lab.measure import shares
 from lab.measure.shares import Profile
+from rehearsal.lossless.command import TextPrompt, prompts_of
 
 WORDS = {
     "model": "model",

@@ -16,18 +16,22 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 
 import torch
 
+from engine.choice.coupling import rank_scored
 from engine.choice.sampling import Sampling
 from engine.errors import EngineError
+from engine.executor import Executor
+from engine.layout.slots import SlotMap
 from engine.loading import Engine, load_engine
-from lab.measure.ranks import logits_after, ranked
 from lab.pair.requests import Judged, Request, Said
 from lab.records import from_json
 from node.process import end_with_parent
+from rehearsal.acceptance import NUM_RANKS, Position
 
 # Logits of one chunk of a text, at most: 64 MiB for each model in float32.
 CHUNK_LOGITS = 1 << 24
@@ -61,6 +65,43 @@ def overlaps(p: torch.Tensor, q: torch.Tensor, temperature: float) -> list[float
     drafter = (q[:, :num_ids].double() / temperature).softmax(1)
     shared: list[float] = torch.minimum(target, drafter).sum(1).tolist()
     return shared
+
+
+def logits_after(
+    executor: Executor, prompt: Sequence[int], said: Sequence[int], chunk: int
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Read a text in chunks; yield (positions, logits [n, V]) of what the model would have said.
+
+    Together the positions are those of `said`: a logit row is what the model makes of the tokens
+    before its position. The next chunk may overwrite the logits.
+    """
+    text, slots = [*prompt, *said[:-1]], SlotMap[int](executor.capacity)
+    ends = [*range(0, len(text), chunk), len(text)]
+    for start, end in pairwise(ends):
+        ask = range(max(0, len(prompt) - 1 - start), end - start)
+        logits = executor.run(slots.feed_prefix(text[start:end]), ask)
+        if ask:
+            yield [start + row + 1 for row in ask], logits
+
+
+def ranked(
+    drafter: Engine,
+    logits: torch.Tensor,
+    at: Sequence[int],
+    tokens: Sequence[int],
+    sampling: Sampling,
+    seed: int,
+) -> Iterator[Position]:
+    """Yield the drafter's rank of each token, and the scores of its best tokens.
+
+    at      positions of the tokens in their text
+    logits  of the drafter at these positions
+    """
+    ids, scores = rank_scored(
+        logits, sampling, seed, 0, at, NUM_RANKS, num_valid=drafter.vocab_size
+    )
+    for token, found, row in zip(tokens, ids, scores, strict=True):
+        yield Position(found.index(token) if token in found else None, tuple(row))
 
 
 def judge(target: Engine, drafter: Engine, text: Said) -> Judged:

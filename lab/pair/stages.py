@@ -15,7 +15,6 @@ from coordinator.api.pair import Pair, Say
 from coordinator.api.prompts import Tokenization
 from lab.experiments.prompt_sets import read
 from lab.experiments.surroundings import machine
-from lab.lossless.command import how_long
 from lab.pair import advising, files, measuring, words
 from lab.pair.intervals import chances_of
 from lab.pair.measuring import Run
@@ -25,6 +24,7 @@ from lab.plan.settings import MIN_TOKENS
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import Role
 from proto.system import check_writable
+from rehearsal.lossless.command import how_long
 
 PAGE = ".md"
 MAX_PROMPT_TOKENS = 256

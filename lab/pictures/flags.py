@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from coordinator.__main__ import measurements
+from coordinator.cli import plugins
 from coordinator.cli.app import command_line
 from coordinator.cli.help import rows_of
 
@@ -41,7 +41,7 @@ def page() -> str:
     """Return the text of the page that lists the flags of all commands."""
     seen = dict[tuple[str, str], tuple[str, str]]()  # a flag, help: first command, its default
     parts = [BEFORE]
-    for name, command in sorted(commands(command_line(measurements())), key=_generate_first):
+    for name, command in sorted(commands(command_line(plugins.commands())), key=_generate_first):
         parts.append(_section(name, command, seen))
     return "\n".join(parts)
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.needed import missing
 from lab.palette import PLAIN, POLICIES
 from proto.errors import ConfigurationError, did_you_mean
-from proto.installation import missing
 from proto.system import cannot_write, check_writable
 from rehearsal.acceptance import chances, cut, drawn, shares
 from rehearsal.planning import Case, Plan, make_plan
@@ -26,7 +26,7 @@ def empty(path: Path) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError(f"--plot needs {missing('matplotlib', 'experiments')}") from error
+        raise ConfigurationError(f"--plot needs {missing('matplotlib')}") from error
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     known = figure.canvas.get_supported_filetypes()
     ending = path.suffix.removeprefix(".").lower()

@@ -158,8 +158,9 @@ class Texts(Frozen):
     trace: Annotated[
         str,
         Field(
-            description="Take the acceptance of a real pair from this file. `python -m "
-            "lab.measure.ranks` records the file. The file replaces --acceptance.",
+            description="Take the acceptance of a real pair from this file. It is one that "
+            "`experiment --predict` has recorded, such as results/NAME/ranks-0.jsonl. The file "
+            "replaces --acceptance.",
             json_schema_extra={"metavar": "FILE"},
         ),
     ] = ""

@@ -1,5 +1,1 @@
-"""The programs that made the embedded models, and those that measured them."""
-
-from proto.installation import check_programs
-
-check_programs()
+"""Trains draft heads for a target: what is behind the command `train-head`."""

@@ -25,8 +25,8 @@ from torch import Tensor
 from lab.training.files import write_tensors
 from lab.training.head_texts import SEED, Texts
 from lab.training.heads import NUM_MEDUSA_HEADS, Eagle, Head, at_step, new_head
+from lab.training.optimising import batch_rows, computing_s, learning_rate, optimizer_for
 from lab.training.teacher import ENDED, Teacher
-from lab.training.train import batch_rows, computing_s, learning_rate, optimizer_for
 from proto.errors import ModelError
 from proto.head_kinds import HeadKind
 
@@ -133,15 +133,13 @@ def own_windows(
         number += len(batches[-1])
 
 
-def written(
-    teacher: Teacher, texts: Texts, first: int, count: int, *, held_out: bool = False
-) -> Tensor:
+def written(teacher: Teacher, texts: Texts, first: int, count: int) -> Tensor:
     """Return int64 [count, window]: what the target makes of the prompts from `first` on.
 
     Every second text is greedy, the others are sampled at temperature 1.
     """
     length = WINDOW // 2
-    prompts = [texts.prompt(first + at, length, held_out=held_out) for at in range(count)]
+    prompts = [texts.prompt(first + at, length) for at in range(count)]
     noise = teacher.noise([float(at % 2) for at in range(count)], SEED + 1 + first)
     return teacher.write(prompts, WINDOW, noise)
 
@@ -386,7 +384,7 @@ class Run:
         num_windows, num_steps = self._plan.shape(progress, batch_tokens)
         room = MOST_LOGITS // (WINDOW * lessons.teacher.vocab_size * num_steps)
         count = max(1, min(num_windows, len(lessons.windows), room))
-        rows = np.sort(batch_rows(self.step, len(lessons.windows), count)[1])
+        rows = np.sort(batch_rows(self.step, len(lessons.windows), count))
         text, features, p, counts = lessons.batch(rows)
         loss = chain_loss(self._head, features, text, p, counts, num_steps)
         if not bool(loss.isfinite()):

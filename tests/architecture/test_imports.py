@@ -7,7 +7,6 @@ import pytest
 
 import proto
 from tests.architecture.imports import (
-    COMPOSITION_ROOT,
     KNOWN_ONLY_IN,
     MACHINES,
     MAY_ALSO_IMPORT,
@@ -56,7 +55,7 @@ def test_every_place_that_the_rules_name_is_there() -> None:
     assert set(MAY_IMPORT) == set(PACKAGES)
     known = [str(file.path) for file in sources(*PACKAGES)]
     places = (*MAY_ALSO_IMPORT, *MACHINES, *SHELLS, *sum(KNOWN_ONLY_IN.values(), ()))
-    for place in (*places, COMPOSITION_ROOT):
+    for place in places:
         assert any(lies_in(path, (place,)) for path in known), place
     rooms = {path.split("/")[1] for path in known if path.startswith("coordinator/")}
     assert {room for room in rooms if not room.endswith(".py")} == set(ROOMS)
@@ -77,12 +76,15 @@ def test_proto_is_ours() -> None:
 
 
 def test_the_coordinator_starts_without_the_libraries_of_the_nodes() -> None:
-    program = "import sys, coordinator.__main__ as c; c.measurements(); print(*sys.modules)"
+    program = (
+        "import sys, coordinator.__main__; from coordinator.cli import app, plugins; "
+        "assert all(map(callable, plugins.commands())), plugins.commands(); print(*sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = {name.split(".")[0] for name in done.stdout.split()}
-    assert "coordinator" in loaded
+    assert {"coordinator", "lab", "rehearsal"} <= loaded
     of_nodes = {"torch", "transformers", "engine", "node", "drafter_node", "target_node"}
     assert not loaded & {*of_nodes, "ray"}
 
@@ -142,6 +144,12 @@ def test_a_follower_holds_its_lifeline_before_it_loads_what_takes_seconds() -> N
         ("coordinator/cluster/service.py", "from engine import slots"),
         ("coordinator/cluster/service.py", "def later():\n    import deploy.ray_launcher"),
         ("coordinator/__main__.py", "import deploy.ray_launcher"),
+        ("coordinator/__main__.py", "def later():\n    import deploy.ray_launcher"),
+        ("coordinator/__main__.py", "def later():\n    from lab.plan.command import plan"),
+        ("coordinator/__main__.py", "def later():\n    from slipstream import __version__"),
+        ("coordinator/__main__.py", "def later():\n    from rehearsal.lossless import command"),
+        ("coordinator/cli/plugins.py", "import lab"),
+        ("rehearsal/lossless/command.py", "from lab.pair import stages"),
         ("deploy/ray_launcher.py", "import target_node.worker"),
         ("rehearsal/world.py", "from lab.plan import command"),
         ("coordinator/api/pair.py", "from lab.experiments import runner"),
@@ -177,7 +185,6 @@ def test_an_allowed_room_is_not_found() -> None:
     [
         ("drafter_node/worker.py", "from engine import slots\nfrom node import loop"),
         ("node/loop.py", "from engine import slots\nfrom proto.messages import Open"),
-        ("coordinator/__main__.py", "def later():\n    import deploy.ray_launcher"),
         (
             "deploy/ray_launcher.py",
             "from coordinator.launching.launcher import Launcher\nimport proto",

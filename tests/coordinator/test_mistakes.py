@@ -11,9 +11,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from coordinator.__main__ import connect_ray, measurements
 from coordinator.api.llm import LLM
 from coordinator.api.params import SamplingParams
+from coordinator.cli import plugins
 from coordinator.cli.app import command_line, run
 from coordinator.launching import devices
 from proto.errors import SlipstreamError
@@ -94,7 +94,7 @@ def said(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, st
     monkeypatch.setattr(sys, "stdout", output)
     monkeypatch.setattr(sys, "stderr", errors)
     try:
-        status = run(command_line(measurements()), connect_ray)
+        status = run(command_line(plugins.commands()), plugins.connect_ray)
     finally:
         monkeypatch.undo()
     return status, output.getvalue(), errors.getvalue()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from coordinator.__main__ import measurements
+from coordinator.cli import plugins
 from coordinator.cli.app import command_line
 from lab.pictures import flags
 from node import joining
@@ -110,7 +110,7 @@ def no_engine() -> Any:
     raise AssertionError
 
 
-APP: Any = typer.main.get_command(command_line(measurements()))
+APP: Any = typer.main.get_command(command_line(plugins.commands()))
 NODES = {
     f"{role}_node": typer.main.get_command(joining.command_line(role, no_engine)) for role in Role
 }
@@ -149,7 +149,7 @@ def test_commands_that_do_not_exist_are_found() -> None:
         ("slipstream keys new DIR --wibble", "there is no flag --wibble"),
         ("python -m target_node --wibble", "there is no flag --wibble"),
         ("python -m lab.measure.tea", "there is no module lab.measure.tea"),
-        ("python -m lab.measure.ranks --wibble", "lab.measure.ranks has no flag --wibble"),
+        ("python -m lab.measure.soak --wibble", "lab.measure.soak has no flag --wibble"),
     ):
         assert why in wrong(command, is_whole=True), command
     for command in (
@@ -179,7 +179,7 @@ def test_every_program_of_the_lab_that_runs_has_a_help() -> None:
 
 def test_every_flag_of_every_command_is_documented() -> None:
     page = flags.PAGE.read_text("utf-8")
-    for name, command in flags.commands(command_line(measurements())):
+    for name, command in flags.commands(command_line(plugins.commands())):
         assert f"\n## {name}\n" in page
         for one in command.params:
             for flag in one.opts:

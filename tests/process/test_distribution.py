@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
-from lab.lossless.chi_square import p_value
+from rehearsal.lossless.chi_square import p_value
 from tests.process.four_tokens import LEVEL, PIPELINED, SYNC, Joint, joint_of, make_pair, sample
 
 pytestmark = pytest.mark.process

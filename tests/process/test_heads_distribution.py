@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
-from lab.lossless.chi_square import p_value
+from rehearsal.lossless.chi_square import p_value
 from tests.engine.heads.checkpoints import VOCAB, Checkpoint, checkpoint
 from tests.process.four_tokens import LEVEL, PIPELINED, SYNC, Joint, joint_of, sample
 from tests.tiny_models import make_model

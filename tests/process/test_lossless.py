@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.__main__ import measurements
+from coordinator.cli import plugins
 from coordinator.cli.app import main
 from coordinator.launching import launcher
 from proto.messages import Role
@@ -50,7 +50,7 @@ def test_it_fails_for_a_target_with_a_mistake(
     monkeypatch.setitem(launcher.MODULES, Role.TARGET, "tests.process.biased_target")
     monkeypatch.setenv("SLIPSTREAM_TEST_BIAS", "accept_all_after_first")
     monkeypatch.setattr(sys, "argv", ["coordinator", "verify-lossless", *pair])
-    assert main(measurements=measurements()) == 1
+    assert main(plugins=plugins.commands()) == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["passed"]
     failed = [check["what"] for check in report["checks"] if not check["passed"]]

@@ -14,9 +14,9 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
-from lab.lossless.command import rules_for
 from proto.errors import ConfigurationError, IncompatibleError
 from proto.installation import MODELS
+from rehearsal.lossless.command import rules_for
 from tests.other_vocabulary import permuted, smaller, unigram
 from tests.process.reference import PROMPTS
 

@@ -7,8 +7,8 @@ import pytest
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.launching import launcher
-from lab.lossless.chi_square import p_value
 from proto.messages import Role
+from rehearsal.lossless.chi_square import p_value
 from tests.process.biased_target import BIASES
 from tests.process.four_tokens import LEVEL, SYNC, Joint, joint_of, make_pair, sample
 

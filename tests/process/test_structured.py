@@ -16,7 +16,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch
 from coordinator.api.structured import StructuredOutputsParams
-from lab.measure.structured import forms, measure
+from tests.process.drawn_forms import answered, forms
 from tests.process.served import LIMIT_S, Served, serving
 
 pytestmark = pytest.mark.process
@@ -117,11 +117,11 @@ def test_behind_the_end_a_text_may_go_on_and_penalties_do_not_break_the_form(
 def test_answers_to_a_hundred_drawn_forms_fit_and_are_those_of_the_target_alone(
     embedded: Pair,
 ) -> None:
-    tally = measure(embedded, forms(100, None, 0), without_mask=False)
+    tally = answered(embedded, forms(100))
     assert tally.wrong == []
     assert tally.refused == []
     assert tally.num_whole > 0.9 * tally.num_answers
-    assert tally.sums["mask, drafts"].num_accepted > 0
+    assert tally.num_accepted > 0
 
 
 # -- over HTTP -------------------------------------------------------------------------------------

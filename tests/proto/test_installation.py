@@ -47,10 +47,9 @@ def test_a_python_without_the_packages_is_told_what_to_type_in_a_line(program: s
 @pytest.mark.parametrize(
     "program",
     [
-        *("lab.training.train", "lab.training.evaluate", "lab.testbeds.inflate"),
-        *("lab.training.evaluate_heads", "lab.pictures", "lab.gpu_kit", "lab.gpu_kit.pack"),
-        *("lab.measure.ranks", "lab.measure.forwards"),
-        *("lab.measure.long_context", "lab.measure.tensor_parallel"),
+        *("lab.testbeds.inflate", "lab.pictures", "lab.gpu_kit", "lab.gpu_kit.pack"),
+        *("lab.measure.placements", "lab.measure.round_files"),
+        *("lab.measure.serving", "lab.measure.soak"),
         *("tests.hostile", "tests.simulation", "tests.simulation.pauses"),
     ],
 )

@@ -16,7 +16,6 @@ from typing import Any
 
 from coordinator.text.session import Emit, Session
 from coordinator.text.session import Result as TextResult
-from lab.lossless.chi_square import p_value
 from proto.messages import (
     Limits,
     Lookup,
@@ -26,6 +25,7 @@ from proto.messages import (
 )
 from proto.policies import POLICIES as TABLE_OF
 from proto.policies import with_options, without_drafter
+from rehearsal.lossless.chi_square import p_value
 from tests.policies import pipelined, synchronous
 from tests.simulation.sampled import NUM_SYMBOLS, Sampling
 from tests.simulation.scenario import Costs, Crash, Faults, Scenario, Text

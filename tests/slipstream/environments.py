@@ -1,6 +1,7 @@
 """Virtual environments in which Slipstream is installed as its users do, and a folder elsewhere.
 
-What such an environment lacks it finds in that of the tests, whose packages stand behind its own.
+What such an environment lacks it finds in that of the tests, whose packages stand behind its own,
+but for Slipstream itself.
 """
 
 import os
@@ -17,6 +18,8 @@ LIMIT_S = 60.0
 INSTALL_LIMIT_S = 600.0
 # What setuptools builds goes to a temporary folder, and not into the checkout.
 CONFIG = "[build]\nbuild_base = {0}/build\n[egg_info]\negg_base = {0}\n"
+# How the names in site-packages begin that `make setup` has made of this repository.
+OURS = ("slipstream", "__editable__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +86,28 @@ class Environment:
 def make_environment(root: Path, name: str, *, sees_ours: bool = True) -> Environment:
     """One in the folder of that name, and a folder elsewhere beside it.
 
-    sees_ours  it finds what it lacks in the environment of the tests; else it has a pip and no more
+    sees_ours  it finds what it lacks in the environment of the tests, but no Slipstream; else it
+               has a pip and no more
     """
     made = Environment(root / name, root / "elsewhere")
     venv.EnvBuilder(with_pip=not sees_ours, symlinks=True).create(made.folder)
     if sees_ours:
-        own = sysconfig.get_path("purelib")
-        (made.packages / "behind.pth").write_text(f"import site; site.addsitedir({own!r})\n")
-    made.elsewhere.mkdir()
+        behind = root / f"behind {name}"
+        behind.mkdir()
+        for one in Path(sysconfig.get_path("purelib")).iterdir():
+            if not one.name.startswith(OURS):
+                (behind / one.name).symlink_to(one)
+        line = f"import site; site.addsitedir({str(behind)!r})\n"
+        (made.packages / "behind.pth").write_text(line)
+    made.elsewhere.mkdir(exist_ok=True)
     return made
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build the wheel of the checkout into the folder."""
+def build_wheel(folder: Path, project: Path = ROOT) -> Path:
+    """Build the wheel of a project of the checkout into the folder."""
     words = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder)]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *words, str(ROOT)],
+        [sys.executable, "-m", "pip", *words, str(project)],
         env={**os.environ, **_building_in(folder)},
         capture_output=True,
         text=True,
@@ -115,3 +124,11 @@ def _building_in(folder: Path) -> dict[str, str]:
     config = folder / "building.cfg"
     config.write_text(CONFIG.format(folder))
     return {"DIST_EXTRA_CONFIG": str(config)}
+
+
+def tracked() -> list[str]:
+    """The files of the checkout that git knows."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False
+    )
+    return [name for name in done.stdout.split("\0") if name]

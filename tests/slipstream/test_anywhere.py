@@ -16,7 +16,8 @@ from tests.slipstream.environments import Environment, make_environment
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Its path has a space, which a line `#!` would not take. Beside ours is another `proto`."""
     made = make_environment(tmp_path_factory.mktemp("machine"), "an environment")
-    made.install("--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT))
+    projects = ("-e", str(ROOT), "-e", str(ROOT / "lab"))
+    made.install("--no-deps", "--no-build-isolation", "--no-index", *projects)
     plus = made.packages / "proto"
     plus.mkdir()
     (plus / "__init__.py").write_text("class Message:\n    pass\n")
@@ -128,7 +129,7 @@ def test_the_command_runs_in_another_folder_and_is_called_by_its_name(
     usage = environment.run("slipstream", "generate", "--help")
     assert usage.returncode == 0, usage.stderr
     assert "Usage: slipstream generate" in usage.stdout
-    # A command of `deploy`, which loads more of our packages.
+    # A command of the lab, which loads more of our packages.
     wrong = environment.run("slipstream", "plan", "--target-ms", "many")
     assert wrong.returncode == 2
     assert "target-ms" in wrong.stderr

@@ -12,15 +12,19 @@ from proto.installation import ROOT
 from tests.slipstream.environments import build_wheel, make_environment
 
 LOCK = ROOT / "requirements" / "lock.txt"
-EXTRAS = ("ray", "experiments", "serve", "structured")
+EXTRAS = ("ray", "serve", "structured", "lossless")
 
 
 def stated() -> list[Requirement]:
-    """What the project and its extras of the lock file depend on."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    words = [*project["dependencies"], *(word for name in EXTRAS for word in extras[name])]
-    return [Requirement(word) for word in words]
+    """What the product, its extras of the lock file, and the lab depend on."""
+    product, lab = (
+        tomllib.loads((ROOT / path).read_text())["project"]
+        for path in ("pyproject.toml", "lab/pyproject.toml")
+    )
+    extras = product["optional-dependencies"]
+    words = [*product["dependencies"], *(word for name in EXTRAS for word in extras[name])]
+    words += [word for word in lab["dependencies"] if not word.startswith("slipstream==")]
+    return [Requirement(one) for one in dict.fromkeys(words)]
 
 
 def locked() -> dict[str, str]:
@@ -58,10 +62,16 @@ def test_what_runs_here_is_what_the_lock_file_says() -> None:
 def test_the_lowest_versions_of_all_ranges_write_a_text(tmp_path: Path) -> None:
     """In an environment that sees no other packages."""
     made = make_environment(tmp_path, "environment", sees_ours=False)
-    built = tmp_path / "built"
-    built.mkdir()
-    wheel = build_wheel(built)
-    made.install(*lowest(), f"slipstream[ray,experiments,serve,structured] @ file://{wheel}")
+    wheels = []
+    for name, project in (("product", ROOT), ("lab", ROOT / "lab")):
+        (tmp_path / name).mkdir()
+        wheels.append(build_wheel(tmp_path / name, project))
+    product, lab = wheels
+    made.install(
+        *lowest(),
+        f"slipstream[{','.join(EXTRAS)}] @ file://{product}",
+        f"slipstream-lab @ file://{lab}",
+    )
     done = made.run("slipstream", "demo", "--max-tokens", "16", limit_s=300)
     assert done.returncode == 0, done.stderr
     assert "text identical" in done.stdout

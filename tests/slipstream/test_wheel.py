@@ -6,7 +6,6 @@ the versions of the lock file. Everything runs outside of the checkout.
 
 import json
 import re
-import subprocess
 import zipfile
 from pathlib import Path, PurePosixPath
 
@@ -15,18 +14,13 @@ import pytest
 from proto.installation import ROOT
 from slipstream import __version__
 from tests.process.ray_nodes import ray_cluster
-from tests.slipstream.environments import Environment, build_wheel, make_environment
+from tests.slipstream.environments import Environment, make_environment, tracked
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 INSIDE = "slipstream/_root"
-NOT_INSIDE = ("tests/", "docs/", "slipstream/", "requirements/", ".ci/")
+NOT_INSIDE = ("tests/", "docs/", "slipstream/", "requirements/", ".ci/", "lab/")
 LIMIT_S = 300.0
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +32,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Enviro
     if more.returncode:
         pytest.skip(f"ray[default] cannot be installed: {more.stderr.strip().splitlines()[-1]}")
     return made
-
-
-def tracked() -> list[str]:
-    """The files of the checkout that git knows."""
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False
-    )
-    return [name for name in done.stdout.split("\0") if name]
 
 
 # -- what is in it ---------------------------------------------------------------------------------
@@ -61,6 +47,7 @@ def test_every_file_that_a_program_reads_is_in_the_wheel(wheel: Path) -> None:
     missing = {name for name in files if f"{INSIDE}/{name}" not in inside} - {"deploy/Dockerfile"}
     assert {PurePosixPath(name).suffix for name in missing} <= {".md"}
     assert not {name for name in missing if name.startswith("models/")}
+    assert not {name for name in inside if name.startswith(f"{INSIDE}/lab/")}
     assert inside <= {f"{INSIDE}/{name}" for name in tracked()}, "files that git does not know"
 
 
@@ -98,16 +85,6 @@ def test_the_example_of_the_readme_runs_as_it_stands(environment: Environment) -
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     said = environment.says(example, limit_s=LIMIT_S)
     assert said.count("tokens per target pass") == 2
-
-
-@pytest.mark.slow
-def test_an_experiment_that_ships_runs_by_its_name(environment: Environment) -> None:
-    short = ("--limit", "1", "--repetitions", "1", "--set", "max_tokens=4", "--out", "results")
-    done = environment.run("slipstream", "experiment", "policies", *short, limit_s=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    header = json.loads((environment.elsewhere / "results" / "experiment.json").read_text())
-    assert header["runs"][0]["commit"] == ""
-    assert (environment.elsewhere / "results" / "summary.csv").exists()
 
 
 def test_a_text_is_written_by_nodes_on_a_ray_cluster(environment: Environment) -> None:

@@ -5,15 +5,13 @@ known by its number of rows. Of the wait for K drafts, the slope over K is one d
 of the rest is the way to the drafter. Under `sync` nothing overlaps, so these costs do not contain
 what two models that run at once take from each other. Where devices are simulated their costs are
 known, and the hosts' costs are fitted so that the simulated speeds of these arms equal the measured
-ones. The ranks (how the drafter ranks the target's tokens) are recorded on the same texts
-(`lab/measure/ranks.py`).
+ones. The ranks (how the drafter ranks the target's tokens) are those of the same texts, which both
+models read again (`lab/pair/chances.py`).
 
 If there is a file of `measure` for the pair, costs and ranks are taken from it instead.
 """
 
-import subprocess
-import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import linear_regression, median
@@ -21,18 +19,19 @@ from typing import Any
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from lab.experiments.description import Arm
+from lab.experiments.folder import write_whole
 from lab.experiments.rows import Row
+from lab.experiments.runner import Job
+from lab.pair.measuring import judged
 from lab.pair.record import Measured, kind_of
 from lab.pair.record import Node as Measurement
-from proto.errors import NodeError
-from proto.installation import ROOT
+from lab.pair.requests import Request, Said
 from proto.messages import Policy, Role
-from rehearsal.acceptance import Trace, cut, read
-from rehearsal.planning import DRAFTER_ROWS, TARGET_ROWS, rehearse
+from rehearsal.acceptance import Trace, cut, read, written
+from rehearsal.planning import DRAFTER_ROWS, LEAST_LEN, TARGET_ROWS, rehearse
 from rehearsal.setting import Forwards, NodeCosts
 
 LEAST_SYNCS = 2  # least number of `sync` arms from which the cost of a draft step can be derived
-RANKS_LIMIT_S = 3600.0
 CHOSEN_LATER = ("", "auto", "fastest")  # number types and devices that a start decides
 NUM_TOKENS = 320  # of the text that is rehearsed with the ranks of a measured pair
 
@@ -287,30 +286,32 @@ def _predicted(arm: Arm, costs: Costs, rows: Sequence[Row], ranks: Trace) -> flo
     return num_tokens / (first_s + (num_tokens - 1) / figures.tokens_per_second)
 
 
-def recorded(arm: Arm, path: Path) -> Trace:
-    """Return the ranks of an arm's prompts; record them to `path` first if it does not exist.
+def recorded(job: Job, rows: Sequence[Row], path: Path) -> Trace:
+    """Return how the drafter ranks the tokens of an arm's texts; record it to `path` if it is new.
 
-    Raises NodeError and other SlipstreamErrors.
+    job   an arm without drafts: its texts are those of the target alone
+
+    Texts that are too short to be rehearsed are left out. Raises NodeError, OutputError.
     """
     if not path.exists():
-        arguments = {
-            "--out": path.absolute(),
-            "--target": arm.pair.target,
-            "--drafter": arm.pair.drafter,
-            "--dtype": arm.pair.dtype,
-            "--temperature": arm.sampling.temperature,
-            "--max-tokens": arm.sampling.max_tokens,
-            "--max-prompt-tokens": arm.work.max_prompt_tokens,
-        }
-        if arm.work.limit is not None:
-            arguments["--num-prompts"] = arm.work.limit
-        words = [str(word) for pair in arguments.items() for word in pair]
-        prompts = str(Path(arm.work.prompts).absolute())
-        command = [sys.executable, "-m", "lab.measure.ranks", prompts, *words]
-        ended = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=RANKS_LIMIT_S, check=False
+        pair = job.arm.pair
+        texts = tuple(_texts(job, _rows_by_arm(rows).get(job.arm.name, [])))
+        if not texts:
+            return ()
+        request = Request(
+            *(pair.target, pair.target_revision, pair.dtype),
+            *(pair.drafter, pair.drafter_revision, pair.dtype),
+            device="cpu",
+            texts=texts,
         )
-        if ended.returncode:
-            line = (ended.stderr.strip().splitlines() or ["no reason was given"])[-1]
-            raise NodeError(f"the ranks were not recorded: {line}")
+        write_whole(path, "".join(written(text.positions) + "\n" for text in judged(request)))
     return read(path.read_text(encoding="utf-8").splitlines())
+
+
+def _texts(job: Job, rows: Sequence[Row]) -> Iterator[Said]:
+    """Yield the text of each prompt once, in the order of the prompts."""
+    temperature = job.arm.sampling.temperature
+    by_prompt = {row.prompt: row for row in rows if len(row.tokens) > LEAST_LEN}
+    for index, row in sorted(by_prompt.items()):
+        prompt = job.talk(job.prompts[index]).next_turn()
+        yield Said(prompt, row.tokens, temperature, row.seed)

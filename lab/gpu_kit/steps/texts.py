@@ -151,7 +151,8 @@ def measure(context: Context) -> None:
     if context.is_small:
         file = str(context.work / "rehearsal.toml")
         Path(file).write_text(REHEARSAL)
-    command = [*(sys.executable, "-m", "coordinator", "experiment", file, "--out", str(folder))]
+    command = [*(sys.executable, "-m", "lab.experiments", "experiment", file)]
+    command += ["--out", str(folder)]
     command += [*("--models", str(context.work), "--prompts", str(context.prompts))]
     command += [*("--set", f"target={models.target}", "--set", f"drafter={models.drafter}")]
     with _environment(context) as environment:

@@ -9,12 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from coordinator.__main__ import measurements
+from coordinator.cli import plugins
 from coordinator.cli.app import PROGRAM, command_line
 from coordinator.cli.help import EXAMPLES, examples, rows_of
 from lab.pictures.flags import commands
 
-APP = command_line(measurements())
+APP = command_line(plugins.commands())
 COMMANDS = dict(commands(APP))
 GROUPS = ("", "keys")
 FRAME = "│╭╮╰╯─"

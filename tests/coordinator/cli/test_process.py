@@ -87,7 +87,7 @@ def test_a_signal_during_a_command_has_its_own_status(
 
     before = [signal.getsignal(one) for one in SIGNALS]
     monkeypatch.setattr(sys, "argv", ["coordinator", "command"])
-    status = command_line.main(measurements=(command,))
+    status = command_line.main(plugins=(command,))
     assert (status, capsys.readouterr().err) == SIGNALS[signal.Signals(number)]
     assert [signal.getsignal(one) for one in SIGNALS] == before
 

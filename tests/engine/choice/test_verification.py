@@ -19,7 +19,7 @@ from engine.choice.verification import (
     truncated,
     uniform,
 )
-from lab.lossless.careless_target import careless_trial
+from rehearsal.lossless.careless_target import careless_trial
 
 Model = Callable[[tuple[int, ...]], Distribution]
 Rule = Callable[..., Trial]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.__main__ import connect_ray, measurements
+from coordinator.cli import plugins
 from coordinator.cli.app import command_line, run
 from lab.experiments import surroundings
 from lab.experiments.folder import (
@@ -72,7 +72,7 @@ def said(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
     errors = io.StringIO()
     monkeypatch.setattr(sys, "argv", ["coordinator", "experiment", *arguments])
     monkeypatch.setattr(sys, "stderr", errors)
-    status = run(command_line(measurements()), connect_ray)
+    status = run(command_line(plugins.commands()), plugins.connect_ray)
     return status, errors.getvalue()
 
 

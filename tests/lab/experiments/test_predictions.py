@@ -4,15 +4,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer
 
-from coordinator.__main__ import measurements
+from coordinator.cli import plugins
 from coordinator.cli.app import EXIT_USAGE, command_line, run
+from lab.experiments.command import _job
 from lab.experiments.description import Arm, experiment
+from lab.experiments.prompt_sets import Prompt
 from lab.experiments.results.predictions import (
     Decoding,
     costs_of,
     predict,
     predict_of_pair,
+    recorded,
     simulated_costs,
     too_slow,
 )
@@ -20,9 +26,10 @@ from lab.experiments.rows import Row
 from lab.pair.intervals import chances_of
 from lab.pair.record import FORMAT, VERSION, Hosts, Measured, Node, Text
 from lab.pair.stages import as_json
-from rehearsal.acceptance import chances, drawn
-from rehearsal.planning import Figures, rehearse
+from rehearsal.acceptance import NUM_RANKS, chances, drawn
+from rehearsal.planning import LEAST_LEN, Figures, rehearse
 from rehearsal.setting import Forwards, NodeCosts
+from tests.lab.bytewise_pair import make_bytewise_pair
 from tests.lab.experiments.made import row
 
 TARGET = NodeCosts(Forwards(((1, 0.030), (2, 0.031), (4, 0.033), (7, 0.036)), 0.001), 0.0002)
@@ -94,6 +101,42 @@ def test_what_was_not_measured_enough_or_is_void_is_not_predicted() -> None:
     assert set(predict(arms, rows, TRACE)) == {arm.name for arm in arms[:4]}
     void = [row(one.arm, 0, figures=one.figures, void="late") for one in rows[1:3]]
     assert predict(arms, [rows[0], *void, *rows[3:]], TRACE) == {}
+
+
+@pytest.mark.long
+def test_the_ranks_of_texts_are_those_of_the_drafters_own_logits(tmp_path: Path) -> None:
+    target, drafter = make_bytewise_pair(tmp_path, 0.3)
+    prompt = Tokenizer.from_file(str(target / "tokenizer.json")).encode("def f(x):").ids
+    text = hf.AutoModelForCausalLM.from_pretrained(target).generate(
+        torch.tensor([prompt]), max_new_tokens=64, min_new_tokens=64, do_sample=False
+    )
+    said = text[0, len(prompt) :]
+
+    def wanted(model: Path) -> list[int]:
+        logits = hf.AutoModelForCausalLM.from_pretrained(model)(text).logits[0]
+        rows = logits[len(prompt) - 1 : -1]
+        return [int(rank) for rank in (rows > rows.gather(1, said[:, None])).sum(1)]
+
+    assert len(set(wanted(drafter))) > 2
+    assert wanted(target).count(0) > 60
+    for model in (drafter, target):  # a target that drafts for itself is right
+        models = {"target": str(target), "drafter": str(model), "dtype": "float32"}
+        job = _job(made(**models)[0], [Prompt(("def f(x):",))])
+        tokens = tuple(said.tolist())
+        texts = [row(job.arm.name, 0, n, tokens=tokens, figures={}) for n in (0, 1)]
+        path = tmp_path / f"{model.name}.jsonl"
+        (found,) = recorded(job, texts, path)
+        assert recorded(job, [], path) == (found,)  # what is recorded is read
+        assert [position.rank for position in found] == [
+            rank if rank < NUM_RANKS else None for rank in wanted(model)
+        ]
+
+
+def test_texts_that_are_too_short_to_be_rehearsed_have_no_ranks(tmp_path: Path) -> None:
+    (plain, *_) = made()
+    short = row(plain.name, 0, tokens=(1,) * LEAST_LEN, figures={})
+    assert recorded(_job(plain, []), [short], tmp_path / "ranks") == ()
+    assert not (tmp_path / "ranks").exists()
 
 
 def pair_of(target: str, drafter: str) -> Measured:
@@ -197,7 +240,7 @@ def test_a_file_of_another_pair_is_refused_before_anything_is_measured(
     Path("p.json").write_text(as_json(other) if content is None else content)
     Path("e.toml").write_text('title = "t"\n[[arms]]\npolicy = ["ar", "tree"]\n')
     monkeypatch.setattr("sys.argv", ["slipstream", "experiment", "e.toml", "--pair", "p.json"])
-    assert run(command_line(measurements())) == EXIT_USAGE
+    assert run(command_line(plugins.commands())) == EXIT_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: --pair: {words}")
     assert len(line) <= 100

@@ -51,7 +51,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_run_goes_on_with_what_failed_and_what_is_left(tmp_path: Path, ran: list[str]) -> None:
     outcome = run(settings(tmp_path, 1), lambda _: None)
-    assert ran == ["versions", "engine-tests", "attention", "flex-tests"]
+    assert ran == ["versions", "engine-tests", "flex-tests"]
     assert outcome.failed == ("engine-tests",)
     assert outcome.left == ()
     ran.clear()
@@ -73,7 +73,7 @@ def test_without_time_nothing_is_begun_and_the_report_says_so(
 ) -> None:
     outcome = run(settings(tmp_path, 1, limit_s=6.0), lambda _: None)
     assert ran == []
-    assert outcome.left == ("versions", "engine-tests", "attention", "flex-tests")
+    assert outcome.left == ("versions", "engine-tests", "flex-tests")
     assert "not run yet" in (tmp_path / "out" / TABLES).read_text()
     assert (tmp_path / "out" / PAGE).exists()
 
@@ -83,7 +83,7 @@ def test_results_of_earlier_calls_are_taken_over(tmp_path: Path, ran: list[str])
     (tmp_path / "earlier" / "texts.tar.gz").write_text("kept")
     Recorder(tmp_path / "earlier" / FILE, "versions", NAME).done(1.0)
     run(settings(tmp_path, 1), lambda _: None)
-    assert ran == ["engine-tests", "attention", "flex-tests"]
+    assert ran == ["engine-tests", "flex-tests"]
     assert (tmp_path / "out" / "texts.tar.gz").read_text() == "kept"
 
 
@@ -97,7 +97,7 @@ def test_a_call_with_a_new_folder_goes_on_where_the_last_one_stopped(
     outcome = run(replace(given, out=tmp_path / "another"), said.append)
     assert ran == ["engine-tests"], "which failed"
     assert f"goes on with what {tmp_path / 'kept'} has" in said
-    assert "attention" in outcome.done
+    assert "flex-tests" in outcome.done
 
 
 def test_results_of_another_machine_are_not_mixed_in(tmp_path: Path, ran: list[str]) -> None:

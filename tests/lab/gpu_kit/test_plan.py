@@ -15,8 +15,7 @@ from lab.gpu_kit.plan import (
     wanted,
     why_skipped,
 )
-from lab.gpu_kit.report import ESTIMATES, NUM_LAYERS, compare
-from lab.gpu_kit.steps.models import LARGE
+from lab.gpu_kit.report import ESTIMATES, compare
 from tests.lab.gpu_kit.made_up import RUN, done, row
 
 BY_NAME = {step.name: step for step in PLAN}
@@ -32,9 +31,9 @@ def test_every_part_fits_into_one_call() -> None:
 
 
 def test_what_is_done_is_not_done_again_and_what_failed_is() -> None:
-    rows = [done("versions"), row("attention", "", "failed", "ended"), row("models", "copy")]
+    rows = [done("versions"), row("flex-tests", "", "failed", "ended"), row("models", "copy")]
     left = [step.name for step in wanted((1, 2), rows)]
-    assert left[:4] == ["engine-tests", "attention", "flex-tests", "models"]
+    assert left[:3] == ["engine-tests", "flex-tests", "models"]
     assert "versions" not in left
     assert {step.part for step in wanted((), [])} == set(PARTS)
     assert {step.part for step in wanted((3,), [])} == {3}
@@ -46,7 +45,7 @@ def test_a_step_without_what_it_needs_is_skipped_with_the_reason() -> None:
     assert why_skipped(BY_NAME["texts-mps"], no_gpu) == "no GPU here"
     assert why_skipped(BY_NAME["texts-mps"], no_daemon) == "no daemon"
     assert why_skipped(BY_NAME["texts-mps"], Machine()) == ""
-    assert why_skipped(BY_NAME["attention"], no_gpu) == ""
+    assert why_skipped(BY_NAME["passes-target"], no_gpu) == ""
 
 
 @pytest.mark.parametrize(
@@ -55,28 +54,28 @@ def test_a_step_without_what_it_needs_is_skipped_with_the_reason() -> None:
 def test_a_step_is_begun_only_if_there_is_time_and_ended_before_that_is_up(
     left_s: float, limit: float | None
 ) -> None:
-    step = BY_NAME["attention"]
+    step = BY_NAME["passes-target"]
     assert (step.limit_s, step.usual_s) == (300, 90)
     assert limit_s(step, left_s, is_small=False) == limit
 
 
 def test_a_rehearsal_begins_a_step_with_seconds_left() -> None:
-    assert limit_s(BY_NAME["attention"], 30.0, is_small=True) == 25.0
-    assert limit_s(BY_NAME["attention"], 9.0, is_small=True) is None
+    assert limit_s(BY_NAME["passes-target"], 30.0, is_small=True) == 25.0
+    assert limit_s(BY_NAME["passes-target"], 9.0, is_small=True) is None
 
 
 def test_an_outcome_says_of_every_step_of_the_parts_where_it_stands() -> None:
     outcome = Outcome.of(RUN)
     assert outcome.done == ("versions", "passes-target")
     assert outcome.skipped == ("texts-mps",)
-    assert outcome.failed == ("attention",)
-    assert set(outcome.left) == set(BY_NAME) - {*outcome.done, "texts-mps", "attention"}
+    assert outcome.failed == ("passes-drafter",)
+    assert set(outcome.left) == set(BY_NAME) - {*outcome.done, "texts-mps", "passes-drafter"}
     assert Outcome.of(RUN, (3,)) == Outcome((), ("texts-mps",), (), ("texts",))
 
 
 def test_a_later_row_goes_before_an_earlier_one() -> None:
-    again = [*RUN, done("attention"), row("passes-target", "graphs 500|9 rows", pass_ms=5.2)]
-    assert "attention" in Outcome.of(again).done
+    again = [*RUN, done("passes-drafter"), row("passes-target", "graphs 500|9 rows", pass_ms=5.2)]
+    assert "passes-drafter" in Outcome.of(again).done
     found = {one.estimate.what: one.measured for one in compare(again)}
     assert found["target pass, 9 rows, 500 tokens"] == 5.2
 
@@ -85,11 +84,8 @@ def test_a_ratio_is_one_within_what_was_expected() -> None:
     found = {one.estimate.what: one for one in compare(RUN)}
     assert found["plain decoding, a token"].ratio == 1.0
     assert found["target pass, 9 rows, 500 tokens"].ratio == pytest.approx(1.5)
-    whole = found["attention of a target pass, 32k slots"]
-    assert whole.measured == pytest.approx(0.2 * NUM_LAYERS)
-    assert found["greedy choice, eager"].ratio is None
+    assert found["target pass, 17 rows, 500 tokens"].ratio is None
 
 
-def test_estimates_are_of_steps_and_layers_that_are_measured() -> None:
+def test_estimates_are_of_steps_that_are_measured() -> None:
     assert {one.step for one in ESTIMATES} <= set(BY_NAME)
-    assert LARGE.target.num_layers == NUM_LAYERS

@@ -40,20 +40,18 @@ def test_estimates_stand_beside_what_was_measured() -> None:
 
 
 def test_cells_of_two_dimensions_make_a_table_for_each_figure() -> None:
-    attention = next(one for one in sections(RUN) if "attention" in one.title)
-    steady, first, _ = attention.tables
-    assert steady.columns == ("", "default", "cudnn", "efficient")
-    assert steady.lines == (("8b 5x512", "8", "7", "-"), ("8b 5x32768", "200", "-", "198"))
+    steps = next(one for one in sections(RUN) if "Draft steps" in one.title)
+    later, first = steps.tables
+    assert later.columns == ("", "1 row", "4 rows", "8 rows")
+    assert later.lines == (("graphs 200", "8", "7", "-"), ("graphs 4000", "200", "-", "198"))
     assert first.lines[0][1:] == ("401", "400", "-")
-    assert attention.notes == (
-        "8b 5x512 flash and 1 more failed: No available kernel. Aborting execution.",
-    )
+    assert steps.notes == ("graphs 200 8 rows and 1 more failed: CUDA out of memory",)
 
 
 def test_every_step_says_where_it_stands() -> None:
     said = {one.title: one.said for one in sections(RUN)}
     assert said["1. Versions and state of the machine"] == "done in 12.3 s"
-    assert said["1. Masked attention by kernel"].startswith("failed: ended after its 300 s")
+    assert said["2. Draft steps"].startswith("failed: ended after its 150 s")
     assert said["3. Texts: drafter on the GPU, on the CPU"] == "begun, not ended"
     assert said["3. Texts: both nodes on one GPU under MPS"].startswith("skipped: nvidia-cuda-mps")
     assert said["4. Tests of the pair on the GPU"] == "not run yet"

@@ -23,17 +23,17 @@ def rehearse(tmp_path: Path, *options: str) -> "subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 def test_a_part_runs_once_and_its_report_is_written(tmp_path: Path) -> None:
-    ended = rehearse(tmp_path, "--part", "4")
+    ended = rehearse(tmp_path, "--part", "1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = read(tmp_path / "out" / FILE)
     measured = {row.cell for row in rows if row.state == "measured"}
-    assert {"greedy|1 row", "T=0.8 top-k=50|5 rows"} <= measured
-    notes = {row.note for row in rows if row.step == "pair-tests" and row.state == "skipped"}
+    assert {"python", "torch"} <= measured
+    notes = {row.note for row in rows if row.step == "flex-tests" and row.state == "skipped"}
     assert notes == {"no CUDA device"}
-    assert "greedy" in (tmp_path / "out" / "report.txt").read_text()
-    again = rehearse(tmp_path, "--part", "4")
+    assert "Tests of the engine" in (tmp_path / "out" / "report.txt").read_text()
+    again = rehearse(tmp_path, "--part", "1")
     assert again.returncode == 0
-    assert "part 4" not in again.stdout
+    assert "part 1" not in again.stdout
     assert read(tmp_path / "out" / FILE) == rows
 
 
@@ -46,7 +46,6 @@ def test_a_rehearsal_measures_all_that_a_cpu_can_show(tmp_path: Path) -> None:
     assert outcome.skipped == ("texts-mps",)
     assert set(outcome.done) == {step.name for step in PLAN} - {"texts-mps"}
     figures = {(row.step, row.cell): row.figures for row in rows}
-    assert figures["attention", "8b 5x512|default"]["largest_error"] < 1e-4
     assert figures["passes-target", "fused 200|5 rows"]["pass_ms"] > 0
     assert figures["profile-drafter", "whole pass"]["calls"] > 0
     assert figures["texts", "sync default T=0.0"]["speedup"] > 0

@@ -1,4 +1,4 @@
-"""What steps of the kit run: the engine's own attention, tests that are there, what texts say."""
+"""What steps of the kit run: passes, tests that are there, what texts say."""
 
 import subprocess
 import sys
@@ -9,36 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-import engine.forward.flex_attention
 from engine.errors import OutOfMemory
-from engine.forward.flex_attention import FlexAttention
 from lab.gpu_kit.plan import PLAN
 from lab.gpu_kit.start import ROOT
-from lab.gpu_kit.steps import attention, passes, tests, texts
+from lab.gpu_kit.steps import passes, tests, texts
 from lab.gpu_kit.steps.context import run_step
-from tests.engine.flex_forms import spelt_out
-
-
-@pytest.mark.parametrize("num_tokens", [1, 5])
-def test_attention_is_timed_as_the_engine_runs_it(
-    num_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[int] = []
-
-    def program(*given: Any) -> torch.Tensor:
-        called.append(given[0].shape[2])
-        return spelt_out(*given)
-
-    monkeypatch.setattr(engine.forward.flex_attention, "_compiled", lambda: program)
-    heads = attention.Heads(2, 4, 32)
-    given = attention.operands(heads, num_tokens, 512, torch.device("cpu"), torch.float32)
-    kernel = attention.split(FlexAttention, given)
-    first = kernel(given)
-    assert set(called) == {4 * num_tokens}
-    num_calls = len(called)
-    assert torch.equal(kernel(given), first)
-    assert len(called) == num_calls + 1, "compared with the masked form once"
-    assert (first.double() - attention.expected(given)).abs().max() < 1e-5
 
 
 class Record:
@@ -57,28 +32,6 @@ class Record:
         self.states[cell] = note
 
     skipped = failed
-
-
-def test_attention_has_the_settings_and_operands_of_a_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    claimed: list[str] = []
-    kinds: set[bool] = set()
-
-    def claim(name: str) -> torch.device:
-        claimed.append(name)
-        return torch.device("cpu")
-
-    def measured(_context: object, _cell: str, _kernel: object, given: Any, _: object) -> None:
-        assert claimed == ["cpu"]
-        kinds.update(one.is_inference() for one in (given.query, given.keys, given.mask))
-
-    monkeypatch.setattr(attention, "claim", claim)
-    monkeypatch.setattr(attention, "_measure", measured)
-    context: Any = SimpleNamespace(device="cpu", is_on_gpu=False, is_small=True, record=Record())
-    attention.measure(context)
-    # To a compiler other tensors are of another kind: it would compile twice for each shape.
-    assert kinds == {True}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair
 from coordinator.cli.app import EXIT_USAGE, command_line, run
-from lab.lossless import command as verify_lossless
 from lab.measure import profile
 from proto.errors import ConfigurationError
+from rehearsal.lossless import command as verify_lossless
 
 
 def measure_by_command(name: str, *options: str) -> None:

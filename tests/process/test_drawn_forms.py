@@ -1,12 +1,11 @@
-"""The forms that structured output is measured with, and how an answer is judged."""
+"""The forms that structured output is tested with, and how an answer is judged."""
 
 import json
 import re
 
 import pytest
 
-from lab.measure.forms import pattern_of, schema_of
-from lab.measure.structured import Form, forms
+from tests.process.drawn_forms import Form, forms, pattern_of, schema_of
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -17,7 +16,7 @@ def test_drawn_forms_are_of_many_kinds_and_can_be_checked() -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
     assert len({json.dumps(schema) for schema in schemas}) > 50
     assert all(re.compile(pattern_of(seed)) for seed in range(60))
-    drawn = list(forms(20, None, 0))
+    drawn = list(forms(20))
     assert sum(bool(form.pattern) for form in drawn) == 4
     assert [form.params.kind for form in drawn[3:5]] == ["json", "regex"]
 

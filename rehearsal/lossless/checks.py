@@ -261,7 +261,7 @@ def sampled(
         counts[got.tokens] += 1
         drafted += got.num_drafted
         accepted += got.num_accepted
-    from lab.lossless.chi_square import (
+    from rehearsal.lossless.chi_square import (
         p_value as p_value_of,  # scipy takes a second to load
     )
 
@@ -284,7 +284,7 @@ def careless(
 
 def detectable(num_texts: int, chances: Joint) -> float:
     """Return the effect size (Cohen's w) that so many texts reveal with a probability of 0.95."""
-    from lab.lossless.chi_square import detectable as detectable_by
+    from rehearsal.lossless.chi_square import detectable as detectable_by
 
     return detectable_by(num_texts, chances, level=LEVEL)
 

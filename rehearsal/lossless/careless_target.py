@@ -1,4 +1,4 @@
-"""`python -m lab.lossless.careless_target`: a target node whose token rule is wrong on purpose.
+"""`python -m rehearsal.lossless.careless_target`: a target whose token rule is wrong on purpose.
 
 `verify-lossless` starts it in the place of the target, and its checks must reject what it writes.
 """

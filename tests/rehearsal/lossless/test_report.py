@@ -7,8 +7,9 @@ import pytest
 from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair
 from coordinator.cli.app import EXIT_USAGE, command_line, run
-from lab.lossless import command
-from lab.lossless.checks import (
+from proto.errors import ConfigurationError
+from rehearsal.lossless import command
+from rehearsal.lossless.checks import (
     NEAR_TIE,
     Check,
     Difference,
@@ -19,8 +20,7 @@ from lab.lossless.checks import (
     not_tested,
     seeds_promised,
 )
-from lab.lossless.command import explained, how_long, line_of, verdict
-from proto.errors import ConfigurationError
+from rehearsal.lossless.command import explained, how_long, line_of, verdict
 
 EQUAL = Check("greedy", "auto", held=True, detail="256 tokens, 170 of them drafted")
 WRONG = Check("greedy", "auto", held=False, detail="256 tokens, 170 of them drafted")

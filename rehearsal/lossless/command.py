@@ -20,12 +20,12 @@ from coordinator.cli.loading_screen import models_of
 from coordinator.cli.wrapping import wrapped
 from coordinator.cli.writers import WIDTH, Progress
 from coordinator.launching.launcher import Launcher
-from lab.lossless import checks as lossless
-from lab.lossless.checks import Check, Text
 from proto.errors import ConfigurationError
 from proto.installation import missing
 from proto.messages import Role
 from proto.policies import TABLE
+from rehearsal.lossless import checks as lossless
+from rehearsal.lossless.checks import Check, Text
 
 PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n',
@@ -35,7 +35,7 @@ PROMPTS = (
 )
 EXIT_FAILED = 1
 VERIFY = ("coupled", "token", "block")
-CARELESS = {Role.TARGET: "lab.lossless.careless_target"}
+CARELESS = {Role.TARGET: "rehearsal.lossless.careless_target"}
 TextPrompt = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A text to continue. May be given several times."),
@@ -75,7 +75,7 @@ def verify_lossless(
     The pair runs in the number type in which `generate` would run it, unless --dtype names another.
     """
     if find_spec("scipy") is None:
-        raise ConfigurationError(f"verify-lossless needs {missing('scipy', 'experiments')}")
+        raise ConfigurationError(f"verify-lossless needs {missing('scipy', 'lossless')}")
     policies = _policies(policy)
     checks: list[Check] = []
     say: Callable[[str], None] = (lambda _: None) if as_json else typer.echo
