@@ -9,6 +9,10 @@ JOBS ?= 2
 PROMPTS ?= lab/experiments/prompts.jsonl
 KIT ?= gpu-kit
 
+# Compiled files of Python are kept, wherever this runs: without them every process that a test starts compiles
+# all of Slipstream again, and so does pytest with every test.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test long check gpu gpu-kit sim bench pictures clean
 
 setup: $(VENV)/.ready
@@ -31,23 +35,30 @@ $(VENV)/.ready: pyproject.toml setup.py lab/pyproject.toml lab/setup.py slipstre
 demo: setup
 	$(RUN) -m coordinator demo $(if $(PROMPT),'$(PROMPT)')
 
-# Tests of real processes run one by one: each has the machine for itself.
+# Two tests at a time, on one thread each: with two they keep each other waiting. Processes that tests start
+# have the threads that they take. What depends on time comes last and alone. `test` in a folder's name: where
+# such tests are (tests/architecture holds that to be so), because it takes ten seconds to look through all.
+ALONE := tests/process tests/hostile tests/browser tests/engine
+USUAL := not process and not timed and not long and not slow and not gpu
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not process and not long and not slow and not gpu'
-	$(RUN) -m pytest -m 'process and not long and not slow and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal -m '$(USUAL)'
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'process and not timed and not long and not slow and not gpu'
+	$(RUN) -m pytest -m 'timed and not long and not slow and not gpu' $(ALONE)
 
 # What `make test` has no time for. Much of it is processes that start and wait: two files at a time,
-# so that the tests of one still share theirs. On one thread each: with two, they keep each other waiting.
+# so that the tests of one still share theirs.
 long: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not slow and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not timed and not slow and not gpu'
+	$(RUN) -m pytest -m 'timed and long and not slow and not gpu' $(ALONE)
 
 check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not process and not gpu'
-	$(RUN) -m pytest -m 'process and not long and not slow and not gpu'
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'process and (long or slow) and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not process and not timed and not gpu'
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'process and not timed and not long and not slow and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'process and not timed and (long or slow) and not gpu'
+	$(RUN) -m pytest -m 'timed and not gpu' $(ALONE)
 
 gpu: setup
 	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \

@@ -46,6 +46,7 @@ def token(number: int) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_long_and_fast_answer_changes_the_page_once_a_frame(open_page: Open, width: int) -> None:
     tokens = [token(number) for number in range(NUM_TOKENS)]

@@ -109,6 +109,7 @@ def test_the_text_is_the_same_where_passes_move(places: Places, executor: ModelE
     torch.testing.assert_close(others, logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.timed
 def test_times_are_kept_for_later_starts(
     places: Places, executor: ModelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -80,17 +80,15 @@ def load() -> None:
     import node.joining
     import node.loop
     import target_node.worker
-    from coordinator.__main__ import measurements
+    from coordinator.cli import plugins
 
     assert AutoModelForCausalLM, AutoTokenizer
     assert transformers.models.llama.modeling_llama, coordinator.cli.app
     assert drafter_node.worker, target_node.worker
     assert node.loop, node.joining
-    measurements()
-    del sys.modules["coordinator.__main__"]  # it is run, never imported
-    trial = (
-        os.fork()
-    )  # OpenBLAS ends its threads before a fork, and has new ones when it needs them
+    plugins.commands()
+    # OpenBLAS ends its threads before a fork, and begins new ones when it needs them.
+    trial = os.fork()
     if trial == 0:
         os._exit(0)
     os.waitpid(trial, 0)

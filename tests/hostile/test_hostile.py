@@ -129,6 +129,7 @@ def test_a_known_attack_of_a_node_with_a_key_does_not_end_the_process(attack: ob
     assert survives(getattr(attack, "__name__", ""))
 
 
+@pytest.mark.timed
 @pytest.mark.process
 def test_sessions_that_break_the_rules_end_and_disturb_nobody() -> None:
     outcome = besiege(600, seed=1, warm_up=100)
@@ -146,6 +147,7 @@ def test_damaged_frames_end_at_most_the_connection_and_a_node_drafts_right_after
     assert seen["closed: RemoteProtocolError"] > 10
 
 
+@pytest.mark.timed
 @pytest.mark.process
 @pytest.mark.long
 def test_thousands_of_such_sessions_leave_nothing_behind() -> None:

@@ -337,6 +337,7 @@ def test_12_a_client_that_leaves_closes_its_text_on_both_nodes(pair: Pair, text:
     assert num_accepted(made) > 0
 
 
+@pytest.mark.timed
 def test_12_a_stop_string_frees_the_nodes_for_the_next_text(pair: Pair, text: list[int]) -> None:
     assert pair.tokenization is not None
     whole = pair.tokenization.decode(tuple(text))

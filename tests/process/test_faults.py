@@ -112,6 +112,7 @@ def test_the_text_is_complete_wherever_the_drafter_is_killed(tiny: PairConfig) -
     assert len(range(1, 200, 10)) == 20
 
 
+@pytest.mark.timed
 @pytest.mark.long
 def test_a_stopped_drafter_is_not_waited_for_and_is_used_again_later(slow: Pair) -> None:
     whole = generate(slow, PROMPT, PIPELINED, GREEDY)
@@ -202,6 +203,7 @@ def test_nothing_is_left_when_the_coordinator_is_killed(tiny: PairConfig) -> Non
         coordinator.stderr.close()
 
 
+@pytest.mark.timed
 def test_ctrl_c_ends_all_three_processes_within_two_seconds(tiny: PairConfig) -> None:
     coordinator = start_cli(tiny)
     assert coordinator.stdout is not None

@@ -106,6 +106,7 @@ def test_no_node_outlives_a_killed_coordinator_while_its_child_lives(how: str, f
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.timed
 def test_what_a_forked_child_does_leaves_its_parent_alone(folder: str) -> None:
     with program(A_CHILD_THAT_ENDS, "python", folder) as process:
         said, errors = process.communicate(timeout=120)

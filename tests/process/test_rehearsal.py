@@ -86,6 +86,7 @@ def test_texts_are_the_same_over_links_that_lose_messages(
         assert metrics.wait_s * 1e3 >= 2 * DELAY_MS - 4
 
 
+@pytest.mark.timed
 @pytest.mark.long
 def test_waits_adapt_to_the_way_to_the_drafter(models: PairConfig) -> None:
     far = {"simulate_target_ms": PASS_MS, "link": ("drafter:delay=40ms",)}
