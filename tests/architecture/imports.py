@@ -92,7 +92,7 @@ class Import:
 
 def imports(file: Source) -> Iterator[Import]:
     """Everything that a file imports, wherever it stands."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

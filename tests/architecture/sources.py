@@ -22,11 +22,12 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file: its path from the root, its text and its syntax tree."""
+    """One file: its path from the root, its text, its syntax tree and all nodes of that."""
 
     path: PurePosixPath
     text: str
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]
 
     @property
     def package(self) -> str:
@@ -36,7 +37,8 @@ class Source:
 
 def source(path: str, text: str) -> Source:
     """A file that need not exist."""
-    return Source(PurePosixPath(path), text, ast.parse(text))
+    tree = ast.parse(text)
+    return Source(PurePosixPath(path), text, tree, tuple(ast.walk(tree)))
 
 
 @cache

@@ -33,7 +33,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def functions(file: Source) -> Iterator[Function]:
     """Every function of a file, inner ones too."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, Function):
             yield node
 
@@ -68,7 +68,7 @@ def long_messages(file: Source) -> list[str]:
     """Errors and warnings that are too long, even if all that is filled in were short."""
     return [
         f"{file.path}:{node.lineno} says {len(words)} columns: {words}"
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Call) and MESSAGES.search(ast.unparse(node.func)) and node.args
         if len(words := _words(node.args[0])) > MAX_COLUMNS
     ]
@@ -103,7 +103,7 @@ def broad_excepts(file: Source) -> list[str]:
         return []
     return [
         f"{file.path}:{node.lineno} catches everything"
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or _names(node.type) & BROAD)
         and not isinstance(node.body[-1], ast.Raise)
@@ -128,7 +128,7 @@ def asserts_on_input(file: Source) -> list[str]:
 def asks_for_a_policy(file: Source) -> list[str]:
     """Comparisons with the name of a policy: what it does is in the table (`proto/policies.py`)."""
     asked: list[ast.expr] = []
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         match node:
             case ast.Compare(left=left, comparators=others):
                 asked += [left, *others]

@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # What Python itself has ignored since its start.
 OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 DEADLY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NAME, NAME_OF_PROGRAMS = "fork-server", "python"  # as in /proc/PID/comm
+NAME = "fork-server"  # as in /proc/PID/comm; programs have the names of their modules there
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,20 @@ def prctl(option: int, value: int) -> None:
     """Call prctl(2) with one argument. Raises OSError."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def is_server(pid: int) -> bool:
+    """True if this process is one from which programs are forked."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
+    except OSError:
+        return False
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process; of one that was forked, its module. Raises OSError."""
+    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    return name if name in PROGRAMS else Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 def num_threads() -> int:
@@ -160,7 +174,7 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(start.environment)
     tempfile.tempdir = None  # found anew, by this environment
-    Path("/proc/self/comm").write_text(NAME_OF_PROGRAMS)
+    Path("/proc/self/comm").write_text(start.module)
     sys.orig_argv = [sys.executable, "-m", start.module, *start.arguments]
     sys.argv = ["-m", *start.arguments]
     _open_standard_streams()

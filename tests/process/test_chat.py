@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from coordinator.api.chat import ChatTemplate
 from coordinator.api.prompts import Tokenization
 from coordinator.cli.chat.conversation import Conversation
+from tests.forking.server import command_of
 from tests.process.reference import Reference
 from tests.process.terminal import AtTerminal
 from tests.process.test_faults import ROOT, wait_for
@@ -142,7 +143,7 @@ def test_ctrl_c_empties_the_line_and_the_end_of_the_target_ends_the_program(
     slow_chat.type("\x03")
     start = slow_chat.wait_for("\r\n> ", start)
     assert "Ctrl-C again" not in slow_chat.shown
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in slow_chat.nodes}
+    commands = {pid: command_of(pid) for pid in slow_chat.nodes}
     (target,) = [pid for pid, line in commands.items() if "target_node" in line]
     os.kill(target, signal.SIGKILL)
     assert slow_chat.end() == 1

@@ -21,7 +21,7 @@ from coordinator.launching import launcher
 from lab.measure.shares import profile
 from proto.errors import NodeError
 from proto.messages import Role
-from tests.process.ray_nodes import command_of
+from tests.forking.server import command_of
 from tests.process.reference import generate
 from tests.process.test_faults import children, start_cli, wait_for
 from tests.tiny_models import make_model

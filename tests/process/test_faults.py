@@ -21,6 +21,7 @@ from coordinator.api.params import SamplingParams
 from proto.errors import IncompatibleError, SlipstreamError
 from proto.links.transport import Connection
 from proto.liveness import SILENCE_LIMIT_S
+from tests.forking.server import is_server
 from tests.process.reference import generate
 from tests.tiny_models import make_model
 
@@ -181,10 +182,11 @@ def start_cli(config: PairConfig, *more: str) -> subprocess.Popen[str]:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of a process's children."""
+    """Process ids of a process's children, but for the one from which its nodes are forked."""
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return sorted({int(child) for child in " ".join([text, *tasks]).split()})
+    found = {int(child) for child in " ".join([text, *tasks]).split()}
+    return sorted(child for child in found if not is_server(child))
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.forking.server import command_of
 from tests.process.test_faults import ROOT, alive, children, wait_for
 from tests.tiny_models import make_model, make_noised
 from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
@@ -97,7 +98,7 @@ def test_texts_that_are_complete_are_kept_when_the_target_dies(
     assert process.stdout is not None
     first = [process.stdout.readline() for _ in range(2)]
     nodes = children(process.pid)
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in nodes}
+    commands = {pid: command_of(pid) for pid in nodes}
     (target,) = [pid for pid, line in commands.items() if "target_node" in line]
     os.kill(target, signal.SIGKILL)
     rest, errors = process.communicate(timeout=30)

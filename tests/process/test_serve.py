@@ -22,6 +22,7 @@ from coordinator.api.config import SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch
+from tests.forking.server import command_of, is_server
 from tests.process.served import LIMIT_S, Served, serving
 from tests.programs import ROOT
 
@@ -369,17 +370,13 @@ def test_a_target_that_dies_ends_the_server_with_its_line() -> None:
 
 
 def descendants(parent: int) -> list[int]:
-    """Process ids of all descendants."""
+    """Process ids of all descendants, but for the one from which nodes are forked."""
     found: list[int] = []
     for task in Path(f"/proc/{parent}/task").glob("*/children"):
         for child in map(int, task.read_text().split()):
-            found += [child, *descendants(child)]
+            if not is_server(child):
+                found += [child, *descendants(child)]
     return found
-
-
-def command_of(pid: int) -> str:
-    """The command line of a process."""
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 @pytest.mark.parametrize(
