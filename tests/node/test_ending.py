@@ -40,13 +40,20 @@ runpy.run_module(node, run_name="__main__", alter_sys=True)
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("place", ["import", "callback"])
-@pytest.mark.parametrize("module", ["proto.installation", "node.process", "typer", "node.loop"])
+@pytest.mark.parametrize("module", ["proto.installation", "node.process", "typer", "torch"])
 def test_a_signal_while_a_node_imports_ends_it_with_a_line(
     module: str, place: str, number: signal.Signals
 ) -> None:
     done = python(WHILE_IT_IMPORTS, "target_node", module, str(int(number)), place)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"target: {SIGNALS[number]}\n"
+
+
+@pytest.mark.parametrize("place", ["import", "callback"])
+def test_a_signal_when_torch_is_loaded_ends_a_node_with_a_line_too(place: str) -> None:
+    number = signal.SIGTERM
+    done = python(WHILE_IT_IMPORTS, "target_node", "node.loop", str(int(number)), place)
+    assert (done.returncode, done.stderr) == (0, "target: ended by SIGTERM\n")
 
 
 def test_a_drafter_ends_with_a_line_too() -> None:
@@ -57,7 +64,7 @@ def test_a_drafter_ends_with_a_line_too() -> None:
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    end = "import sys; sys.modules['node.loop'] = None\n"  # where it would begin to load
+    end = "import sys; sys.modules['target_node.worker'] = None\n"  # where it would begin to load
     done = python(
         ignoring + end + WHILE_IT_IMPORTS, "target_node", "typer", str(int(signal.SIGHUP)), "import"
     )
