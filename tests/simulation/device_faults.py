@@ -213,11 +213,9 @@ OTHER_DRAFTS = "a verdict counts .* drafts, but its pass had"
 DEVICE_FAULTS = (
     Fault(a_result_is_read_when_the_next_message_comes, "read before it is ready"),
     Fault(a_result_is_left_in_a_buffer_that_the_next_launch_overwrites, "has overwritten it"),
-    Fault(
-        a_move_comes_after_the_launch_that_needs_it, f"{OTHER_ROWS}|{NOT_THE_TEXT}", first_seed=10
-    ),
+    Fault(a_move_comes_after_the_launch_that_needs_it, f"{OTHER_ROWS}|{NOT_THE_TEXT}"),
     Fault(rows_are_moved_before_the_running_forward_has_used_them, OTHER_ROWS),
-    Fault(a_roll_back_frees_the_slots_of_the_running_steps, "KeyError", first_seed=50),
+    Fault(a_roll_back_frees_the_slots_of_the_running_steps, "KeyError"),
     Fault(a_draft_is_written_into_the_pass_that_is_running, "changed since its launch"),
     Fault(a_draft_joins_the_pass_that_is_running, f"{OTHER_DRAFTS}|IndexError"),
     Fault(a_verdict_counts_a_draft_that_came_during_its_pass, OTHER_DRAFTS),
@@ -225,7 +223,6 @@ DEVICE_FAULTS = (
         a_result_is_taken_for_the_text_that_has_the_lane_now,
         f"{NOT_THE_TEXT}|KeyError",
         leaving=True,
-        first_seed=88,
     ),
     Fault(what_a_forward_has_brought_is_not_said, "nothing has been said|have not been sent"),
     Fault(what_a_pass_has_brought_is_said_twice, "a pass is told twice"),

@@ -28,10 +28,9 @@ Patch = pytest.MonkeyPatch
 class Fault:
     """A mistake, what the simulator must say about it, and where it shows soonest.
 
-    oracle      with a drafter that is always right, as for most of what costs only speed
-    alone       one text at a time, where others would hide it
-    leaving     with readers that leave early, whose lanes are given away during a forward
-    first_seed  where to begin, for what shows only now and then
+    oracle   with a drafter that is always right, as for most of what costs only speed
+    alone    one text at a time, where others would hide it
+    leaving  with readers that leave early, whose lanes are given away during a forward
     """
 
     plant: Callable[[Patch], None]
@@ -40,7 +39,6 @@ class Fault:
     oracle: bool = False
     alone: bool = False
     leaving: bool = False
-    first_seed: int = 0
 
     @property
     def name(self) -> str:
@@ -344,47 +342,39 @@ CLOSED_AGAIN = "a closed text is open again|an old Open has been obeyed"
 
 FAULTS = (
     Fault(a_draft_is_known_by_the_length_of_its_parent, NOT_DRAFTED_THERE),
-    Fault(a_verdict_is_known_by_the_length_of_its_base, NOT_THE_TEXT, first_seed=20),
+    Fault(a_verdict_is_known_by_the_length_of_its_base, NOT_THE_TEXT),
     Fault(a_cached_prefix_is_known_by_its_length, BAD_CACHE),
     Fault(an_open_keeps_one_row_too_many, BAD_CACHE),
     Fault(a_verdict_counts_one_row_too_many_as_cached, BAD_CACHE),
     Fault(catching_up_feeds_one_token_too_few, BAD_CACHE),
     Fault(a_node_does_not_inherit_the_mask_of_its_parent, BAD_CACHE),
-    Fault(
-        a_pass_has_more_rows_than_the_fixed_number, "rows in a pass of", oracle=True, first_seed=21
-    ),
+    Fault(a_pass_has_more_rows_than_the_fixed_number, "rows in a pass of", oracle=True),
     Fault(the_recovered_token_is_dropped, "says nothing|accepted tokens make|IndexError"),
     Fault(a_verdict_that_comes_twice_is_applied_twice, NOT_THE_TEXT),
     Fault(a_stop_token_does_not_end_the_text, NOT_THE_TEXT),
     Fault(the_session_does_not_look_for_stop_tokens, f"{NOT_THE_TEXT}|still missing"),
     Fault(drafts_go_past_the_longest_text, "past the longest text"),
-    Fault(an_open_of_the_same_incarnation_is_obeyed, "old Open has been obeyed", first_seed=4),
-    Fault(a_late_open_revives_a_closed_text, CLOSED_AGAIN, first_seed=46),
-    Fault(the_target_uses_the_result_of_an_earlier_life, f"{BAD_CACHE}|never came", first_seed=12),
+    Fault(an_open_of_the_same_incarnation_is_obeyed, "old Open has been obeyed"),
+    Fault(a_late_open_revives_a_closed_text, CLOSED_AGAIN),
+    Fault(the_target_uses_the_result_of_an_earlier_life, f"{BAD_CACHE}|never came"),
     Fault(
         the_drafter_uses_the_result_of_an_earlier_life,
         f"{BAD_CACHE}|{NOT_DRAFTED_THERE}|hangs|ValueError|KeyError",
-        first_seed=1300,
     ),
-    Fault(
-        what_was_lost_is_not_sent_again, f"{NO_SPEED}|did not continue", oracle=True, first_seed=81
-    ),
+    Fault(what_was_lost_is_not_sent_again, f"{NO_SPEED}|did not continue", oracle=True),
     Fault(
         a_draft_that_comes_too_early_is_dropped,
         f"{NO_SPEED}|still missing",
         oracle=True,
-        first_seed=113,
     ),
     Fault(an_ack_counts_over_a_gap, "never came"),
-    Fault(the_later_child_wins, "hangs nowhere|KeyError", first_seed=6),
-    Fault(the_drafter_does_not_look_at_heartbeats, NO_SPEED, oracle=True, first_seed=10),
-    Fault(the_target_does_not_look_at_heartbeats, f"{NO_SPEED}|still missing", first_seed=131),
-    Fault(a_fault_is_not_answered, f"{NO_SPEED}|still missing", oracle=True, first_seed=10),
+    Fault(the_later_child_wins, "hangs nowhere|KeyError"),
+    Fault(the_drafter_does_not_look_at_heartbeats, NO_SPEED, oracle=True),
+    Fault(the_target_does_not_look_at_heartbeats, f"{NO_SPEED}|still missing"),
+    Fault(a_fault_is_not_answered, f"{NO_SPEED}|still missing", oracle=True),
     Fault(an_open_that_was_lost_is_not_sent_again, f"{NO_SPEED}|still missing", oracle=True),
     Fault(the_target_waits_for_ever, "without a deadline", "sync"),
     Fault(the_drafter_ignores_its_window, "beyond its window"),
-    Fault(the_target_copies_more_than_there_is_room_for, "past the longest text", first_seed=3),
-    Fault(
-        a_text_that_is_opened_again_is_indexed_behind_what_was_there, "another text", first_seed=17
-    ),
+    Fault(the_target_copies_more_than_there_is_room_for, "past the longest text"),
+    Fault(a_text_that_is_opened_again_is_indexed_behind_what_was_there, "another text"),
 )

@@ -65,22 +65,17 @@ def a_step_that_the_cache_has_lost_is_taken_for_fed(patch: Patch) -> None:
 
 
 PAST_FAULTS = (
-    Fault(a_step_that_the_cache_has_lost_is_taken_for_fed, "KeyError", first_seed=121_445),
+    Fault(a_step_that_the_cache_has_lost_is_taken_for_fed, "KeyError"),
     Fault(a_full_tree_is_expanded, "no free tree slot", oracle=True),
     Fault(a_text_is_closed_with_a_reason_that_is_no_plain_text, "LocalProtocolError: Close"),
-    Fault(
-        answers_that_come_too_late_are_not_measured, NO_SPEED, "sync", oracle=True, first_seed=32
-    ),
-    Fault(a_drafter_that_runs_ahead_is_waited_for_like_any_other, "still missing", first_seed=207),
-    Fault(
-        the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True, first_seed=248
-    ),
+    Fault(answers_that_come_too_late_are_not_measured, NO_SPEED, "sync", oracle=True),
+    Fault(a_drafter_that_runs_ahead_is_waited_for_like_any_other, "still missing"),
+    Fault(the_first_draft_of_a_life_waits_for_company, NO_SPEED, "sync", oracle=True),
     Fault(
         a_drafter_that_gets_no_answer_says_nothing_again,
         NO_SPEED,
         "sync",
         oracle=True,
         alone=True,
-        first_seed=413,
     ),
 )

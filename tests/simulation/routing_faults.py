@@ -79,13 +79,11 @@ ROUTING_FAULTS = (
     Fault(
         a_source_number_is_free_again_while_its_text_goes_on,
         "a source number is used twice",
-        first_seed=47,
     ),
     Fault(
         two_drafters_feed_a_text_under_a_classical_rule,
         "two drafters feed a classical text",
-        first_seed=13,
     ),
     Fault(a_lost_drafter_is_still_sent_verdicts, "reaches a node that is gone"),
-    Fault(a_text_that_waits_is_forgotten, "a text waits for nothing", first_seed=16),
+    Fault(a_text_that_waits_is_forgotten, "a text waits for nothing"),
 )

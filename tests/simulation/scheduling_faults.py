@@ -56,9 +56,9 @@ def a_text_is_never_scheduled_again(patch: Patch) -> None:
 
 
 SCHEDULING_FAULTS = (
-    Fault(all_texts_lie_in_one_lane, f"{BAD_CACHE}|in one lane", first_seed=4),
-    Fault(a_lane_that_is_taken_is_given_away, "a lane is given to two texts", first_seed=4),
+    Fault(all_texts_lie_in_one_lane, f"{BAD_CACHE}|in one lane"),
+    Fault(a_lane_that_is_taken_is_given_away, "a lane is given to two texts"),
     Fault(another_text_is_copied_by_its_length, BAD_CACHE),
-    Fault(the_outcomes_of_a_pass_reach_each_other, NOT_THE_TEXT, first_seed=4),
+    Fault(the_outcomes_of_a_pass_reach_each_other, NOT_THE_TEXT),
     Fault(a_text_is_never_scheduled_again, "still missing|without a deadline"),
 )
