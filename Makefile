@@ -35,18 +35,15 @@ $(VENV)/.ready: pyproject.toml setup.py lab/pyproject.toml lab/setup.py slipstre
 demo: setup
 	$(RUN) -m coordinator demo $(if $(PROMPT),'$(PROMPT)')
 
-# Two tests at a time, on one thread each: with two they keep each other waiting. Processes that tests start
-# have the threads that they take. What depends on time comes last and alone. `test` in a folder's name: where
-# such tests are (tests/architecture holds that to be so), because it takes ten seconds to look through all.
+# Two tests at a time. What depends on time comes last, and alone: in the folders ALONE, because to look through
+# all takes ten seconds (tests/architecture holds that they are there).
 ALONE := tests/process tests/hostile tests/browser tests/engine
-USUAL := not process and not timed and not long and not slow and not gpu
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal -m '$(USUAL)'
-	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'process and not timed and not long and not slow and not gpu'
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not timed and not long and not slow and not gpu'
 	$(RUN) -m pytest -m 'timed and not long and not slow and not gpu' $(ALONE)
 
 # What `make test` has no time for. Much of it is processes that start and wait: two files at a time,
-# so that the tests of one still share theirs.
+# so that the tests of one still share theirs. On one thread each: with two, they keep each other waiting.
 long: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not timed and not slow and not gpu'
 	$(RUN) -m pytest -m 'timed and long and not slow and not gpu' $(ALONE)
@@ -55,8 +52,7 @@ check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not process and not timed and not gpu'
-	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'process and not timed and not long and not slow and not gpu'
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not timed and not gpu and (not process or not (long or slow))'
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'process and not timed and (long or slow) and not gpu'
 	$(RUN) -m pytest -m 'timed and not gpu' $(ALONE)
 

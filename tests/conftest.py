@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -35,9 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What collecting thousands of tests leaves is not looked through again for rubbish."""
+    """What collecting thousands of tests leaves is not looked through again for rubbish.
+
+    One of several workers computes on one thread, and what it starts on as many as it takes.
+    """
     gc.collect()
     gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ and (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
 
 
 _server = Server()  # from which programs are forked; it is started for the first one

@@ -9,6 +9,7 @@ the coordinator has any threads.
 
 import ctypes
 import gc
+import io
 import json
 import os
 import runpy
@@ -21,14 +22,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NODES = ("target_node", "drafter_node")
-PROGRAMS = ("coordinator", *NODES)
+# They start no other program of ours.
+LEAVES = (
+    *("target_node", "drafter_node", "lab.synthetic.node", "lab.synthetic.one_process"),
+    *("lab.experiments.peers.one_process", "tests.forking.shown"),
+)
+PROGRAMS = ("coordinator", *LEAVES)
 MAX_BYTES = 1 << 17  # of a request: an environment and arguments
 ADOPTION_LIMIT_S = 10.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # What Python itself has ignored since its start.
 OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 DEADLY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MAX_NAME = 15  # characters that the kernel keeps of a name
 NAME = "fork-server"  # as in /proc/PID/comm; programs have the names of their modules there
 
 
@@ -76,7 +82,10 @@ def is_server(pid: int) -> bool:
 def command_of(pid: int) -> str:
     """Return the command line of a process; of one that was forked, its module. Raises OSError."""
     name = Path(f"/proc/{pid}/comm").read_text().strip()
-    return name if name in PROGRAMS else Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    for module in PROGRAMS:
+        if module[:MAX_NAME] == name:
+            return module
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 def num_threads() -> int:
@@ -185,11 +194,16 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
 
 def _open_standard_streams() -> None:
     """Make these streams anew, as Python does at its start: they know what they lead to."""
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        buffering = 1 if name == "stderr" else -1  # lines; what is usual for a file or a terminal
+    for number, name, mode in ((0, "stdin", "rb"), (1, "stdout", "wb"), (2, "stderr", "wb")):
         old = getattr(sys, name)
-        texts = {"encoding": old.encoding, "errors": old.errors}
-        new = open(number, mode, buffering, closefd=False, **texts)  # noqa: SIM115
+        is_unbuffered = old.write_through and mode == "wb"  # PYTHONUNBUFFERED
+        new = io.TextIOWrapper(
+            open(number, mode, 0 if is_unbuffered else -1, closefd=False),  # noqa: SIM115
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=not is_unbuffered and (name == "stderr" or os.isatty(number)),
+            write_through=is_unbuffered,
+        )
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
 
@@ -197,7 +211,7 @@ def _open_standard_streams() -> None:
 def run(start: Start, descriptors: Sequence[int]) -> None:
     """Be the program that was asked for, to its end."""
     become(start, descriptors)
-    if start.module not in NODES:
+    if start.module not in LEAVES:
         _fork_own_server()
     runpy.run_module(start.module, run_name="__main__", alter_sys=True)
 

@@ -157,6 +157,7 @@ def started(tiny: list[str], tmp_path: Path) -> Iterator[Started]:
     run.process.communicate()
 
 
+@pytest.mark.really
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
 def test_a_signal_while_the_nodes_load_leaves_nothing(
     started: Started, number: signal.Signals
@@ -166,6 +167,7 @@ def test_a_signal_while_the_nodes_load_leaves_nothing(
     started.check_end(number)
 
 
+@pytest.mark.really
 @pytest.mark.long
 def test_impatience_does_not_cut_the_cleaning_up_short(started: Started) -> None:
     started.wait_for_text()
@@ -175,6 +177,7 @@ def test_impatience_does_not_cut_the_cleaning_up_short(started: Started) -> None
     started.check_end()
 
 
+@pytest.mark.really
 @pytest.mark.long
 def test_a_hang_up_while_text_comes_leaves_nothing(started: Started) -> None:
     started.wait_for_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.process, pytest.mark.long]
+pytestmark = [pytest.mark.process, pytest.mark.really, pytest.mark.long]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

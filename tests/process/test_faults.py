@@ -189,6 +189,7 @@ def children(pid: int) -> list[int]:
     return sorted(child for child in found if not is_server(child))
 
 
+@pytest.mark.really
 @pytest.mark.long
 def test_nothing_is_left_when_the_coordinator_is_killed(tiny: PairConfig) -> None:
     for round_number in range(5 if os.environ.get("SLIPSTREAM_FULL") else 2):
@@ -205,6 +206,7 @@ def test_nothing_is_left_when_the_coordinator_is_killed(tiny: PairConfig) -> Non
         coordinator.stderr.close()
 
 
+@pytest.mark.really
 @pytest.mark.timed
 def test_ctrl_c_ends_all_three_processes_within_two_seconds(tiny: PairConfig) -> None:
     coordinator = start_cli(tiny)
@@ -269,6 +271,7 @@ def test_bad_input_is_one_line_and_a_nonzero_exit(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.really
 @pytest.mark.long
 def test_json_is_one_object_and_nothing_else_on_stdout(tiny: PairConfig) -> None:
     done = subprocess.run(
