@@ -37,7 +37,7 @@ demo: setup
 
 # Two tests at a time. What depends on time comes last, and alone: in the folders ALONE, because to look through
 # all takes ten seconds (tests/architecture holds that they are there).
-ALONE := tests/process tests/hostile tests/browser tests/engine
+ALONE := tests/process tests/hostile tests/browser
 test: setup
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not timed and not long and not slow and not gpu'
 	$(RUN) -m pytest -m 'timed and not long and not slow and not gpu' $(ALONE)

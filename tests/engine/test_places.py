@@ -109,7 +109,6 @@ def test_the_text_is_the_same_where_passes_move(places: Places, executor: ModelE
     torch.testing.assert_close(others, logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.timed
 def test_times_are_kept_for_later_starts(
     places: Places, executor: ModelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -157,6 +156,11 @@ def test_times_beside_other_work_are_used_but_not_kept(
     time_places(places, None, {1: 0.1}, ())  # type: ignore[arg-type]
     assert places.measured[1][5] == 3.0
     assert not list(tmp_path.iterdir())
+
+
+def test_the_quartile_of_two_times_lies_between_them() -> None:
+    assert module._lower([2.0, 10.0]) == 4.0
+    assert module._lower([2.0]) == 2.0
 
 
 def test_a_model_whose_passes_are_long_is_not_timed(
