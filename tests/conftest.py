@@ -38,7 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_finish() -> None:
     """What collecting thousands of tests leaves is not looked through again for rubbish.
 
-    Nor is what comes later, as often as usual: that takes a sixteenth of the time. One of several workers computes on one thread, and what it starts on as many as it takes.
+    What comes later is, but not as often as usual, which takes a sixteenth of the time. One of
+    several workers computes on one thread, and what it starts on as many as it takes.
     """
     gc.collect()
     gc.freeze()
