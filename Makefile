@@ -35,26 +35,21 @@ $(VENV)/.ready: pyproject.toml setup.py lab/pyproject.toml lab/setup.py slipstre
 demo: setup
 	$(RUN) -m coordinator demo $(if $(PROMPT),'$(PROMPT)')
 
-# Two tests at a time. What depends on time comes last, and alone: in the folders ALONE, because to look through
-# all takes ten seconds (tests/architecture holds that they are there).
-ALONE := tests/process tests/hostile tests/browser
+# Two tests at a time; what depends on time (the mark `timed`) waits for the others, and they wait for it.
 test: setup
-	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not timed and not long and not slow and not gpu'
-	$(RUN) -m pytest -m 'timed and not long and not slow and not gpu' $(ALONE)
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not slow and not gpu'
 
 # What `make test` has no time for. Much of it is processes that start and wait: two files at a time,
 # so that the tests of one still share theirs. On one thread each: with two, they keep each other waiting.
 long: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not timed and not slow and not gpu'
-	$(RUN) -m pytest -m 'timed and long and not slow and not gpu' $(ALONE)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not slow and not gpu'
 
 check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not timed and not gpu and (not process or not (long or slow))'
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'process and not timed and (long or slow) and not gpu'
-	$(RUN) -m pytest -m 'timed and not gpu' $(ALONE)
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not gpu and (not process or not (long or slow))'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'process and (long or slow) and not gpu'
 
 gpu: setup
 	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \

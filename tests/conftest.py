@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 from tests.forking.popen import Server, forking
+from tests.turns import Turns
 
 MOST_KEPT = 2000  # files that a compiler has made, of earlier runs
 
@@ -49,13 +50,30 @@ def pytest_collection_finish() -> None:
 
 
 _server = Server()  # from which programs are forked; it is started for the first one
+_turns = pytest.StashKey[Turns]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give a worker the locks of its run; the only process of a run needs none."""
+    worker = getattr(config, "workerinput", {})
+    config.stash[_turns] = Turns(worker.get("testrunuid", ""))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close them."""
+    config.stash[_turns].close()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Fork the nodes of process tests (`tests/forking`), their fixtures' nodes included."""
+    """Fork the nodes of process tests (`tests/forking`), their fixtures' nodes included.
+
+    While a test that depends on time runs, no other worker runs one (`tests/turns.py`).
+    """
     is_forked = item.get_closest_marker("process") and not item.get_closest_marker("really")
-    with forking(_server if is_forked else None):
+    is_alone = item.get_closest_marker("timed") is not None
+    turn = item.config.stash[_turns].turn(is_alone=is_alone)
+    with turn, forking(_server if is_forked else None):
         return (yield)
 
 
