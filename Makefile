@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 SEED ?= 1
-JOBS ?= 2
+# Tests at a time: one more than cores, because some only wait.
+JOBS ?= $(shell expr $$(nproc) + 1)
 
 # Of the kit for a GPU machine: prompts to bring in place of the project's own.
 PROMPTS ?= lab/experiments/prompts.jsonl
@@ -42,14 +43,14 @@ test: setup
 # What `make test` has no time for. Much of it is processes that start and wait: two files at a time,
 # so that the tests of one still share theirs. On one thread each: with two, they keep each other waiting.
 long: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not slow and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m 'long and not slow and not gpu'
 
 check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not gpu and (not process or not (long or slow))'
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'process and (long or slow) and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m 'process and (long or slow) and not gpu'
 
 gpu: setup
 	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \
