@@ -101,7 +101,10 @@ def _keep_what_is_compiled(cache: Path) -> None:
     if "REAL_CXX" in os.environ or shutil.which(real) is None:
         return
     folder = cache / "slipstream-tests"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return  # nothing can be kept here
     with suppress(OSError):  # another worker removes the same
         files = [path for path in folder.iterdir() if path.is_file()]
         for old in sorted(files, key=os.path.getmtime)[:-MOST_KEPT]:

@@ -115,5 +115,6 @@ def _remedy(name: str, wanted: str) -> str:
     """Return what to type so that a distribution is there in the wanted version ("": in any)."""
     if IS_CHECKOUT:
         return "run `make setup`"
-    exact = f"=={wanted}" if wanted else ""
-    return f"`pip install {name}{exact}`, or its wheel (docs/installing.md)"
+    # Not by its name from an index: somebody else might have taken that name there.
+    exact = f", version {wanted}" if wanted else ""
+    return f"install the wheel of {name}{exact} (docs/installing.md)"

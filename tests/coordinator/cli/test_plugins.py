@@ -89,7 +89,7 @@ def test_without_the_lab_each_of_its_commands_says_what_brings_it(
     monkeypatch.setattr(plugins, "IS_CHECKOUT", False)
     assert said(monkeypatch, capsys, name, *arguments) == (
         f"error: `{name}` comes with slipstream-lab, which is not here; "
-        "`pip install slipstream-lab==1.2`, or its wheel (docs/installing.md)"
+        "install the wheel of slipstream-lab, version 1.2 (docs/installing.md)"
     )
 
 
