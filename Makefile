@@ -36,7 +36,7 @@ $(VENV)/.ready: pyproject.toml setup.py lab/pyproject.toml lab/setup.py slipstre
 demo: setup
 	$(RUN) -m coordinator demo $(if $(PROMPT),'$(PROMPT)')
 
-# Two tests at a time; what depends on time (the mark `timed`) waits for the others, and they wait for it.
+# JOBS tests at a time; what depends on time (the mark `timed`) waits for the others, and they wait for it.
 test: setup
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not slow and not gpu'
 

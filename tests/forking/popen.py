@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -103,7 +102,6 @@ class Forking(subprocess.Popen):
     """Asks the server for programs of ours; starts others."""
 
     server: ClassVar[Server | None] = None
-    counts: ClassVar[Counter[str]] = Counter()
 
     def _execute_child(self, *given: Any) -> None:
         """As `subprocess.Popen` has it (3.11, 3.12)."""
@@ -115,15 +113,11 @@ class Forking(subprocess.Popen):
         start = None
         if is_plain and is_same_user:
             start = start_of(args, cwd, env, process_group, is_new_session=start_new_session)
-        if start is None or self.server is None:
-            return super()._execute_child(*given)
-        if not self.server.forks(start):
-            self.counts["really"] += 1
+        if start is None or self.server is None or not self.server.forks(start):
             return super()._execute_child(*given)
         sources = [p2cread, c2pwrite, errwrite]
         used = [own if own != -1 else number for number, own in enumerate(sources)]
         self.pid = self.server.fork(start, used)
-        self.counts["forked"] += 1
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
         return None
@@ -136,7 +130,7 @@ def start_of(
     if not isinstance(args, list | tuple):
         return None
     words = [os.fspath(word) for word in args]
-    if words[:2] != [sys.executable, "-m"] or words[2] not in PROGRAMS:
+    if words[:2] != [sys.executable, "-m"] or not {*words[2:3]} & {*PROGRAMS}:
         return None
     if Path(str(cwd) if cwd else ".").resolve() != ROOT:
         return None
