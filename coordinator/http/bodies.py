@@ -239,6 +239,7 @@ class ChatBody(Common):
     parallel_tool_calls: bool | None = None
     add_generation_prompt: Literal[True] = True
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages for a chat template, text parts joined. Raises ConfigurationError."""

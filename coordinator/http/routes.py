@@ -16,9 +16,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from coordinator.api.async_llm import AsyncLLM
+from coordinator.api.reasoning import AUTO, marks_of
 from coordinator.api.requests import Request as Asked
 from coordinator.api.vllm import TargetTokenizer
 from coordinator.cluster.registry import Health
+from coordinator.http import spellings
 from coordinator.http.bodies import (
     ChatBody,
     Common,
@@ -62,10 +64,17 @@ class Routes:
     model    name of the target in the API
     most     tokens that a request may ask for; 0: any number
     version  of this software
+    reasoning_parser  how the target marks its thoughts (`reasoning.CHOICES`)
     """
 
     def __init__(
-        self, llm: AsyncLLM, model: str, figures: Figures, most: int, version: str
+        self,
+        llm: AsyncLLM,
+        model: str,
+        figures: Figures,
+        most: int,
+        version: str,
+        reasoning_parser: str,
     ) -> None:
         self._llm = llm
         self._model = model
@@ -73,6 +82,7 @@ class Routes:
         self._figures = figures
         self._most = most
         self._version = version
+        self._reasoning_parser = reasoning_parser
         self._since = int(time.time())
 
     # -- texts ------------------------------------------------------------------------------------
@@ -107,6 +117,7 @@ class Routes:
             body.arguments(),
         )
         _watch(asked, body)
+        self._expect(asked, body)
         job = self._job("chatcmpl", asked, request)
         return await self._respond(Chat(job, body, self._model), body, request)
 
@@ -138,6 +149,17 @@ class Routes:
         if any(one.startswith(f"{name}-") for one in self._llm.request_ids):
             raise ConfigurationError(f"there is a request with the id {name} already")
         return Job(self._llm, self._figures, name, asked, client_of(request))
+
+    def _expect(self, asked: Sequence[Asked], body: ChatBody) -> None:
+        """Prepare the texts of answers that may have thoughts and calls. Raises ModelError."""
+        pair = self._llm.pair
+        marks = marks_of(self._reasoning_parser, pair.chat_template.source)
+        names = [] if marks is None else [marks.opening, marks.closing]
+        if body.asked_tools().choice == "auto":
+            names += spellings.NAMES
+        special = set() if pair.tokenization is None else set(pair.tokenization.special_names)
+        for one in asked:
+            one.expect(marks, [name for name in names if name in special])
 
     def _names_of(self, requests: Sequence[Asked]) -> list[list[str]]:
         """Return the text of each token of each prompt; without a tokenizer, the ids as text."""
@@ -241,11 +263,17 @@ def _watch(asked: Sequence[Asked], body: Common) -> None:
 
 
 def make_app(
-    llm: AsyncLLM, model: str, figures: Figures, *, most: int = 0, version: str = ""
+    llm: AsyncLLM,
+    model: str,
+    figures: Figures,
+    *,
+    most: int = 0,
+    version: str = "",
+    reasoning_parser: str = AUTO,
 ) -> FastAPI:
     """Return the application: the routes and error handlers, without the guard in front of them."""
     app = FastAPI(title="Slipstream", version=version or "?", docs_url=None, redoc_url=None)
-    routes = Routes(llm, model, figures, most, version)
+    routes = Routes(llm, model, figures, most, version, reasoning_parser)
     handlers: dict[str, tuple[str, Callable[..., Any]]] = {
         "/v1/completions": ("POST", routes.completions),
         "/v1/chat/completions": ("POST", routes.chat),
