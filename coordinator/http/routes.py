@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from coordinator.api.async_llm import AsyncLLM
-from coordinator.api.reasoning import AUTO, marks_of
+from coordinator.api.reasoning import AUTO, ParserName, marks_of
 from coordinator.api.requests import Request as Asked
 from coordinator.api.vllm import TargetTokenizer
 from coordinator.cluster.registry import Health
@@ -64,7 +64,7 @@ class Routes:
     model    name of the target in the API
     most     tokens that a request may ask for; 0: any number
     version  of this software
-    reasoning_parser  how the target marks its thoughts (`reasoning.CHOICES`)
+    reasoning_parser  how the target marks its thoughts
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Routes:
         figures: Figures,
         most: int,
         version: str,
-        reasoning_parser: str,
+        reasoning_parser: ParserName,
     ) -> None:
         self._llm = llm
         self._model = model
@@ -269,38 +269,12 @@ def make_app(
     *,
     most: int = 0,
     version: str = "",
-    reasoning_parser: str = AUTO,
+    reasoning_parser: ParserName = AUTO,
 ) -> FastAPI:
     """Return the application: the routes and error handlers, without the guard in front of them."""
     app = FastAPI(title="Slipstream", version=version or "?", docs_url=None, redoc_url=None)
     routes = Routes(llm, model, figures, most, version, reasoning_parser)
-    handlers: dict[str, tuple[str, Callable[..., Any]]] = {
-        "/v1/completions": ("POST", routes.completions),
-        "/v1/chat/completions": ("POST", routes.chat),
-        "/tokenize": ("POST", routes.tokenize),
-        "/detokenize": ("POST", routes.detokenize),
-        "/v1/models": ("GET", routes.models),
-        "/health": ("GET", routes.health),
-        "/metrics": ("GET", routes.metrics),
-        "/version": ("GET", routes.version),
-        "/status": ("GET", routes.status),
-    }
-    forms: dict[str, type[Response]] = {"/health": Response, "/metrics": PlainTextResponse}
-    for path, (method, handler) in handlers.items():
-        app.add_api_route(
-            path,
-            handler,
-            methods=[method],
-            responses=ERRORS,
-            response_model=None,
-            response_class=forms.get(path, JSONResponse),
-        )
-
-    async def page(request: Request) -> Response:
-        return page_file(request.url.path)
-
-    for path in FILES:
-        app.add_route(path, page, methods=["GET"])
+    _add_routes(app, routes)
 
     def answered(refusal: Refusal) -> JSONResponse:
         figures.refused(refusal.status)
@@ -333,3 +307,34 @@ def make_app(
         return answered(Refusal(error.status_code, line, headers=dict(error.headers or {})))
 
     return app
+
+
+def _add_routes(app: FastAPI, routes: Routes) -> None:
+    """Add the routes of the API, and the page with its files."""
+    handlers: dict[str, tuple[str, Callable[..., Any]]] = {
+        "/v1/completions": ("POST", routes.completions),
+        "/v1/chat/completions": ("POST", routes.chat),
+        "/tokenize": ("POST", routes.tokenize),
+        "/detokenize": ("POST", routes.detokenize),
+        "/v1/models": ("GET", routes.models),
+        "/health": ("GET", routes.health),
+        "/metrics": ("GET", routes.metrics),
+        "/version": ("GET", routes.version),
+        "/status": ("GET", routes.status),
+    }
+    forms: dict[str, type[Response]] = {"/health": Response, "/metrics": PlainTextResponse}
+    for path, (method, handler) in handlers.items():
+        app.add_api_route(
+            path,
+            handler,
+            methods=[method],
+            responses=ERRORS,
+            response_model=None,
+            response_class=forms.get(path, JSONResponse),
+        )
+
+    async def page(request: Request) -> Response:
+        return page_file(request.url.path)
+
+    for path in FILES:
+        app.add_route(path, page, methods=["GET"])

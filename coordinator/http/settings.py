@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from coordinator.api.async_llm import MAX_WAITING
 from coordinator.api.config_base import Frozen
-from coordinator.api.reasoning import AUTO, CHOICES, marks_of
+from coordinator.api.reasoning import AUTO, ParserName
 from proto.errors import ConfigurationError
 from proto.system import cannot_read
 
@@ -33,11 +33,10 @@ class ServeConfig(Frozen):
         str, Field(description="Name of the model in the API. Default: the target's name.")
     ] = ""
     reasoning_parser: Annotated[
-        str,
+        ParserName,
         Field(
-            description="How the target marks its reasoning. "
-            f"One of {', '.join(CHOICES)}. With auto the chat template says it; with none the "
-            "thoughts stay in the answer."
+            description="How the target marks its reasoning. With auto the chat template says it; "
+            "with none the thoughts stay in the answer."
         ),
     ] = AUTO
     api_key_file: Annotated[
@@ -129,7 +128,6 @@ class ServeConfig(Frozen):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        marks_of(self.reasoning_parser, "")
         for origin in self.allow_origin:
             scheme, _, rest = origin.partition("://")
             if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:

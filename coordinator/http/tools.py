@@ -1,4 +1,4 @@
-"""Tool calls of the chat route: what a request asks about tools, and the grammar for it (pure).
+"""Tool calls of the chat route: what a request asks about tools, and the grammar for it.
 
 With `tool_choice` required an answer is held to a JSON list of calls by a grammar, and with a
 function's name to the arguments alone. With auto it is free, and `spellings.py` reads the calls in

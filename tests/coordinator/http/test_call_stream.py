@@ -3,17 +3,16 @@
 import json
 import re
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.api.reasoning import READERS, Marks, Thoughts, marks_of
+from coordinator.api.reasoning import READERS, Marks, ParserName, Thoughts, marks_of
 from coordinator.http.call_stream import AnswerStream
 from coordinator.http.spellings import SPELLINGS
 from coordinator.http.tools import Tools, read_tools
-from proto.errors import ConfigurationError
 
 WEATHER = {
     "type": "object",
@@ -297,8 +296,8 @@ def test_the_template_says_how_thoughts_are_marked() -> None:
     assert marks_of("auto", "{{ content }}") is None
     assert marks_of("none", "</think>") is None
     assert marks_of("think", "") == THINK
-    with pytest.raises(ConfigurationError, match="expected one of auto, none, think"):
-        marks_of("qwen", "")
+    assert marks_of("qwen3", "") == THINK
+    assert {*get_args(ParserName)} == {"auto", "none", *READERS}
 
 
 def test_no_tools_and_no_thoughts_leave_every_delta_as_it_is() -> None:
