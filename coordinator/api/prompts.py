@@ -10,8 +10,8 @@ import hashlib
 import json
 import sys
 import zlib
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -138,8 +138,19 @@ class Tokenization:
     def stream(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> TextStream:
         """Return a decoder for the tokens of an answer to this prompt, as they come."""
         return TextStream(
-            self._tokenizer, self._special_tokens, prompt, skips_special=skip_special_tokens
+            self._tokenizer,
+            self._special_tokens,
+            prompt,
+            self.bytes_of,
+            skips_special=skip_special_tokens,
         )
+
+    @cached_property
+    def bytes_of(self) -> Callable[[int], bytes | None]:
+        """Return a function that gives the bytes of a token; None where they are unknown."""
+        from engine.words import TokenBytes  # the command line starts without the engine
+
+        return TokenBytes(self._tokenizer).of
 
 
 # -- prompts ---------------------------------------------------------------------------------------

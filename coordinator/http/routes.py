@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.requests import Request as Asked
+from coordinator.api.token_names import TokenNames
 from coordinator.api.vllm import TargetTokenizer
 from coordinator.cluster.registry import Health
 from coordinator.http.bodies import (
@@ -70,6 +71,7 @@ class Routes:
         self._llm = llm
         self._model = model
         self._names = {model, llm.pair.config.target}
+        self._token_names = TokenNames(llm.pair.tokenization)
         self._figures = figures
         self._most = most
         self._version = version
@@ -86,9 +88,9 @@ class Routes:
             self._llm.asking.requests, body.prompts(), params, speculation
         )
         _watch(asked, body)
-        names = await asyncio.to_thread(self._names_of, asked) if body.echo else []
+        echoes = await asyncio.to_thread(self._echoes, asked) if body.echo else []
         job = self._job("cmpl", asked, request)
-        answer = Completions(job, body, self._model, names)
+        answer = Completions(job, body, self._model, self._token_names, echoes)
         return await self._respond(answer, body, request)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
@@ -108,7 +110,7 @@ class Routes:
         )
         _watch(asked, body)
         job = self._job("chatcmpl", asked, request)
-        return await self._respond(Chat(job, body, self._model), body, request)
+        return await self._respond(Chat(job, body, self._model, self._token_names), body, request)
 
     async def _respond(
         self, answer: "Completions | Chat", body: Common, request: Request
@@ -139,12 +141,9 @@ class Routes:
             raise ConfigurationError(f"there is a request with the id {name} already")
         return Job(self._llm, self._figures, name, asked, client_of(request))
 
-    def _names_of(self, requests: Sequence[Asked]) -> list[list[str]]:
-        """Return the text of each token of each prompt; without a tokenizer, the ids as text."""
-        if self._llm.pair.tokenization is None:
-            return [[f"{token} " for token in request.prompt_ids] for request in requests]
-        decode = TargetTokenizer(self._llm.pair).decode
-        return [[decode(token) for token in request.prompt_ids] for request in requests]
+    def _echoes(self, requests: Sequence[Asked]) -> list[tuple[str, list[int]]]:
+        """Return the text of each prompt, and where each of its tokens begins in it."""
+        return [self._token_names.echo(one.prompt, one.prompt_ids) for one in requests]
 
     # -- the rest ---------------------------------------------------------------------------------
 
