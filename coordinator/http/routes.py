@@ -29,7 +29,13 @@ from coordinator.http.bodies import (
 )
 from coordinator.http.chat import Chat
 from coordinator.http.completions import Completions
-from coordinator.http.errors import Refusal, RefusedRequestError, error_response, refusal_of
+from coordinator.http.errors import (
+    Refusal,
+    RefusedRequestError,
+    error_response,
+    fault_of,
+    refusal_of,
+)
 from coordinator.http.figures import Figures
 from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
 from coordinator.http.pages import FILES, page_file
@@ -128,18 +134,23 @@ class Routes:
 
     def _check(self, body: Common) -> None:
         """Raise RefusedRequestError for another model, SlipstreamError if the pair is not ready."""
-        if body.model is not None and body.model not in self._names:
-            line = f"there is no model {shown(body.model)} here; this one is {self._model}"
-            raise RefusedRequestError(Refusal(404, line, "model_not_found"))
+        self._check_model(body.model)
         self._llm.check_ready()
+
+    def _check_model(self, name: str | None) -> None:
+        """Raise RefusedRequestError if a request names another model than the one served."""
+        if name is not None and name not in self._names:
+            line = f"there is no model {shown(name)} here; this one is {self._model}"
+            raise RefusedRequestError(Refusal(404, line, "model_not_found"))
 
     def _job(self, prefix: str, asked: list[Asked], request: Request) -> Job:
         given = request.headers.get("x-request-id", "")
         is_name = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
         name = given if is_name else f"{prefix}-{uuid4().hex}"
-        if any(one.startswith(f"{name}-") for one in self._llm.request_ids):
+        job = Job(self._llm, self._figures, name, asked, client_of(request))
+        if not job.ids.isdisjoint(self._llm.request_ids):
             raise ConfigurationError(f"there is a request with the id {name} already")
-        return Job(self._llm, self._figures, name, asked, client_of(request))
+        return job
 
     def _echoes(self, requests: Sequence[Asked]) -> list[tuple[str, list[int]]]:
         """Return the text of each prompt, and where each of its tokens begins in it."""
@@ -149,25 +160,32 @@ class Routes:
 
     async def models(self) -> dict[str, Any]:
         """Return the list of models: the one that is served."""
+        return {"object": "list", "data": [self._served()]}
+
+    async def one_model(self, name: str) -> dict[str, Any]:
+        """Return the model that is served. Raises RefusedRequestError for another one."""
+        self._check_model(name)
+        return self._served()
+
+    def _served(self) -> dict[str, Any]:
         return {
-            "object": "list",
-            "data": [
-                {
-                    "id": self._model,
-                    "object": "model",
-                    "created": self._since,
-                    "owned_by": "slipstream",
-                    "root": self._model,
-                    "parent": None,
-                    "max_model_len": self._llm.pair.max_len,
-                }
-            ],
+            "id": self._model,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "slipstream",
+            "root": self._model,
+            "parent": None,
+            "max_model_len": self._llm.pair.max_len,
         }
 
     # These are no coroutines, so that long texts are read in a thread of their own.
 
     def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
-        """Return token ids of a text or conversation. Raises ConfigurationError, ModelError."""
+        """Return token ids of a text, or of a conversation as the chat route reads it.
+
+        Raises ConfigurationError, ModelError, RefusedRequestError.
+        """
+        self._check_model(body.model)
         pair = self._llm.pair
         if (body.prompt is None) == (body.messages is None):
             raise ConfigurationError("give either prompt or messages")
@@ -175,16 +193,19 @@ class Routes:
             tokenizer = TargetTokenizer(pair)
             ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
         else:
-            assert body.messages is not None
-            messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-            ids = list(pair.encode_chat(messages)[1])
+            body.asked_tools()  # what the chat route refuses is refused here
+            ids = list(pair.encode_chat(body.conversation(), body.arguments())[1])
         made = {"count": len(ids), "max_model_len": pair.max_len, "tokens": ids}
         if body.return_token_strs:
             made["token_strs"] = TargetTokenizer(pair).convert_ids_to_tokens(ids)
         return made
 
     def detokenize(self, body: DetokenizeBody) -> dict[str, str]:
-        """Return the text of token ids. Raises ConfigurationError if there is no tokenizer."""
+        """Return the text of token ids.
+
+        Raises ConfigurationError if there is no tokenizer, RefusedRequestError.
+        """
+        self._check_model(body.model)
         return {"prompt": TargetTokenizer(self._llm.pair).decode(body.tokens)}
 
     async def health(self) -> Response:
@@ -251,6 +272,7 @@ def make_app(
         "/tokenize": ("POST", routes.tokenize),
         "/detokenize": ("POST", routes.detokenize),
         "/v1/models": ("GET", routes.models),
+        "/v1/models/{name:path}": ("GET", routes.one_model),  # a name may have slashes
         "/health": ("GET", routes.health),
         "/metrics": ("GET", routes.metrics),
         "/version": ("GET", routes.version),
@@ -279,10 +301,7 @@ def make_app(
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
-        words = first["msg"] if first["type"] != "json_invalid" else "this is no valid JSON"
-        return answered(Refusal(400, f"{place or 'the body'}: {words}"))
+        return answered(Refusal(400, fault_of(error.errors(), error.body)))
 
     @app.exception_handler(SlipstreamError)
     async def ours(_: Request, error: SlipstreamError) -> JSONResponse:
