@@ -263,7 +263,7 @@ class ChatBody(Conversation, Common):
         """
         wanted = self.max_completion_tokens or self.max_tokens or most or MAX_TOKENS
         given = self.given() | {"max_tokens": limited("max_tokens", wanted, most)}
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ConfigurationError("top_logprobs goes with logprobs: true")
         if self.logprobs:
             given["logprobs"] = self.top_logprobs or 0

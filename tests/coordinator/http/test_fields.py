@@ -126,3 +126,50 @@ def test_the_page_about_serving_has_the_table() -> None:
     page = (ROOT / "docs" / "serving.md").read_text("utf-8")
     found = re.findall(r"^\| (?:obeyed|refused|accepted).*\|$", page, re.MULTILINE)
     assert found == table
+
+
+# What clients send that fill in every field, where they want nothing of it.
+NEUTRAL: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "seed": -1,
+    "stop": [],
+    "stream": False,
+    "logit_bias": {},
+    "temperature": 1.0,
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "bad_words": [],
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "response_format": {"type": "text"},
+}
+NEUTRAL_IN_CHAT = {
+    "logprobs": False,
+    "top_logprobs": 0,
+    "tools": [],
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "chat_template_kwargs": {},
+    "add_generation_prompt": True,
+}
+
+
+@pytest.mark.parametrize("name", [*NEUTRAL, *NEUTRAL_IN_CHAT])
+def test_a_value_that_asks_for_nothing_changes_no_parameter(name: str) -> None:
+    given = {name: (NEUTRAL | NEUTRAL_IN_CHAT)[name]}
+    body = ChatBody.model_validate({"messages": MESSAGES, **given})
+    without = ChatBody.model_validate({"messages": MESSAGES})
+    assert body.params(0) == without.params(0)
+    assert body.arguments() == without.arguments()
+    if name in NEUTRAL:
+        assert CompletionBody.model_validate({"prompt": "x", **given}).params(
+            0
+        ) == CompletionBody.model_validate({"prompt": "x"}).params(0)
