@@ -10,8 +10,8 @@ import hashlib
 import json
 import sys
 import zlib
-from collections.abc import Collection, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -152,7 +152,16 @@ class Tokenization:
         shown  names of special tokens that are part of the text in any case
         """
         hidden = {id_: name for id_, name in self._special_tokens.items() if name not in shown}
-        return TextStream(self._tokenizer, hidden, prompt, skips_special=skip_special_tokens)
+        return TextStream(
+            self._tokenizer, hidden, prompt, self.bytes_of, skips_special=skip_special_tokens
+        )
+
+    @cached_property
+    def bytes_of(self) -> Callable[[int], bytes | None]:
+        """Return a function that gives the bytes of a token; None where they are unknown."""
+        from engine.words import TokenBytes  # the command line starts without the engine
+
+        return TokenBytes(self._tokenizer).of
 
 
 # -- prompts ---------------------------------------------------------------------------------------

@@ -61,6 +61,11 @@ class Request:
         self.shown: tuple[str, ...] = ()
 
     @property
+    def prompt(self) -> str | None:
+        """Return the text of the prompt; None: it was given as token ids."""
+        return self._prompt
+
+    @property
     def prompt_ids(self) -> tuple[int, ...]:
         """Return the token ids of the prompt."""
         return self._ids

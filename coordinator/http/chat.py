@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 from coordinator.api.outputs import CompletionOutput, RequestOutput
+from coordinator.api.token_names import TokenNames
 from coordinator.http.answers import chat_logprobs, speculation_of, usage_of
 from coordinator.http.bodies import ChatBody
 from coordinator.http.call_stream import AnswerStream
@@ -16,12 +17,13 @@ from coordinator.http.streams import Counts, with_counts
 class Chat:
     """Makes the answer of /v1/chat/completions to one job, whole or as a stream."""
 
-    def __init__(self, job: Job, body: ChatBody, model: str) -> None:
+    def __init__(self, job: Job, body: ChatBody, model: str, names: TokenNames) -> None:
         (request,) = job.requests
         self._thoughts = request.thoughts
         self._hidden = () if body.skip_special_tokens is False else request.shown
         self.job = job
         self._body = body
+        self._names = names
         self._tools = body.asked_tools()
         self._head = {"id": job.name, "created": int(time.time()), "model": model}
 
@@ -55,7 +57,7 @@ class Chat:
     def _logprobs(self, made: CompletionOutput) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(made, self._body.top_logprobs or 0)
+        return chat_logprobs(made, self._names, self._body.top_logprobs or 0)
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield chunks of the streamed answer: for each text its role, then one for each output."""
