@@ -117,9 +117,9 @@ class Pair:
         if tokenization is None:
             return
         if self._launcher.is_by_hand:
-            registry.tokenizer = tokenization.digest
+            registry.tokenizer = tokenization.digests()
         if not self.config.require_same_tokenizer:
-            registry.words = TargetWords(tokenization.digest, tokenization.packed)
+            registry.words = TargetWords(tokenization.digests(), tokenization.packed)
 
     def _wait_until_ready(self, say: Say | None) -> None:
         deadline = time.monotonic() + self.config.start_timeout_s
@@ -323,9 +323,9 @@ class Pair:
     @property
     def drafts_in_other_words(self) -> bool:
         """True if a drafter that has joined has another tokenizer than the target."""
-        digest = self.hello(Role.TARGET).fingerprint.digest
+        target = self.hello(Role.TARGET).fingerprint
         drafters = self.service.registry.hellos(Role.DRAFTER)
-        return any(not one.layers and one.fingerprint.digest != digest for one in drafters)
+        return any(not one.layers and not one.fingerprint.is_like(target) for one in drafters)
 
     def _limits(self) -> tuple[int, int]:
         """Return (most tokens of a text, size of logits); bounds until the target runs."""
