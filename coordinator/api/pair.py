@@ -412,7 +412,9 @@ class Pair:
                 raise ConfigurationError(
                     f"{self.config.target} has no tokenizer.json to read {file}"
                 )
-            tokens = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            found = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            _, size = self._limits()
+            tokens = tuple(token for token in found if token < size)  # the target chooses no other
             if len(tokens) > MAX_REFERENCE_LEN:
                 raise ConfigurationError(
                     f"the reference {file} has {len(tokens)} tokens; shorten it to "
@@ -431,8 +433,21 @@ class Pair:
         if len(prompt) >= max_len:
             limit = too_long(self.config, len(prompt), max_len, has_heads=self._has_heads_at_home)
             raise ConfigurationError(f"the prompt has {len(prompt)} tokens, but {limit}")
-        if not all(0 <= token < size for token in prompt):
-            raise ConfigurationError(f"prompt ids must lie in 0..{size - 1}")
+        beyond = next((token for token in prompt if not 0 <= token < size), None)
+        if beyond is not None:
+            raise ConfigurationError(
+                f"prompt ids must lie in 0..{size - 1}, and the prompt has {beyond}"
+                f"{self._said_of(beyond)}"
+            )
+
+    def _said_of(self, beyond: int) -> str:
+        """Return words on a token id that the model lacks and the tokenizer has, else ""."""
+        if self.tokenization is None:
+            return ""
+        added = self.tokenization.raw.get_added_tokens_decoder().get(beyond)
+        if added is None:
+            return ""
+        return f" ({shown(added.content)}, which the tokenizer has and the model lacks)"
 
     def write_trace(self, path: Path) -> None:
         """Write what was recorded since the last trace, or since the start, as a Chrome trace.
