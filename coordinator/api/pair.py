@@ -119,9 +119,9 @@ class Pair:
         if tokenization is None:
             return
         if self._launcher.is_by_hand:
-            registry.tokenizer = tokenization.digest
+            registry.tokenizer = tokenization.digests()
         if not self.config.require_same_tokenizer:
-            registry.words = TargetWords(tokenization.digest, tokenization.packed)
+            registry.words = TargetWords(tokenization.digests(), tokenization.packed)
 
     def _wait_until_ready(self, say: Say | None) -> None:
         deadline = time.monotonic() + self.config.start_timeout_s
@@ -338,9 +338,9 @@ class Pair:
     @property
     def drafts_in_other_words(self) -> bool:
         """True if a drafter that has joined has another tokenizer than the target."""
-        digest = self.hello(Role.TARGET).fingerprint.digest
+        target = self.hello(Role.TARGET).fingerprint
         drafters = self.service.registry.hellos(Role.DRAFTER)
-        return any(not one.layers and one.fingerprint.digest != digest for one in drafters)
+        return any(not one.layers and not one.fingerprint.is_like(target) for one in drafters)
 
     def _limits(self) -> tuple[int, int]:
         """Return (most tokens of a text, size of logits); bounds until the target runs."""
@@ -436,7 +436,9 @@ class Pair:
                 raise ConfigurationError(
                     f"{self.config.target} has no tokenizer.json to read {file}"
                 )
-            tokens = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            found = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            _, size = self._limits()
+            tokens = tuple(token for token in found if token < size)  # the target chooses no other
             if len(tokens) > MAX_REFERENCE_LEN:
                 raise ConfigurationError(
                     f"the reference {file} has {len(tokens)} tokens; shorten it to "
@@ -455,8 +457,21 @@ class Pair:
         if len(prompt) >= max_len:
             limit = too_long(self.config, len(prompt), max_len, has_heads=self._has_heads_at_home)
             raise ConfigurationError(f"the prompt has {len(prompt)} tokens, but {limit}")
-        if not all(0 <= token < size for token in prompt):
-            raise ConfigurationError(f"prompt ids must lie in 0..{size - 1}")
+        beyond = next((token for token in prompt if not 0 <= token < size), None)
+        if beyond is not None:
+            raise ConfigurationError(
+                f"prompt ids must lie in 0..{size - 1}, and the prompt has {beyond}"
+                f"{self._said_of(beyond)}"
+            )
+
+    def _said_of(self, beyond: int) -> str:
+        """Return words on a token id that the model lacks and the tokenizer has, else ""."""
+        if self.tokenization is None:
+            return ""
+        added = self.tokenization.raw.get_added_tokens_decoder().get(beyond)
+        if added is None:
+            return ""
+        return f" ({shown(added.content)}, which the tokenizer has and the model lacks)"
 
     def write_trace(self, path: Path) -> None:
         """Write what was recorded since the last trace, or since the start, as a Chrome trace.
