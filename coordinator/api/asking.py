@@ -7,8 +7,9 @@ server take the same.
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from coordinator.api.chat import NO_ARGUMENTS, Arguments, Messages
+from coordinator.api.chat import NO_ARGUMENTS, Arguments
 from coordinator.api.config import SpeculationConfig
+from coordinator.api.conversations import Messages
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.refusals import scalar

@@ -15,9 +15,9 @@ from typing import Any
 
 from coordinator.api import vllm as speculation
 from coordinator.api.asking import Asking, Params, Prompt
-from coordinator.api.chat import Messages
 from coordinator.api.config import ALONE, PairConfig
 from coordinator.api.config_base import named_as
+from coordinator.api.conversations import Messages
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams

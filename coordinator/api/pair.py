@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from coordinator.api import prompts
-from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate, Messages
+from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.config_base import reviewed
+from coordinator.api.conversations import Messages
 from coordinator.api.models.lengths import how_longer, shortened, too_long
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from coordinator.api.chat import Messages
 from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
+from coordinator.api.conversations import Messages
 from coordinator.api.models.heads import find_config
 from coordinator.api.pair import Pair
 from coordinator.api.refusals import scalar
