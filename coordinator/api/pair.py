@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,8 @@ from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import Tokenization
+from coordinator.api.special_tokens import read_special_tokens
+from coordinator.api.text_ends import open_ends
 from coordinator.cluster.fitting import TargetWords
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.cluster.service import Service
@@ -27,7 +30,7 @@ from coordinator.text.detokenization import Decoder, Ending, IdStream
 from coordinator.text.metrics import Metrics, Simulated
 from coordinator.text.stream import Reader, TokenStream
 from coordinator.tracing import writing
-from proto.errors import ConfigurationError, NodeError, shown
+from proto.errors import ConfigurationError, ModelError, NodeError, shown
 from proto.messages import (
     MAX_BAN_TOKENS,
     MAX_REFERENCE_LEN,
@@ -174,11 +177,35 @@ class Pair:
             if (hello := node.hello) is not None
         ]
 
-    def notices(self) -> list[str]:
-        """Return a line for each limit on text or draft length that the user did not set."""
+    def notices(self, params: SamplingParams | None = None) -> list[str]:
+        """Return a line for each limit on text or draft length that the user did not set.
+
+        There is one more where it is not clear what ends a text (`open_ends`).
+
+        params  of all texts that will be asked for; None: they are not known
+        """
         drafters = self.service.registry.hellos(Role.DRAFTER)
         drafter = min(drafters, key=lambda hello: hello.max_model_len, default=None)
-        return shortened(self.config, self.hello(Role.TARGET), drafter, self.num_seqs)
+        lines = shortened(self.config, self.hello(Role.TARGET), drafter, self.num_seqs)
+        return [*lines, *self.open_ends(params)]
+
+    def open_ends(self, params: SamplingParams | None = None) -> list[str]:
+        """Return a line if the target's files leave open which tokens end a text, else []."""
+        if params is not None and params.ignore_eos:
+            return []
+        hello, config = self.hello(Role.TARGET), self.config
+        token, token_id = None, None
+        if self.tokenization is not None:
+            with suppress(ModelError):  # a file that cannot be read is named where it is needed
+                token = read_special_tokens(config.target, config.target_revision).get("eos_token")
+        if token is not None and self.tokenization is not None:
+            token_id = self.tokenization.raw.token_to_id(token)
+        if token_id is not None and token_id >= hello.logits_size:
+            token_id = None
+        eos_ids, params = hello.fingerprint.eos_ids, params or SamplingParams()
+        return open_ends(
+            eos_ids, token, token_id, params.stop_token_ids, has_strings=bool(params.stop)
+        )
 
     def hello(self, role: Role) -> Hello:
         """Return the Hello of a node of this role, which must be there."""
@@ -360,9 +387,11 @@ class Pair:
         late_ids = frozenset(eos_ids).union(request.stop_token_ids)
         wanted = request.prompt_logprobs if sample_index == 0 else None  # only for the first text
         form = request.structured_outputs
-        if form is not None and not eos_ids:
+        end_ids = eos_ids or request.stop_token_ids
+        if form is not None and not end_ids:
             raise ConfigurationError(
-                "structured_outputs: this target has no end-of-text token; leave them out"
+                "structured_outputs: this target has no end-of-text token; name one in "
+                "stop_token_ids"
             )
         return SamplingSpec(
             temperature=request.temperature,
@@ -382,7 +411,7 @@ class Pair:
             num_logprobs=OFF if request.logprobs is None else request.logprobs,
             num_prompt_logprobs=OFF if wanted is None else wanted,
             grammar="" if form is None else self.grammars.of(form),
-            end_ids=() if form is None else tuple(sorted(eos_ids)),
+            end_ids=() if form is None else tuple(sorted(end_ids)),
         )
 
     def reviewed_params(self, params: object) -> SamplingParams:
