@@ -393,6 +393,12 @@ class Pair:
                 "structured_outputs: this target has no end-of-text token; name one in "
                 "stop_token_ids"
             )
+        allowed = request.allowed_token_ids or ()
+        if form is not None and allowed and not {*end_ids} & {*allowed}:
+            raise ConfigurationError(
+                "allowed_token_ids: with structured_outputs a token that ends the text must be "
+                f"among them, such as {min(end_ids)}"
+            )
         return SamplingSpec(
             temperature=request.temperature,
             top_k=request.top_k,
@@ -412,6 +418,7 @@ class Pair:
             num_prompt_logprobs=OFF if wanted is None else wanted,
             grammar="" if form is None else self.grammars.of(form),
             end_ids=() if form is None else tuple(sorted(end_ids)),
+            allowed_ids=tuple(sorted(set(allowed))),
         )
 
     def reviewed_params(self, params: object) -> SamplingParams:
@@ -421,7 +428,11 @@ class Pair:
         """
         request = reviewed(SamplingParams, params, "sampling_params")
         _, size = self._limits()
-        named = {"logit_bias": request.logit_bias, "stop_token_ids": request.stop_token_ids}
+        named = {
+            "logit_bias": request.logit_bias,
+            "stop_token_ids": request.stop_token_ids,
+            "allowed_token_ids": request.allowed_token_ids or (),
+        }
         for name, ids in named.items():
             if any(token >= size for token in ids):
                 raise ConfigurationError(f"{name}: token ids must lie in 0..{size - 1}")
