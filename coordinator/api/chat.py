@@ -1,6 +1,7 @@
 """Turns conversations into prompts with the target's own chat template, as transformers does."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +27,24 @@ NO_ARGUMENTS: Arguments = MappingProxyType({})
 # What makes `compiled` refuse a source.
 _NO_TEMPLATE = (TemplateError, RecursionError, MemoryError, ValueError, ArithmeticError)
 DEFAULT, TOOL_USE = "default", "tool_use"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptForm:
+    """How a conversation becomes a prompt, besides the arguments of the template.
+
+    add_generation_prompt, continue_final_message, template  as for `ChatTemplate.render`
+    add_special_tokens  add the tokens that the tokenizer itself puts around a text; None: only if
+                        the target has no template of its own, because a template writes them itself
+    """
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    template: str | None = None
+    add_special_tokens: bool | None = None
+
+
+USUAL = PromptForm()
 _PROBE = "the content of a message"
 # The exceptions that a template may raise on a conversation that it was not made for.
 REFUSALS = (
@@ -56,6 +75,7 @@ class ChatTemplate:
 
     source    a template, several by name, or None: PLAIN is used
     is_plain  the target has no template of its own
+    sources   the templates' texts, by name
 
     The constructor raises ModelError if a source is no template.
     """
@@ -71,11 +91,11 @@ class ChatTemplate:
         self._where = where
         self._takes_parts: dict[str, bool] = {}  # by source
         if isinstance(source, Mapping):
-            self._sources = dict(source) or {DEFAULT: PLAIN}
+            self.sources = dict(source) or {DEFAULT: PLAIN}
         else:
-            self._sources = {DEFAULT: PLAIN if source is None else source}
+            self.sources = {DEFAULT: PLAIN if source is None else source}
         try:
-            for one in self._sources.values():
+            for one in self.sources.values():
                 compiled(one)
         except _NO_TEMPLATE as error:
             raise ModelError(f"the chat template of {where} is no template: {error}") from error
@@ -139,14 +159,14 @@ class ChatTemplate:
     def _chosen(self, template: str | None, tools: object) -> str:
         """Return the source of the template for a conversation. Raises ConfigurationError."""
         if template is not None:
-            return self._sources.get(template) or _checked(template)
+            return self.sources.get(template) or _checked(template)
         names = [TOOL_USE, DEFAULT] if tools is not None else [DEFAULT]
         for name in names:
-            if name in self._sources:
-                return self._sources[name]
+            if name in self.sources:
+                return self.sources[name]
         raise ConfigurationError(
             f"{self._where} has chat templates for special uses alone "
-            f"({', '.join(self._sources)}); give token ids, or name a template in Python"
+            f"({', '.join(self.sources)}); give token ids, or name a template in Python"
         )
 
     def _reads_parts(self, source: str) -> bool:

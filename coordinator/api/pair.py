@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from coordinator.api import prompts
-from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate
+from coordinator.api.chat import NO_ARGUMENTS, USUAL, Arguments, ChatTemplate, PromptForm
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.config_base import reviewed
 from coordinator.api.conversations import Messages
@@ -254,23 +254,34 @@ class Pair:
         """Return the process ids of the nodes, by role."""
         return self._launcher.pids()
 
-    def encode(self, prompt: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt. Raises ConfigurationError: no tokenizer."""
+    def encode(self, prompt: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt. Raises ConfigurationError: no tokenizer.
+
+        special_tokens  add the tokens that the tokenizer itself puts around a text
+        """
         if not isinstance(prompt, str):
             raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
-        return self._tokenizer().encode(prompt)
+        return self._tokenizer().encode(prompt, special_tokens=special_tokens)
 
     def encode_chat(
-        self, messages: Messages, arguments: Arguments = NO_ARGUMENTS
+        self, messages: Messages, arguments: Arguments = NO_ARGUMENTS, form: PromptForm = USUAL
     ) -> tuple[str, tuple[int, ...]]:
         """Return a conversation as (prompt, token ids); `arguments` go to the template.
 
         Raises ConfigurationError, ModelError.
         """
         tokenizer, template = self._tokenizer(), self.chat_template
-        prompt = template.render(messages, arguments)
-        # A template writes the special tokens itself.
-        return prompt, tokenizer.encode(prompt, special_tokens=template.is_plain)
+        prompt = template.render(
+            messages,
+            arguments,
+            add_generation_prompt=form.add_generation_prompt,
+            continue_final_message=form.continue_final_message,
+            template=form.template,
+        )
+        special_tokens = form.add_special_tokens
+        if special_tokens is None:
+            special_tokens = template.is_plain and form.template is None
+        return prompt, tokenizer.encode(prompt, special_tokens=special_tokens)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

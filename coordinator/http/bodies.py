@@ -13,6 +13,7 @@ from coordinator.api.config import ALONE, SpeculationConfig
 from coordinator.api.config_base import named_as
 from coordinator.api.params import MAX_TOKENS, SamplingParams
 from coordinator.api.structured import StructuredOutputsParams
+from coordinator.http.prompting import Prompting
 from coordinator.http.tools import Tools, read_tools
 from proto.errors import ConfigurationError
 from proto.policies import PolicyName
@@ -192,6 +193,7 @@ class CompletionBody(Common):
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = False
+    add_special_tokens: bool | None = None  # null: true; it does not count for token ids
     best_of: int | None = None
     suffix: str | None = None
 
@@ -236,7 +238,7 @@ class ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class ChatBody(Common):
+class ChatBody(Prompting, Common):
     """The body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -247,7 +249,6 @@ class ChatBody(Common):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    add_generation_prompt: Literal[True] = True
     chat_template_kwargs: dict[str, Any] | None = None
 
     def conversation(self) -> list[dict[str, Any]]:

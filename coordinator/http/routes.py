@@ -83,7 +83,11 @@ class Routes:
         speculation = body.speculation(self._llm.asking)
         params = body.params(self._most)
         asked = await asyncio.to_thread(
-            self._llm.asking.requests, body.prompts(), params, speculation
+            self._llm.asking.requests,
+            body.prompts(),
+            params,
+            speculation,
+            add_special_tokens=body.add_special_tokens is not False,
         )
         _watch(asked, body)
         names = await asyncio.to_thread(self._names_of, asked) if body.echo else []
@@ -105,6 +109,7 @@ class Routes:
             params,
             speculation,
             body.arguments(),
+            body.prompt_form(),
         )
         _watch(asked, body)
         job = self._job("chatcmpl", asked, request)
