@@ -335,6 +335,7 @@ _SAMPLING = record(
     integer(m.OFF, m.MAX_LOGPROBS),
     text(m.MAX_GRAMMAR_LEN),
     array("i", 0, I31, 256),
+    array("i", 0, I31, m.MAX_ALLOWED),
 )
 _LOGPROBS = record(
     m.Logprobs,

@@ -189,6 +189,7 @@ MAX_CANDIDATES = 1 << 10
 ATTEMPT_BITS = 20  # attempts (see Verdict) after one Open: more than a text can have rejections
 SESSION_KEY_BYTES = 16
 MAX_BIASES = 4096
+MAX_ALLOWED = 1 << 18  # tokens of a text that may have no others
 MAX_BANS, MAX_BAN_TOKENS = 1024, 8192
 MAX_GRAMMAR_LEN = 1 << 17  # characters
 MAX_STOP_IDS = 256

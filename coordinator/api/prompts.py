@@ -39,6 +39,12 @@ def find_file(model: str, revision: str | None, name: str, *beside: str) -> Path
     return path if path and path.exists() else None
 
 
+def find_files(model: str, revision: str | None, pattern: str) -> list[Path]:
+    """Return the paths of a model's files of a pattern such as `folder/*.jinja`, by name."""
+    folder = path_of(model) if is_folder(model) else _fetched(model, revision, pattern)
+    return [] if folder is None else sorted(folder.glob(pattern))
+
+
 def _fetched(model: str, revision: str | None, *names: str) -> Path | None:
     """Return the model's folder, with the files that the hub has; None: it cannot be asked."""
     from httpx2 import TransportError

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from engine.choice.allowed import Allowed
 from engine.choice.coupling import choose
 from engine.choice.grammar import WORD, GrammarMask, masked_there
 from engine.choice.judging import distributions
@@ -90,6 +91,25 @@ def mask_of(pattern: str, num_logits: int = VOCAB) -> GrammarMask:
 def kept(row: np.ndarray) -> set[int]:
     """The tokens that a processed row of zeros allows."""
     return set(np.flatnonzero(np.isfinite(row)).tolist())
+
+
+def test_of_what_fits_only_allowed_tokens_may_come_and_none_is_an_error() -> None:
+    pattern, text = PATTERNS[0], [7, 7]
+    fits = allowed(pattern, [])
+    for kept_ids in (sorted(fits)[:1], [*sorted(fits)[:1], VOCAB - 1]):
+        words = Allowed(np.array(kept_ids), VOCAB).words
+        mask = GrammarMask(VOCABULARY, of_regex(pattern), [END], VOCAB, words)
+        row = np.zeros(VOCAB, dtype=np.float32)
+        mask(Path(text, 2, ()), row)
+        assert kept(row) == fits & set(kept_ids)
+        rows = mask.there([Path(text, 2, ())], torch.zeros(1, VOCAB))
+        assert np.array_equal(rows.numpy()[0], row)
+    others = sorted(set(range(VOCAB)) - fits)[:1]
+    mask = GrammarMask(
+        VOCABULARY, of_regex(pattern), [END], VOCAB, Allowed(np.array(others), VOCAB).words
+    )
+    with pytest.raises(GrammarError, match="no token may follow"):
+        mask.masks([Path(text, 2, ())])
 
 
 trees = st.lists(st.lists(st.integers(0, len(WORDS)), max_size=3).map(tuple), max_size=6)
