@@ -30,7 +30,7 @@ class Pair:
         self.max_len = 2048
 
     def encode_chat(
-        self, messages: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS
+        self, messages: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS, _: object = None
     ) -> tuple[str, tuple[int, ...]]:
         """As `Pair.encode_chat`, by a plain transcript."""
         assert self.tokenization is not None
