@@ -122,10 +122,11 @@ class Pair:
         tokenization, registry = self.tokenization, self.service.registry
         if tokenization is None:
             return
+        digests = tokenization.digests()
         if self._launcher.is_by_hand:
-            registry.tokenizer = tokenization.digests()
+            registry.tokenizer = digests
         if not self.config.require_same_tokenizer:
-            registry.words = TargetWords(tokenization.digests(), tokenization.packed)
+            registry.words = TargetWords(digests, tokenization.packed)
 
     def _wait_until_ready(self, say: Say | None) -> None:
         deadline = time.monotonic() + self.config.start_timeout_s

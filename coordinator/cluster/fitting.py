@@ -103,7 +103,6 @@ def replacement_difference(hello: Hello, before: Hello) -> str | None:
     because each host has its own.
     """
     names = {
-        "fingerprint": "tokenizer",
         "logits_size": "number of logits",
         "num_parameters": "number of parameters",
         "hidden_size": "hidden size",
@@ -111,12 +110,17 @@ def replacement_difference(hello: Hello, before: Hello) -> str | None:
         "dtype": "number type",
         "heads": "heads",
     }
-    for name, words in names.items():
-        if getattr(hello, name) != getattr(before, name):
-            return (
-                f"the texts were begun by a target with another {words}; start the same model "
-                "with the same settings"
-            )
+    differing = [
+        words for name, words in names.items() if getattr(hello, name) != getattr(before, name)
+    ]
+    mine, theirs = hello.fingerprint, before.fingerprint
+    if not mine.is_like(theirs) or mine.eos_ids != theirs.eos_ids:
+        differing.insert(0, "tokenizer")
+    if differing:
+        return (
+            f"the texts were begun by a target with another {differing[0]}; start the same model "
+            "with the same settings"
+        )
     if hello.max_model_len < before.max_model_len:
         return (
             f"the target takes {hello.max_model_len} tokens, the one that began the texts "

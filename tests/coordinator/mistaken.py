@@ -22,9 +22,6 @@ def make_all(folder: Path) -> None:
     _files(folder)
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
-
 def model(folder: Path, *without: str, **fields: Any) -> Path:
     """A sound model but for files that are left out and fields of its config.json."""
     folder.mkdir(parents=True)
@@ -68,7 +65,7 @@ def _models(folder: Path) -> None:
     adapter = model(folder / "adapter", "model.safetensors")
     (adapter / "adapter_config.json").write_text("{}")
     # Another family's tokenizer; none; a torn one.
-    save_bytewise_tokenizer(model(folder / "bytewise", *TOKENIZER_FILES))
+    save_bytewise_tokenizer(model(folder / "bytewise", "tokenizer.json", "tokenizer_config.json"))
     model(folder / "wordless", "tokenizer.json")
     torn_words = model(folder / "torn-words", "tokenizer.json") / "tokenizer.json"
     torn_words.write_text('{"version": "1.0", ')

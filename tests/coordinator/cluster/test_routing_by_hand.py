@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.cluster.fitting import replacement_difference
 from coordinator.cluster.registry import JOIN_LIMIT_S, Health
 from coordinator.cluster.router_events import (
     Abort,
@@ -259,6 +260,14 @@ def test_a_target_fits_whose_host_lacks_the_files_beside_tokenizer_json() -> Non
     router = waiting()
     router.registry.tokenizer = frozenset(("x and more", "x"))
     assert sent(says(router, TARGET, OF_THE_TARGET), TARGET) == [Welcome]
+
+
+def test_the_next_target_may_lack_those_files_too_but_not_end_texts_elsewhere() -> None:
+    more = replace(OF_THE_TARGET.fingerprint, digest="x and more", file_digest="x")
+    before = replace(OF_THE_TARGET, fingerprint=more)
+    assert replacement_difference(OF_THE_TARGET, before) is None
+    other = replace(OF_THE_TARGET, fingerprint=replace(more, eos_ids=(3,)))
+    assert "another tokenizer" in (replacement_difference(other, before) or "")
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,9 @@ CASES: dict[str, File] = {
         "config": {"added_tokens_decoder": {"900": SPECIAL}},
     },
     "split_special_tokens": {"config": {"split_special_tokens": True, "eos_token": "<|a|>"}},
+    "what says nothing of tokens": {
+        "config": {"add_prefix_space": True, "model_max_length": 4, "truncation_side": "left"}
+    },
     "add_bos_token and add_eos_token": {
         "config": {"add_bos_token": False, "add_eos_token": True, "eos_token": "<|a|>"}
     },
