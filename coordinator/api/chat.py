@@ -53,17 +53,19 @@ class ChatTemplate:
     """A target's chat template: renders a conversation as one prompt.
 
     is_plain  the target has no template of its own, so that PLAIN is used
+    source    the template's own text
 
     The constructor raises ModelError if the source is no template.
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], where: str) -> None:
         self.is_plain = source is None
+        self.source = PLAIN if source is None else source
         self._special_tokens = dict(special_tokens)
         self._where = where
         self._takes_parts: bool | None = None  # None: not known yet
         try:
-            self._template = _compiled(PLAIN if source is None else source)
+            self._template = _compiled(self.source)
         # The other errors come from deep nesting and from constants that the compiler computes.
         except (TemplateError, RecursionError, MemoryError, ValueError, ArithmeticError) as error:
             raise ModelError(f"the chat template of {where} is no template: {error}") from error

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,8 @@ from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import Tokenization
+from coordinator.api.reasoning import Thoughts
+from coordinator.api.structured import StructuredOutputsParams
 from coordinator.cluster.fitting import TargetWords
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.cluster.service import Service
@@ -268,11 +270,22 @@ class Pair:
             )
         return self.tokenization
 
-    def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
-        """Return a decoder that turns the tokens of one answer to this prompt into text."""
+    def decoder(
+        self,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
+    ) -> Decoder:
+        """Return a decoder that turns the tokens of one answer to this prompt into text.
+
+        shown  names of special tokens that are part of the text in any case
+        """
         if self.tokenization is None:
             return IdStream()
-        return self.tokenization.stream(prompt, skip_special_tokens=skip_special_tokens)
+        return self.tokenization.stream(
+            prompt, skip_special_tokens=skip_special_tokens, shown=shown
+        )
 
     def generate(
         self,
@@ -283,6 +296,7 @@ class Pair:
         sample_index: int = 0,
         reader: Reader | None = None,
         is_watched: bool = False,
+        thoughts: Thoughts | None = None,
     ) -> tuple[TokenStream, int]:
         """Start a text; return (its stream, its seed). Raises ConfigurationError, NodeError.
 
@@ -292,6 +306,7 @@ class Pair:
         reader      is notified of the stream's items (`Service.submit`); None: the caller iterates
                     it
         is_watched  its passes say what both devices did (`Emit.spans`)
+        thoughts    what the answer may begin with; a grammar holds only what follows them
         """
         self.check(prompt)
         request = self.reviewed_params(request)
@@ -310,7 +325,7 @@ class Pair:
         max_len = min(hello.max_model_len, len(prompt) + request.max_tokens)
         stream = self.service.submit(
             prompt,
-            sampling=self._sampling(request, seed, sample_index),
+            sampling=self._sampling(request, seed, sample_index, thoughts),
             policy=speculation.make(self.config),
             limits=Limits(max_len, tuple(sorted(self.ending(request).stop_ids))),
             rule=speculation.rule,
@@ -354,7 +369,16 @@ class Pair:
             min_tokens=request.min_tokens,
         )
 
-    def _sampling(self, request: SamplingParams, seed: int, sample_index: int) -> SamplingSpec:
+    def _grammar(self, form: StructuredOutputsParams | None, thoughts: Thoughts | None) -> str:
+        """Return the grammar of an answer as the nodes read it; "": it is free."""
+        if form is None:
+            return ""
+        grammar = self.grammars.of(form)
+        return grammar if thoughts is None else self.grammars.behind(thoughts, grammar)
+
+    def _sampling(
+        self, request: SamplingParams, seed: int, sample_index: int, thoughts: Thoughts | None
+    ) -> SamplingSpec:
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
         late_ids = frozenset(eos_ids).union(request.stop_token_ids)
         wanted = request.prompt_logprobs if sample_index == 0 else None  # only for the first text
@@ -380,7 +404,7 @@ class Pair:
             late_ids=tuple(sorted(late_ids)) if request.min_tokens else (),
             num_logprobs=OFF if request.logprobs is None else request.logprobs,
             num_prompt_logprobs=OFF if wanted is None else wanted,
-            grammar="" if form is None else self.grammars.of(form),
+            grammar=self._grammar(form, thoughts),
             end_ids=() if form is None else tuple(sorted(eos_ids)),
         )
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import BinaryIO
@@ -135,14 +135,25 @@ class Tokenization:
                 found.append(spaced)
         return tuple(found)
 
-    def stream(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> TextStream:
-        """Return a decoder for the tokens of an answer to this prompt, as they come."""
+    @property
+    def special_names(self) -> Collection[str]:
+        """Return the names of the special tokens."""
+        return self._special_tokens.values()
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
+    ) -> TextStream:
+        """Return a decoder for the tokens of an answer to this prompt, as they come.
+
+        shown  names of special tokens that are part of the text in any case
+        """
+        hidden = {id_: name for id_, name in self._special_tokens.items() if name not in shown}
         return TextStream(
-            self._tokenizer,
-            self._special_tokens,
-            prompt,
-            self.bytes_of,
-            skips_special=skip_special_tokens,
+            self._tokenizer, hidden, prompt, self.bytes_of, skips_special=skip_special_tokens
         )
 
     @cached_property

@@ -248,6 +248,7 @@ class ChatBody(Conversation, Common):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0)
+    include_reasoning: bool | None = None
 
     def form(self) -> StructuredOutputsParams | None:
         """Return what the answer must look like, also by `tool_choice`."""

@@ -16,10 +16,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from coordinator.api.async_llm import AsyncLLM
+from coordinator.api.reasoning import AUTO, ParserName, marks_of
 from coordinator.api.requests import Request as Asked
 from coordinator.api.token_names import TokenNames
 from coordinator.api.vllm import TargetTokenizer
 from coordinator.cluster.registry import Health
+from coordinator.http import spellings
 from coordinator.http.bodies import (
     ChatBody,
     Common,
@@ -69,10 +71,17 @@ class Routes:
     model    name of the target in the API
     most     tokens that a request may ask for; 0: any number
     version  of this software
+    reasoning_parser  how the target marks its thoughts
     """
 
     def __init__(
-        self, llm: AsyncLLM, model: str, figures: Figures, most: int, version: str
+        self,
+        llm: AsyncLLM,
+        model: str,
+        figures: Figures,
+        most: int,
+        version: str,
+        reasoning_parser: ParserName,
     ) -> None:
         self._llm = llm
         self._model = model
@@ -81,6 +90,7 @@ class Routes:
         self._figures = figures
         self._most = most
         self._version = version
+        self._reasoning_parser = reasoning_parser
         self._since = int(time.time())
 
     # -- texts ------------------------------------------------------------------------------------
@@ -115,6 +125,7 @@ class Routes:
             body.arguments(),
         )
         _watch(asked, body)
+        self._expect(asked, body)
         job = self._job("chatcmpl", asked, request)
         return await self._respond(Chat(job, body, self._model, self._token_names), body, request)
 
@@ -151,6 +162,17 @@ class Routes:
         if not job.ids.isdisjoint(self._llm.request_ids):
             raise ConfigurationError(f"there is a request with the id {name} already")
         return job
+
+    def _expect(self, asked: Sequence[Asked], body: ChatBody) -> None:
+        """Prepare the texts of answers that may have thoughts and calls. Raises ModelError."""
+        pair = self._llm.pair
+        marks = marks_of(self._reasoning_parser, pair.chat_template.source)
+        names = [] if marks is None else [marks.opening, marks.closing]
+        if body.asked_tools().choice == "auto":
+            names += spellings.NAMES
+        special = set() if pair.tokenization is None else set(pair.tokenization.special_names)
+        for one in asked:
+            one.expect(marks, [name for name in names if name in special])
 
     def _echoes(self, requests: Sequence[Asked]) -> list[tuple[str, list[int]]]:
         """Return the text of each prompt, and where each of its tokens begins in it."""
@@ -261,39 +283,18 @@ def _watch(asked: Sequence[Asked], body: Common) -> None:
 
 
 def make_app(
-    llm: AsyncLLM, model: str, figures: Figures, *, most: int = 0, version: str = ""
+    llm: AsyncLLM,
+    model: str,
+    figures: Figures,
+    *,
+    most: int = 0,
+    version: str = "",
+    reasoning_parser: ParserName = AUTO,
 ) -> FastAPI:
     """Return the application: the routes and error handlers, without the guard in front of them."""
     app = FastAPI(title="Slipstream", version=version or "?", docs_url=None, redoc_url=None)
-    routes = Routes(llm, model, figures, most, version)
-    handlers: dict[str, tuple[str, Callable[..., Any]]] = {
-        "/v1/completions": ("POST", routes.completions),
-        "/v1/chat/completions": ("POST", routes.chat),
-        "/tokenize": ("POST", routes.tokenize),
-        "/detokenize": ("POST", routes.detokenize),
-        "/v1/models": ("GET", routes.models),
-        "/v1/models/{name:path}": ("GET", routes.one_model),  # a name may have slashes
-        "/health": ("GET", routes.health),
-        "/metrics": ("GET", routes.metrics),
-        "/version": ("GET", routes.version),
-        "/status": ("GET", routes.status),
-    }
-    forms: dict[str, type[Response]] = {"/health": Response, "/metrics": PlainTextResponse}
-    for path, (method, handler) in handlers.items():
-        app.add_api_route(
-            path,
-            handler,
-            methods=[method],
-            responses=ERRORS,
-            response_model=None,
-            response_class=forms.get(path, JSONResponse),
-        )
-
-    async def page(request: Request) -> Response:
-        return page_file(request.url.path)
-
-    for path in FILES:
-        app.add_route(path, page, methods=["GET"])
+    routes = Routes(llm, model, figures, most, version, reasoning_parser)
+    _add_routes(app, routes)
 
     def answered(refusal: Refusal) -> JSONResponse:
         figures.refused(refusal.status)
@@ -323,3 +324,35 @@ def make_app(
         return answered(Refusal(error.status_code, line, headers=dict(error.headers or {})))
 
     return app
+
+
+def _add_routes(app: FastAPI, routes: Routes) -> None:
+    """Add the routes of the API, and the page with its files."""
+    handlers: dict[str, tuple[str, Callable[..., Any]]] = {
+        "/v1/completions": ("POST", routes.completions),
+        "/v1/chat/completions": ("POST", routes.chat),
+        "/tokenize": ("POST", routes.tokenize),
+        "/detokenize": ("POST", routes.detokenize),
+        "/v1/models": ("GET", routes.models),
+        "/v1/models/{name:path}": ("GET", routes.one_model),  # a name may have slashes
+        "/health": ("GET", routes.health),
+        "/metrics": ("GET", routes.metrics),
+        "/version": ("GET", routes.version),
+        "/status": ("GET", routes.status),
+    }
+    forms: dict[str, type[Response]] = {"/health": Response, "/metrics": PlainTextResponse}
+    for path, (method, handler) in handlers.items():
+        app.add_api_route(
+            path,
+            handler,
+            methods=[method],
+            responses=ERRORS,
+            response_model=None,
+            response_class=forms.get(path, JSONResponse),
+        )
+
+    async def page(request: Request) -> Response:
+        return page_file(request.url.path)
+
+    for path in FILES:
+        app.add_route(path, page, methods=["GET"])

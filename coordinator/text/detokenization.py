@@ -273,7 +273,8 @@ class TextStream:
         return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skips_special))
+        # Special tokens that are left out of the text never come here.
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
 
 def _is_valid(said: bytes) -> bool:

@@ -38,9 +38,7 @@ guided_whitespace_pattern guided_json_object structural_tag logits_processors ea
 """,
 )
 # Not obeyed yet, though the table says so.
-AWAITED = {
-    *("allowed_token_ids", "add_special_tokens", "continue_final_message", "include_reasoning"),
-}
+AWAITED = {"allowed_token_ids", "add_special_tokens", "continue_final_message"}
 OF_OPENAI = [
     *completions.CompletionCreateParamsBase.__annotations__,
     *chat.CompletionCreateParamsBase.__annotations__,
