@@ -9,6 +9,7 @@ import pytest
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
 
+from coordinator.api.structured import StructuredOutputsParams
 from coordinator.http.bodies import Body, ChatBody, CompletionBody, TokenizeBody
 from coordinator.http.fields import FIELDS, Known, Route
 from proto.errors import ConfigurationError
@@ -171,3 +172,15 @@ def test_a_value_that_asks_for_nothing_changes_no_parameter(name: str) -> None:
         assert CompletionBody.model_validate({"prompt": "x", **given}).params(
             0
         ) == CompletionBody.model_validate({"prompt": "x"}).params(0)
+
+
+def test_the_form_of_vllm_with_all_its_fields_is_the_form_alone() -> None:
+    nothing = {"regex": None, "whitespace_pattern": None, "structural_tag": None}
+    nothing |= {"disable_fallback": False, "disable_additional_properties": False}
+    form = {"json": {"type": "object"}}
+    filled = CompletionBody.model_validate({"prompt": "x", "structured_outputs": form | nothing})
+    assert filled.form() == StructuredOutputsParams(json={"type": "object"})
+    for more in ({"disable_additional_properties": True}, {"whitespace_pattern": " "}):
+        body = CompletionBody.model_validate({"prompt": "x", "structured_outputs": form | more})
+        with pytest.raises(ConfigurationError, match="structured_outputs has no"):
+            body.form()

@@ -49,7 +49,7 @@ def test_a_model_is_found_by_its_name_with_slashes_or_not_at_all(client: TestCli
     for path in (NAME, NAME.replace("/", "%2F"), str(OUR_TARGET)):
         found = client.get(f"/v1/models/{path}")
         assert (found.status_code, found.json()) == (200, listed)
-    for path in ("another", "maker", f"{NAME}/x"):
+    for path in ("", "another", "maker", f"{NAME}/x"):
         missing = client.get(f"/v1/models/{path}")
         assert missing.status_code == 404
         error = missing.json()["error"]
@@ -66,7 +66,7 @@ def test_the_openai_client_finds_the_model(client: TestClient) -> None:
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 def test_another_model_has_no_tokens_here(client: TestClient, path: str) -> None:
-    for name, status in ((NAME, 200), (None, 200), ("another", 404)):
+    for name, status in ((NAME, 200), (None, 200), ("", 200), ("another", 404)):
         body = {"model": name, "prompt": "x", "tokens": [5]}
         assert client.post(path, json=body).status_code == status
 
