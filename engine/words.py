@@ -303,13 +303,23 @@ def _characters(text: bytes) -> tuple[str, list[int]]:
 # -- sending ---------------------------------------------------------------------------------------
 
 LARGEST = 1 << 28  # bytes of a tokenizer.json that is unpacked
+# Before a tokenizer that reads special tokens as any other text: no tokenizer.json can say that.
+SPLITS = "splits "
+
+
+def packed(tokenizer: Tokenizer) -> bytes:
+    """Return a tokenizer as bytes for `Welcome.tokenizer`."""
+    splits = SPLITS if tokenizer.encode_special_tokens else ""
+    return zlib.compress((splits + tokenizer.to_str()).encode())
 
 
 def unpacked(data: bytes) -> Tokenizer:
     """Return the tokenizer of `Welcome.tokenizer`. Raises UnknownKind if these bytes are none."""
     try:
-        written = zlib.decompressobj().decompress(data, LARGEST)
-        return Tokenizer.from_str(written.decode())
+        written = zlib.decompressobj().decompress(data, LARGEST).decode()
+        tokenizer = Tokenizer.from_str(written.removeprefix(SPLITS))
+        tokenizer.encode_special_tokens = written.startswith(SPLITS)
+        return tokenizer
     except Exception as error:  # the library raises no narrower class
         raise UnknownKind from error
 

@@ -18,7 +18,7 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # The handshake: the roles, and what each side tells about itself before any work.
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 
 
 class Role(StrEnum):
@@ -32,12 +32,30 @@ class Role(StrEnum):
 class Fingerprint:
     """The facts about a tokenizer in which two nodes must agree.
 
-    The digest is empty without one.
+    digest       hash of the id -> token map; empty without a tokenizer
+    file_digest  the same of tokenizer.json alone; empty if the files beside it add no token
     """
 
     vocab_size: int
     digest: str
     eos_ids: tuple[int, ...]
+    file_digest: str = ""
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Return the digests of all tokens and of tokenizer.json alone; empty without one."""
+        return frozenset((self.digest, self.file_digest)) - {""}
+
+    def is_like(self, other: "Fingerprint") -> bool:
+        """True if token ids mean the same to both, but for those that only one of them has.
+
+        That is so if one digest of this tokenizer is one of the other. The tokens that the files
+        beside tokenizer.json add come behind all others. Where only they differ, the drafter's
+        drafts are wrong at these tokens, and no answer changes: the target decides.
+        """
+        if not (self.digests or other.digests):
+            return self.vocab_size == other.vocab_size
+        return bool(self.digests & other.digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +189,7 @@ MAX_CANDIDATES = 1 << 10
 ATTEMPT_BITS = 20  # attempts (see Verdict) after one Open: more than a text can have rejections
 SESSION_KEY_BYTES = 16
 MAX_BIASES = 4096
+MAX_ALLOWED = 1 << 18  # tokens of a text that may have no others
 MAX_BANS, MAX_BAN_TOKENS = 1024, 8192
 MAX_GRAMMAR_LEN = 1 << 17  # characters
 MAX_STOP_IDS = 256

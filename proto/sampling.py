@@ -20,6 +20,7 @@ class SamplingSpec:
     min_tokens, late_ids   the ids `late_ids` may not come before `min_tokens` tokens were generated
     grammar              what the answer must fit, as llguidance writes it; "": it may be anything
     end_ids              with a grammar: the tokens that may end the answer where it fits
+    allowed_ids          the only tokens that may be generated; (): any of them may
     num_logprobs         alternatives that are reported for every generated token; OFF: no logprobs
     num_prompt_logprobs  the same for the tokens of the prompt
     """
@@ -42,6 +43,7 @@ class SamplingSpec:
     num_prompt_logprobs: int = OFF
     grammar: str = ""
     end_ids: tuple[int, ...] = ()
+    allowed_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -50,7 +52,7 @@ class SamplingSpec:
 
     @property
     def has_processors(self) -> bool:
-        """True if logits are changed before sampling: by penalties, biases, bans or a grammar."""
+        """True if logits are changed before sampling: by penalties, biases, bans or masks."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -59,6 +61,7 @@ class SamplingSpec:
             or bool(self.banned)
             or self.min_tokens > 0
             or bool(self.grammar)
+            or bool(self.allowed_ids)
         )
 
     @property

@@ -7,8 +7,9 @@ server take the same.
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from coordinator.api.chat import NO_ARGUMENTS, Arguments, Messages
+from coordinator.api.chat import NO_ARGUMENTS, USUAL, Arguments, PromptForm
 from coordinator.api.config import SpeculationConfig
+from coordinator.api.conversations import Messages
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.refusals import scalar
@@ -47,12 +48,17 @@ class Asking:
         prompts: Prompt | Sequence[Prompt],
         params: Params,
         speculation: SpeculationConfig | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> list[Request]:
         """Return a request for each prompt. Raises ConfigurationError.
 
         speculation  how drafts are made for these requests; None: as for the pair
+        add_special_tokens  put the tokenizer's own tokens around prompts that are texts
         """
-        pairs = [self._read(prompt) for prompt in _listed(prompts)]
+        pairs = [
+            self._read(prompt, special_tokens=add_special_tokens) for prompt in _listed(prompts)
+        ]
         return self._with_params(pairs, params, speculation)
 
     def chat_requests(
@@ -61,23 +67,29 @@ class Asking:
         params: Params,
         speculation: SpeculationConfig | None = None,
         arguments: Arguments = NO_ARGUMENTS,
+        form: PromptForm = USUAL,
     ) -> list[Request]:
         """Return a request for each conversation. Raises ConfigurationError, ModelError.
 
         arguments  values for the variables of the chat template
+        form       how the prompt begins and ends
         """
+        if not isinstance(arguments, Mapping):
+            raise ConfigurationError(
+                f"chat_template_kwargs: expected a dict, got {shown(arguments)}"
+            )
         pairs = [
-            self.pair.encode_chat(conversation, arguments)
+            self.pair.encode_chat(conversation, arguments, form)
             for conversation in _conversations(messages)
         ]
         return self._with_params(pairs, params, speculation)
 
-    def _read(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+    def _read(self, prompt: Prompt, *, special_tokens: bool) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):
             _check_keys(prompt)
         match prompt:
             case str(text) | {"prompt": str(text)}:
-                return text, self.pair.encode(text)
+                return text, self.pair.encode(text, special_tokens=special_tokens)
             case {"prompt_token_ids": [*given]} | [*given] if not isinstance(prompt, memoryview):
                 ids = tuple(map(scalar, given))
                 if all(type(token) is int for token in ids):

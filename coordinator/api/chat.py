@@ -1,31 +1,50 @@
-"""Turns conversations into prompts with the target's own chat template, as transformers does.
+"""Turns conversations into prompts with the target's own chat template, as transformers does."""
 
-Templates come with models and are not trusted: they run in jinja2's sandbox, where they cannot
-reach files or modules.
-"""
-
-import json
-import re
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
-from coordinator.api.prompts import find_file
+from coordinator.api.conversations import (
+    Messages,
+    check,
+    in_parts,
+    marked,
+    plain,
+    prepared,
+    until_mark,
+)
+from coordinator.api.prompts import find_file, find_files
+from coordinator.api.special_tokens import read_json, read_special_tokens, read_text
+from coordinator.api.template_language import compiled
 from proto.errors import ConfigurationError, ModelError, shown
-from proto.system import cannot_read
 
-_GENERATION = re.compile(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})")
-_END = re.compile(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})")
-
-Messages = Sequence[Mapping[str, Any]]
 Arguments = Mapping[str, Any]
 NO_ARGUMENTS: Arguments = MappingProxyType({})
 
+# What makes `compiled` refuse a source.
+_NO_TEMPLATE = (TemplateError, RecursionError, MemoryError, ValueError, ArithmeticError)
+DEFAULT, TOOL_USE = "default", "tool_use"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptForm:
+    """How a conversation becomes a prompt, besides the arguments of the template.
+
+    add_generation_prompt, continue_final_message, template  as for `ChatTemplate.render`
+    add_special_tokens  add the tokens that the tokenizer itself puts around a text; None: only if
+                        the target has no template of its own, because a template writes them itself
+    """
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    template: str | None = None
+    add_special_tokens: bool | None = None
+
+
+USUAL = PromptForm()
 _PROBE = "the content of a message"
 # The exceptions that a template may raise on a conversation that it was not made for.
 REFUSALS = (
@@ -43,68 +62,114 @@ REFUSALS = (
 PLAIN = (
     "{% if tools %}{{ 'Tools: ' }}{{ tools | tojson }}{{ '\n\n' }}{% endif %}"
     "{% for message in messages %}{{ message['role'] | capitalize }}: "
-    "{{ message['content'] if message['content'] is not none else "
+    "{{ message['content'] if message['content'] is defined else "
     "message['tool_calls'] | map(attribute='function') | list | tojson }}\n\n"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 
 
 class ChatTemplate:
-    """A target's chat template: renders a conversation as one prompt.
+    """A target's chat template, or several by name: renders a conversation as one prompt.
 
-    is_plain  the target has no template of its own, so that PLAIN is used
-    source    the template's own text
+    With tools the one named `tool_use` is taken, if there is one; else the one named `default`.
 
-    The constructor raises ModelError if the source is no template.
+    source    a template, several by name, or None: PLAIN is used
+    is_plain  the target has no template of its own
+    sources   the templates' texts, by name
+
+    The constructor raises ModelError if a source is no template.
     """
 
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str], where: str) -> None:
-        self.is_plain = source is None
-        self.source = PLAIN if source is None else source
+    def __init__(
+        self,
+        source: str | Mapping[str, str] | None,
+        special_tokens: Mapping[str, str],
+        where: str,
+    ) -> None:
+        self.is_plain = not source and not isinstance(source, str)
         self._special_tokens = dict(special_tokens)
         self._where = where
-        self._takes_parts: bool | None = None  # None: not known yet
+        self._takes_parts: dict[str, bool] = {}  # by source
+        if isinstance(source, Mapping):
+            self.sources = dict(source) or {DEFAULT: PLAIN}
+        else:
+            self.sources = {DEFAULT: PLAIN if source is None else source}
         try:
-            self._template = _compiled(self.source)
-        # The other errors come from deep nesting and from constants that the compiler computes.
-        except (TemplateError, RecursionError, MemoryError, ValueError, ArithmeticError) as error:
+            for one in self.sources.values():
+                compiled(one)
+        except _NO_TEMPLATE as error:
             raise ModelError(f"the chat template of {where} is no template: {error}") from error
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "ChatTemplate":
         """Read and return a model's chat template, from a folder or the hub. Raises ModelError."""
-        config = _read_json(find_file(model, revision, "tokenizer_config.json"))
-        path = find_file(model, revision, "chat_template.jinja")
-        source = _in_config(config) if path is None else _read_text(path)
-        if source is None:  # models of several modalities may have it here, as an object's field
-            source = _in_config(_read_json(find_file(model, revision, "chat_template.json")))
-        return cls(source, _special_tokens(config), model)
+        config = read_json(find_file(model, revision, "tokenizer_config.json"))
+        found = _in_files(model, revision) or _in_config(config)
+        if not found:  # models of several modalities may have it here, as an object's field
+            found = _in_config(read_json(find_file(model, revision, "chat_template.json")))
+        return cls(found, read_special_tokens(model, revision), model)
 
     def render(
         self,
         messages: Messages,
         arguments: Arguments = NO_ARGUMENTS,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        template: str | None = None,
     ) -> str:
         """Return the prompt that the template makes of a conversation. Raises ConfigurationError.
 
-        arguments  variables of the template, such as enable_thinking; unknown ones are ignored
-        add_generation_prompt  end the prompt where the answer begins
+        arguments  variables of the template, such as tools and enable_thinking; unknown ones are
+                   ignored
+        add_generation_prompt  end the prompt where the answer begins; None: unless the last message
+                               is continued
+        continue_final_message  end the prompt where the content of the last message ends
+        template  a template, or the name of one of the model's; None: as the class says
         """
-        _check(messages, is_plain=self.is_plain)
-        given = {"tools": None, "documents": None, **self._special_tokens, **arguments}
-        in_parts = any(isinstance(one["content"], str) for one in messages) and self._reads_parts()
-        given |= {"messages": [_in_parts(one) if in_parts else dict(one) for one in messages]}
+        if continue_final_message and add_generation_prompt:
+            raise ConfigurationError(
+                "continue_final_message and add_generation_prompt exclude each other; "
+                "set one of them to false"
+            )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        check(messages, is_plain=self.is_plain and template is None)
+        _check_lists(arguments)
+        source = self._chosen(template, arguments.get("tools"))
+        final = ""
         try:
-            return self._template.render(given, add_generation_prompt=add_generation_prompt)
+            given = {"tools": None, "documents": None, **self._special_tokens, **plain(arguments)}
+            said = prepared(messages)
+            if any(isinstance(one.get("content"), str) for one in said) and self._reads_parts(
+                source
+            ):
+                said = [in_parts(one) for one in said]
+            if continue_final_message:
+                said, final = marked(said)
+            given |= {"messages": said, "add_generation_prompt": add_generation_prompt}
+            prompt = compiled(source).render(given)
         except REFUSALS as error:
             line = " ".join(str(error).split())
             raise ConfigurationError(
                 f"the chat template of {self._where} refuses this conversation: {line}"
             ) from error
+        return until_mark(prompt, final) if continue_final_message else prompt
 
-    def _reads_parts(self) -> bool:
+    def _chosen(self, template: str | None, tools: object) -> str:
+        """Return the source of the template for a conversation. Raises ConfigurationError."""
+        if template is not None:
+            return self.sources.get(template) or _checked(template)
+        names = [TOOL_USE, DEFAULT] if tools is not None else [DEFAULT]
+        for name in names:
+            if name in self.sources:
+                return self.sources[name]
+        raise ConfigurationError(
+            f"{self._where} has chat templates for special uses alone "
+            f"({', '.join(self.sources)}); give token ids, or name a template in Python"
+        )
+
+    def _reads_parts(self, source: str) -> bool:
         """True if it leaves out a content that is a string, and shows one that is a list of parts.
 
         Some templates of models of several modalities do.
@@ -114,125 +179,52 @@ class ChatTemplate:
             messages = [{"role": "user", "content": content}]
             given = {"tools": None, "messages": messages, **self._special_tokens}
             try:
-                return _PROBE in self._template.render(given, add_generation_prompt=False)
+                return _PROBE in compiled(source).render(given, add_generation_prompt=False)
             except REFUSALS:
                 return False
 
-        if self._takes_parts is None:
+        if source not in self._takes_parts:
             part = {"type": "text", "text": _PROBE}
-            self._takes_parts = not is_shown(_PROBE) and is_shown([part])
-        return self._takes_parts
+            self._takes_parts[source] = not is_shown(_PROBE) and is_shown([part])
+        return self._takes_parts[source]
 
 
-def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose content, if it is a string, is a list of one part."""
-    content = message["content"]
-    if not isinstance(content, str):
-        return dict(message)
-    return {**message, "content": [{"type": "text", "text": content}]}
-
-
-def _check(messages: Messages, *, is_plain: bool) -> None:
-    """Raise ConfigurationError for a malformed conversation; PLAIN needs string contents."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise ConfigurationError(f"a conversation is a list of messages, not {shown(messages)}")
-    if not messages:
-        raise ConfigurationError("the conversation is empty: give at least one message")
-    for message in messages:
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise ConfigurationError(
-                f'a message has a "role" and a "content"; this one is {shown(message)}'
-            )
-        role, content = message["role"], message["content"]
-        if not isinstance(role, str):
-            raise ConfigurationError(f'the "role" of a message is a string, not {shown(role)}')
-        has_calls = content is None and isinstance(message.get("tool_calls"), Sequence)
-        is_other = has_calls if is_plain else _is_structured(content)
-        if not isinstance(content, str) and not is_other:
-            raise ConfigurationError(f'the "content" of a message is a text, not {shown(content)}')
-
-
-def _is_structured(content: object) -> bool:
-    """True for a message content that is no string: None (with tool calls) or a list of parts."""
-    if isinstance(content, Sequence):
-        return all(isinstance(part, Mapping) for part in content)
-    return content is None
-
-
-def _compiled(source: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    # jinja2's own `tojson` escapes HTML.
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    # `generation` marks the assistant's part for training and leaves the text as it is.
-    return environment.from_string(_GENERATION.sub(r"\1if true\2", _END.sub(r"\1endif\2", source)))
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _read_json(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    text = _read_text(path)
+def _checked(source: str) -> str:
+    """Return the source of a template. Raises ConfigurationError if it is none."""
+    if not isinstance(source, str):
+        raise ConfigurationError(f"a chat template is a string, not {shown(source)}")
     try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"cannot read {path}: it holds no JSON object")
-    return config
+        compiled(source)
+    except _NO_TEMPLATE as error:
+        raise ConfigurationError(f"this is no chat template: {error}") from error
+    return source
 
 
-def _read_text(path: Path) -> str:
-    """Return the text of a file. Raises ModelError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {cannot_read(error)}") from error
-    except ValueError as error:
-        raise ModelError(f"cannot read {path}: {error}; get it again") from error
+def _check_lists(arguments: Arguments) -> None:
+    """Raise ConfigurationError for tools or documents that are no lists of objects."""
+    for name in ("tools", "documents"):
+        given = arguments.get(name)
+        if given is None:
+            continue
+        if not isinstance(given, list | tuple) or any(
+            not isinstance(one, Mapping) for one in given
+        ):
+            raise ConfigurationError(f"{name}: expected a list of objects, got {shown(given)}")
 
 
-def _in_config(config: dict[str, Any]) -> str | None:
-    """Return the template in a tokenizer_config.json (the "default" of several), or None."""
+def _in_files(model: str, revision: str | None) -> dict[str, str]:
+    """Return the templates that are files of their own, by name. Raises ModelError."""
+    path = find_file(model, revision, "chat_template.jinja")
+    found = {} if path is None else {DEFAULT: read_text(path)}
+    more = find_files(model, revision, "additional_chat_templates/*.jinja")
+    return found | {one.stem: read_text(one) for one in more}
+
+
+def _in_config(config: dict[str, Any]) -> dict[str, str]:
+    """Return the templates in a tokenizer_config.json, by name: one, or a list of several."""
     entry = config.get("chat_template")
-    if isinstance(entry, list):
-        named = [item for item in entry if isinstance(item, dict)]
-        defaults = [item.get("template") for item in named if item.get("name") == "default"]
-        entry = defaults[-1] if defaults else None
-    return entry if isinstance(entry, str) else None
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return `bos_token` and the like; in the file each is a string or has a `content`."""
-    found = {}
-    for name, entry in config.items():
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        if name.endswith("_token") and isinstance(content, str):
-            found[name] = content
-    return found
+    entries = entry if isinstance(entry, list) else [{"name": DEFAULT, "template": entry}]
+    pairs = [(one.get("name"), one.get("template")) for one in entries if isinstance(one, dict)]
+    return {
+        name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)
+    }

@@ -15,9 +15,10 @@ from typing import Any
 
 from coordinator.api import vllm as speculation
 from coordinator.api.asking import Asking, Params, Prompt
-from coordinator.api.chat import Messages
+from coordinator.api.chat import PromptForm
 from coordinator.api.config import ALONE, PairConfig
 from coordinator.api.config_base import named_as
+from coordinator.api.conversations import Messages
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
@@ -115,13 +116,32 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: UseTqdm = False,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several by the target's chat template; return the outputs.
+
+        chat_template  another template, or the name of one of the target's
+        add_generation_prompt  end the prompt where the answer begins; None: unless the last message
+                               is continued
+        continue_final_message  continue the last message, in place of a new one
+        tools          what the template is told that the answer may call, as in OpenAI's API
+        chat_template_kwargs  further variables of the template, such as enable_thinking
 
         Raises ModelError if there is no usable template, and what `generate` raises.
         """
         self._check_open()
-        return self._answers(self.asking.chat_requests(messages, sampling_params), use_tqdm)
+        arguments = {} if chat_template_kwargs is None else chat_template_kwargs
+        if tools is not None and isinstance(arguments, Mapping):
+            arguments = {**arguments, "tools": tools}
+        form = PromptForm(add_generation_prompt, continue_final_message, chat_template)
+        requests = self.asking.chat_requests(
+            messages, sampling_params, arguments=arguments, form=form
+        )
+        return self._answers(requests, use_tqdm)
 
     def _answers(self, requests: Sequence[Request], use_tqdm: UseTqdm) -> list[RequestOutput]:
         with (

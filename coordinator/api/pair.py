@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -10,16 +11,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from coordinator.api import prompts
-from coordinator.api.chat import NO_ARGUMENTS, Arguments, ChatTemplate, Messages
+from coordinator.api.chat import NO_ARGUMENTS, USUAL, Arguments, ChatTemplate, PromptForm
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.config_base import reviewed
+from coordinator.api.conversations import Messages
 from coordinator.api.models.lengths import how_longer, shortened, too_long
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import Tokenization
 from coordinator.api.reasoning import Thoughts
+from coordinator.api.special_tokens import read_special_tokens
 from coordinator.api.structured import StructuredOutputsParams
+from coordinator.api.text_ends import open_ends
 from coordinator.cluster.fitting import TargetWords
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.cluster.service import Service
@@ -28,7 +32,7 @@ from coordinator.text.detokenization import Decoder, Ending, IdStream
 from coordinator.text.metrics import Metrics, Simulated
 from coordinator.text.stream import Reader, TokenStream
 from coordinator.tracing import writing
-from proto.errors import ConfigurationError, NodeError, shown
+from proto.errors import ConfigurationError, ModelError, NodeError, shown
 from proto.messages import (
     MAX_BAN_TOKENS,
     MAX_REFERENCE_LEN,
@@ -119,9 +123,9 @@ class Pair:
         if tokenization is None:
             return
         if self._launcher.is_by_hand:
-            registry.tokenizer = tokenization.digest
+            registry.tokenizer = tokenization.digests()
         if not self.config.require_same_tokenizer:
-            registry.words = TargetWords(tokenization.digest, tokenization.packed)
+            registry.words = TargetWords(tokenization.digests(), tokenization.packed)
 
     def _wait_until_ready(self, say: Say | None) -> None:
         deadline = time.monotonic() + self.config.start_timeout_s
@@ -175,11 +179,35 @@ class Pair:
             if (hello := node.hello) is not None
         ]
 
-    def notices(self) -> list[str]:
-        """Return a line for each limit on text or draft length that the user did not set."""
+    def notices(self, params: SamplingParams | None = None) -> list[str]:
+        """Return a line for each limit on text or draft length that the user did not set.
+
+        There is one more where it is not clear what ends a text (`open_ends`).
+
+        params  of all texts that will be asked for; None: they are not known
+        """
         drafters = self.service.registry.hellos(Role.DRAFTER)
         drafter = min(drafters, key=lambda hello: hello.max_model_len, default=None)
-        return shortened(self.config, self.hello(Role.TARGET), drafter, self.num_seqs)
+        lines = shortened(self.config, self.hello(Role.TARGET), drafter, self.num_seqs)
+        return [*lines, *self.open_ends(params)]
+
+    def open_ends(self, params: SamplingParams | None = None) -> list[str]:
+        """Return a line if the target's files leave open which tokens end a text, else []."""
+        if params is not None and params.ignore_eos:
+            return []
+        hello, config = self.hello(Role.TARGET), self.config
+        token, token_id = None, None
+        if self.tokenization is not None:
+            with suppress(ModelError):  # a file that cannot be read is named where it is needed
+                token = read_special_tokens(config.target, config.target_revision).get("eos_token")
+        if token is not None and self.tokenization is not None:
+            token_id = self.tokenization.raw.token_to_id(token)
+        if token_id is not None and token_id >= hello.logits_size:
+            token_id = None
+        eos_ids, params = hello.fingerprint.eos_ids, params or SamplingParams()
+        return open_ends(
+            eos_ids, token, token_id, params.stop_token_ids, has_strings=bool(params.stop)
+        )
 
     def hello(self, role: Role) -> Hello:
         """Return the Hello of a node of this role, which must be there."""
@@ -228,23 +256,34 @@ class Pair:
         """Return the process ids of the nodes, by role."""
         return self._launcher.pids()
 
-    def encode(self, prompt: str) -> tuple[int, ...]:
-        """Return the token ids of a prompt. Raises ConfigurationError: no tokenizer."""
+    def encode(self, prompt: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt. Raises ConfigurationError: no tokenizer.
+
+        special_tokens  add the tokens that the tokenizer itself puts around a text
+        """
         if not isinstance(prompt, str):
             raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
-        return self._tokenizer().encode(prompt)
+        return self._tokenizer().encode(prompt, special_tokens=special_tokens)
 
     def encode_chat(
-        self, messages: Messages, arguments: Arguments = NO_ARGUMENTS
+        self, messages: Messages, arguments: Arguments = NO_ARGUMENTS, form: PromptForm = USUAL
     ) -> tuple[str, tuple[int, ...]]:
         """Return a conversation as (prompt, token ids); `arguments` go to the template.
 
         Raises ConfigurationError, ModelError.
         """
         tokenizer, template = self._tokenizer(), self.chat_template
-        prompt = template.render(messages, arguments)
-        # A template writes the special tokens itself.
-        return prompt, tokenizer.encode(prompt, special_tokens=template.is_plain)
+        prompt = template.render(
+            messages,
+            arguments,
+            add_generation_prompt=form.add_generation_prompt,
+            continue_final_message=form.continue_final_message,
+            template=form.template,
+        )
+        special_tokens = form.add_special_tokens
+        if special_tokens is None:
+            special_tokens = template.is_plain and form.template is None
+        return prompt, tokenizer.encode(prompt, special_tokens=special_tokens)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -338,9 +377,9 @@ class Pair:
     @property
     def drafts_in_other_words(self) -> bool:
         """True if a drafter that has joined has another tokenizer than the target."""
-        digest = self.hello(Role.TARGET).fingerprint.digest
+        target = self.hello(Role.TARGET).fingerprint
         drafters = self.service.registry.hellos(Role.DRAFTER)
-        return any(not one.layers and one.fingerprint.digest != digest for one in drafters)
+        return any(not one.layers and not one.fingerprint.is_like(target) for one in drafters)
 
     def _limits(self) -> tuple[int, int]:
         """Return (most tokens of a text, size of logits); bounds until the target runs."""
@@ -383,9 +422,17 @@ class Pair:
         late_ids = frozenset(eos_ids).union(request.stop_token_ids)
         wanted = request.prompt_logprobs if sample_index == 0 else None  # only for the first text
         form = request.structured_outputs
-        if form is not None and not eos_ids:
+        end_ids = eos_ids or request.stop_token_ids
+        if form is not None and not end_ids:
             raise ConfigurationError(
-                "structured_outputs: this target has no end-of-text token; leave them out"
+                "structured_outputs: this target has no end-of-text token; name one in "
+                "stop_token_ids"
+            )
+        allowed = request.allowed_token_ids or ()
+        if form is not None and allowed and not {*end_ids} & {*allowed}:
+            raise ConfigurationError(
+                "allowed_token_ids: with structured_outputs a token that ends the text must be "
+                f"among them, such as {min(end_ids)}"
             )
         return SamplingSpec(
             temperature=request.temperature,
@@ -405,7 +452,8 @@ class Pair:
             num_logprobs=OFF if request.logprobs is None else request.logprobs,
             num_prompt_logprobs=OFF if wanted is None else wanted,
             grammar=self._grammar(form, thoughts),
-            end_ids=() if form is None else tuple(sorted(eos_ids)),
+            end_ids=() if form is None else tuple(sorted(end_ids)),
+            allowed_ids=tuple(sorted(set(allowed))),
         )
 
     def reviewed_params(self, params: object) -> SamplingParams:
@@ -415,7 +463,11 @@ class Pair:
         """
         request = reviewed(SamplingParams, params, "sampling_params")
         _, size = self._limits()
-        named = {"logit_bias": request.logit_bias, "stop_token_ids": request.stop_token_ids}
+        named = {
+            "logit_bias": request.logit_bias,
+            "stop_token_ids": request.stop_token_ids,
+            "allowed_token_ids": request.allowed_token_ids or (),
+        }
         for name, ids in named.items():
             if any(token >= size for token in ids):
                 raise ConfigurationError(f"{name}: token ids must lie in 0..{size - 1}")
@@ -436,7 +488,9 @@ class Pair:
                 raise ConfigurationError(
                     f"{self.config.target} has no tokenizer.json to read {file}"
                 )
-            tokens = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            found = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            _, size = self._limits()
+            tokens = tuple(token for token in found if token < size)  # the target chooses no other
             if len(tokens) > MAX_REFERENCE_LEN:
                 raise ConfigurationError(
                     f"the reference {file} has {len(tokens)} tokens; shorten it to "
@@ -455,8 +509,21 @@ class Pair:
         if len(prompt) >= max_len:
             limit = too_long(self.config, len(prompt), max_len, has_heads=self._has_heads_at_home)
             raise ConfigurationError(f"the prompt has {len(prompt)} tokens, but {limit}")
-        if not all(0 <= token < size for token in prompt):
-            raise ConfigurationError(f"prompt ids must lie in 0..{size - 1}")
+        beyond = next((token for token in prompt if not 0 <= token < size), None)
+        if beyond is not None:
+            raise ConfigurationError(
+                f"prompt ids must lie in 0..{size - 1}, and the prompt has {beyond}"
+                f"{self._said_of(beyond)}"
+            )
+
+    def _said_of(self, beyond: int) -> str:
+        """Return words on a token id that the model lacks and the tokenizer has, else ""."""
+        if self.tokenization is None:
+            return ""
+        added = self.tokenization.raw.get_added_tokens_decoder().get(beyond)
+        if added is None:
+            return ""
+        return f" ({shown(added.content)}, which the tokenizer has and the model lacks)"
 
     def write_trace(self, path: Path) -> None:
         """Write what was recorded since the last trace, or since the start, as a Chrome trace.

@@ -7,7 +7,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, model_v
 from coordinator.api.config_base import Frozen
 from coordinator.api.structured import StructuredOutputsParams
 from proto.errors import ConfigurationError
-from proto.messages import GREEDY_BELOW, MAX_BANS, MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS
+from proto.messages import (
+    GREEDY_BELOW,
+    MAX_ALLOWED,
+    MAX_BANS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_STOP_IDS,
+)
 
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 256
 MAX_SAMPLES = 64
@@ -128,6 +135,10 @@ class SamplingParams(Frozen):
             max_length=MAX_BIASES, description="Add this to the logits of tokens: 50:-100,7:2.5."
         ),
     ] = Field(default_factory=dict)
+    allowed_token_ids: Annotated[
+        Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=MAX_ALLOWED)] | None,
+        Field(description="Generate only these tokens."),
+    ] = None
     bad_words: Annotated[
         tuple[Word, ...],
         BeforeValidator(_listed),

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from coordinator.api.chat import Messages
+from coordinator.api.chat import PromptForm
 from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
+from coordinator.api.conversations import Messages
 from coordinator.api.models.heads import find_config
 from coordinator.api.pair import Pair
 from coordinator.api.refusals import scalar
@@ -118,19 +119,25 @@ class TargetTokenizer:
         return [self._raw.token_to_id(token) for token in tokens]
 
     def apply_chat_template(
-        self, conversation: Messages, *, tokenize: bool = True, add_generation_prompt: bool = False
+        self,
+        conversation: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **variables: Any,
     ) -> str | list[int]:
         """Render a conversation for the target; return its token ids, or the text.
 
-        add_generation_prompt  end it where the answer begins, as `LLM.chat` does
+        variables  of the template, such as documents; the rest is as in `LLM.chat`
 
         Raises ConfigurationError, ModelError.
         """
-        template = self._pair.chat_template
-        text = template.render(conversation, add_generation_prompt=add_generation_prompt)
-        if not tokenize:
-            return text
-        return self.encode(text, add_special_tokens=template.is_plain)
+        form = PromptForm(add_generation_prompt, continue_final_message, chat_template)
+        text, ids = self._pair.encode_chat(conversation, {**variables, "tools": tools}, form)
+        return list(ids) if tokenize else text
 
     @property
     def eos_token_id(self) -> int | None:

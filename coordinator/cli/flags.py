@@ -77,6 +77,7 @@ FORMS = {
     "logit_bias": Form("ID:BIAS,...", parse_biases),
     "policy_option": Form("NAME=VALUE,...", parse_options),
     "stop_token_ids": Form("ID,...", parse_ids),
+    "allowed_token_ids": Form("ID,...", parse_ids),
     "reference": Form("FILE"),
     "ray": Form("ADDRESS"),
     "listen": Form("ENDPOINT"),

@@ -170,7 +170,7 @@ def generate(
             traced=trace is not None,
         )
     with started as running:
-        for line in (*running.whereabouts(), *running.notices()):
+        for line in (*running.whereabouts(), *running.notices(request)):
             typer.echo(for_stderr(harmless(line)), err=True)
         if chat and running.chat_template.is_plain:
             typer.echo("the target has no chat template; a plain one is used", err=True)

@@ -27,7 +27,16 @@ COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes if nobody says mo
 # Fields of SamplingParams that a request has under the same name.
 SAME = (
     *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("logit_bias", "bad_words", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *(
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "min_tokens",
+    ),
     *("include_stop_str_in_output", "skip_special_tokens", "temperature", "top_p", "n"),
 )
 
@@ -126,6 +135,7 @@ class Common(Body):
     repetition_penalty: float | None = None
     bad_words: list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
+    allowed_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     include_stop_str_in_output: bool | None = None
@@ -207,6 +217,7 @@ class CompletionBody(Common):
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = False
+    add_special_tokens: bool | None = None  # null: true; it does not count for token ids
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts as a list, also if one is given. Raises ConfigurationError."""
@@ -277,7 +288,6 @@ class TokenizeBody(Conversation, Body):
     ROUTE: ClassVar[Route] = Route.TOKENIZE
 
     prompt: str | None = None
-    add_special_tokens: bool = True
     return_token_strs: bool | None = False
 
 

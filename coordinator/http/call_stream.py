@@ -103,13 +103,14 @@ class CallStream:
         if self._tools.choice == "none":
             return {"content": text}
         self._held += text
-        told, calls = self._told(is_last=is_last)
+        told, calls, rest = self._told(is_last=is_last)
         self._held = self._held[len(told) :]
+        told += rest.rstrip() if self._is_begun or told else rest.strip()
         self._is_begun = self._is_begun or bool(told)
         return ({"content": told} if told else {}) | self._with_calls(_numbered(calls))
 
-    def _told(self, *, is_last: bool) -> tuple[str, list[Call]]:
-        """Return the text that can be passed on, and the calls behind it once they are whole.
+    def _told(self, *, is_last: bool) -> tuple[str, list[Call], str]:
+        """Return the text that can be passed on; once all is there, calls and the text behind too.
 
         White space is held back with what it may precede.
         """
@@ -120,10 +121,11 @@ class CallStream:
             if may_be_calls(held, place, is_whole=is_whole):
                 before = held[:place].rstrip()
                 if not is_last:
-                    return before, []
-                if calls := calls_in(held[place:], self._tools.schemas):
-                    return before, calls
-        return held if is_last else held.rstrip(), []
+                    return before, [], ""
+                calls, rest = calls_in(held[place:], self._tools.schemas)
+                if calls:
+                    return before, calls, rest
+        return held if is_last else held.rstrip(), [], ""
 
     def _with_calls(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
         self.has_calls = self.has_calls or bool(calls)

@@ -7,10 +7,11 @@ refusal in place of a content, and the forms that tool calls had earlier.
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from coordinator.http.prompting import Prompting
 from coordinator.http.tools import Tools, read_tools
 from proto.errors import ConfigurationError, shown
 
@@ -27,14 +28,13 @@ class ChatMessage(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class Conversation(BaseModel):
+class Conversation(Prompting):
     """The fields that decide what prompt a chat template makes of a conversation."""
 
     messages: Sequence[ChatMessage] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    add_generation_prompt: Literal[True] = True
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None

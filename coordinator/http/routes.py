@@ -101,7 +101,11 @@ class Routes:
         speculation = body.speculation(self._llm.asking)
         params = body.params(self._most)
         asked = await asyncio.to_thread(
-            self._llm.asking.requests, body.prompts(), params, speculation
+            self._llm.asking.requests,
+            body.prompts(),
+            params,
+            speculation,
+            add_special_tokens=body.add_special_tokens is not False,
         )
         _watch(asked, body)
         echoes = await asyncio.to_thread(self._echoes, asked) if body.echo else []
@@ -123,6 +127,7 @@ class Routes:
             params,
             speculation,
             body.arguments(),
+            body.prompt_form(),
         )
         _watch(asked, body)
         self._expect(asked, body)
@@ -166,7 +171,7 @@ class Routes:
     def _expect(self, asked: Sequence[Asked], body: ChatBody) -> None:
         """Prepare the texts of answers that may have thoughts and calls. Raises ModelError."""
         pair = self._llm.pair
-        marks = marks_of(self._reasoning_parser, pair.chat_template.source)
+        marks = marks_of(self._reasoning_parser, " ".join(pair.chat_template.sources.values()))
         names = [] if marks is None else [marks.opening, marks.closing]
         if body.asked_tools().choice == "auto":
             names += spellings.NAMES
@@ -213,10 +218,13 @@ class Routes:
             raise ConfigurationError("give either prompt or messages")
         if body.prompt is not None:
             tokenizer = TargetTokenizer(pair)
-            ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+            ids = tokenizer.encode(
+                body.prompt, add_special_tokens=body.add_special_tokens is not False
+            )
         else:
             body.asked_tools()  # what the chat route refuses is refused here
-            ids = list(pair.encode_chat(body.conversation(), body.arguments())[1])
+            form = body.prompt_form()
+            ids = list(pair.encode_chat(body.conversation(), body.arguments(), form)[1])
         made = {"count": len(ids), "max_model_len": pair.max_len, "tokens": ids}
         if body.return_token_strs:
             made["token_strs"] = TargetTokenizer(pair).convert_ids_to_tokens(ids)

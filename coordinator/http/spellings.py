@@ -24,7 +24,8 @@ class Call:
 
 
 Schemas = Mapping[str, Any]
-Reader = Callable[[str, Schemas], Sequence[Call] | None]
+Found = tuple[list[Call], str]  # calls, and the text between and behind them
+Reader = Callable[[str, Schemas], Found | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Spelling:
 
     mark     with what it begins, anywhere in an answer; "": only a whole answer is such a call
     follows  the signs with which it may go on, after white space; "": any sign
-    read     returns the calls in the text from the mark on; None: it has another form
+    read     returns the calls in the text from the mark on, and its other text; None: it has
+             another form
     """
 
     mark: str
@@ -54,11 +56,11 @@ def _call(value: Any) -> Call | None:
     return Call(value["name"], as_text(arguments)) if isinstance(arguments, dict) else None
 
 
-def _calls(values: Sequence[Any]) -> list[Call] | None:
+def _calls(values: Sequence[Any], rest: str = "") -> Found | None:
     """Return the calls in JSON values, each of which is one call or a list of calls."""
     listed = [one for value in values for one in (value if isinstance(value, list) else [value])]
     made = [call for call in map(_call, listed) if call is not None]
-    return made if made and len(made) == len(listed) else None
+    return (made, rest) if made and len(made) == len(listed) else None
 
 
 def _value(text: str) -> Any:
@@ -93,7 +95,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _bare_json(text: str, _schemas: Schemas) -> list[Call] | None:
+def _bare_json(text: str, _schemas: Schemas) -> Found | None:
     """Read JSON values one after another, as Llama writes them with semicolons in between."""
     values: list[Any] = []
     while text.strip():
@@ -112,21 +114,22 @@ def _bare_json(text: str, _schemas: Schemas) -> list[Call] | None:
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-def _tagged_json(text: str, _schemas: Schemas) -> list[Call] | None:
+def _tagged_json(text: str, _schemas: Schemas) -> Found | None:
     """Read <tool_call>{...}</tool_call>, once or several times.
 
-    Tags within the strings of a value are part of it. The last closing tag may be missing. What
-    stands between two calls is part of neither.
+    Tags within the strings of a value are part of it. The last closing tag may be missing.
     """
     values: list[Any] = []
+    rest = ""
     text = text.removeprefix(OPEN)
     while text.strip():
         value, behind = _first_value(text)
         if value is None or (behind and not behind.startswith(CLOSE)):
             return None
         values.append(value)
-        text = behind.partition(OPEN)[2]
-    return _calls(values)
+        other, _, text = behind.removeprefix(CLOSE).partition(OPEN)
+        rest += other
+    return _calls(values, rest)
 
 
 # -- XML, as Qwen3-Coder writes it -----------------------------------------------------------------
@@ -137,7 +140,7 @@ _PARAMETER = re.compile(
 )
 
 
-def _xml(text: str, schemas: Schemas) -> list[Call] | None:
+def _xml(text: str, schemas: Schemas) -> Found | None:
     """Read <function=NAME><parameter=KEY>VALUE</parameter>...</function>, also between tags."""
     made = []
     for function in _FUNCTION.finditer(text):
@@ -146,7 +149,8 @@ def _xml(text: str, schemas: Schemas) -> list[Call] | None:
         schema = schemas.get(name, {})
         arguments = {one[1].strip(): _typed(one[2], _schema_of(schema, one[1])) for one in found}
         made.append(Call(name, as_text(arguments)))
-    return made or None
+    rest = _FUNCTION.sub("", text).replace(OPEN, "").replace(CLOSE, "")
+    return (made, rest) if made else None
 
 
 def _schema_of(schema: Any, key: str) -> Any:
@@ -198,20 +202,20 @@ MISTRAL_ID, MISTRAL_ARGUMENTS = "[CALL_ID]", "[ARGS]"
 _MISTRAL_NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
 
-def _mistral(text: str, _schemas: Schemas) -> list[Call] | None:
+def _mistral(text: str, _schemas: Schemas) -> Found | None:
     """Read [TOOL_CALLS] with a list of calls, or with NAME{...}, which later models write."""
     made: list[Call] = []
-    while text.strip():
-        text = text.lstrip().removeprefix(MISTRAL)
+    while text.startswith(MISTRAL):
+        text = text.removeprefix(MISTRAL)
         name = _MISTRAL_NAME.match(text)
         value, text = _first_value(text[name.end() :] if name else text)
         if name and isinstance(value, dict):
             made.append(Call(name[1], as_text(value)))
         elif name is None and (found := _calls([value])):
-            made += found
+            made += found[0]
         else:
             return None
-    return made or None
+    return made, text
 
 
 # -- Python's syntax, as Llama writes it -----------------------------------------------------------
@@ -220,23 +224,23 @@ PYTHON_TAG = "<|python_tag|>"
 _BUILT_IN = ".call"  # Llama's own tools: brave_search.call(query="...")
 
 
-def _tagged_python(text: str, schemas: Schemas) -> list[Call] | None:
+def _tagged_python(text: str, schemas: Schemas) -> Found | None:
     """Read <|python_tag|> with a call in JSON or in Python's syntax."""
     text = text.removeprefix(PYTHON_TAG).strip()
     return _bare_json(text, schemas) if text.startswith(("{", "[")) else _in_python(f"[{text}]")
 
 
-def _python_list(text: str, _schemas: Schemas) -> list[Call] | None:
+def _python_list(text: str, _schemas: Schemas) -> Found | None:
     """Read a list of calls, [f(x=1), g()]."""
     return _in_python(text.strip()) if text.strip().endswith(")]") else None
 
 
-def _in_python(text: str) -> list[Call] | None:
+def _in_python(text: str) -> Found | None:
     try:
         tree = ast.parse(text, mode="eval").body if len(text) <= MAX_PYTHON else None
         if not isinstance(tree, ast.List) or not tree.elts:
             return None
-        return [_python_call(one) for one in tree.elts]
+        return [_python_call(one) for one in tree.elts], ""
     except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
         return None
 
@@ -275,17 +279,18 @@ NAMES = (OPEN, CLOSE, MISTRAL, MISTRAL_ID, MISTRAL_ARGUMENTS, PYTHON_TAG)
 _FIRST_SIGN = re.compile("|".join({re.escape(one.mark[0]) for one in SPELLINGS if one.mark}))
 
 
-def calls_in(text: str, schemas: Schemas) -> list[Call]:
-    """Return the calls in a text that begins with them; []: it has none, or others' among them.
+def calls_in(text: str, schemas: Schemas) -> Found:
+    """Return the calls in a text that begins with them, and its other text; ([], ""): none.
 
-    schemas  JSON schema of each tool's arguments, by its name
+    schemas  JSON schema of each tool's arguments, by its name. A call of another tool makes all of
+             the text no calls
     """
     for spelling in SPELLINGS:
         if _may_be(spelling, text, 0):
-            made = spelling.read(text, schemas)
-            if made and all(call.name in schemas for call in made):
-                return list(made)
-    return []
+            found = spelling.read(text, schemas)
+            if found is not None and all(call.name in schemas for call in found[0]):
+                return found
+    return [], ""
 
 
 def places_of_marks(text: str) -> list[int]:

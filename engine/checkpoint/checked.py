@@ -44,7 +44,7 @@ class Checked:
     empty   the model on `meta`, without memory
     shapes  shape of each tensor, by its name, as in a plain checkpoint
     names   where the files have the tensors of a wrapper's language model; None: it is no wrapper
-    stated_eos  the end-of-text ids that the folder's files name; None: they name none
+    stated_eos  the end-of-text ids that the folder's files name
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class Checked:
     empty: Any
     shapes: Shapes
     names: Names | None
-    stated_eos: tuple[int, ...] | None
+    stated_eos: tuple[int, ...]
 
     def tensors(self) -> dict[str, Lazy] | None:
         """Return the model's plain tensors, read when used; None: the folder's are just these."""
@@ -75,7 +75,7 @@ class Checked:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the token ids that end a text (`LoadedModel.eos_token_ids`)."""
-        return _eos_token_ids(self.stated_eos, self.text_config, self.vocab_size)
+        return tuple(token for token in self.stated_eos if 0 <= token < self.vocab_size)
 
 
 def check_checkpoint(name: str, revision: str | None) -> Checked:
@@ -167,10 +167,3 @@ def _vocab_size(model: Any, config: Any) -> int:
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     return int(config.vocab_size if weight is None else weight.shape[0])
-
-
-def _eos_token_ids(stated: tuple[int, ...] | None, config: Any, vocab_size: int) -> tuple[int, ...]:
-    """Return the end-of-text ids that the files name, or else the architecture's default."""
-    default = getattr(config, "eos_token_id", None)
-    ids = stated if stated is not None else default if isinstance(default, list) else [default]
-    return tuple(sorted({i for i in ids if isinstance(i, int) and 0 <= i < vocab_size}))

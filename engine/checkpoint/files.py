@@ -150,38 +150,37 @@ def refuse_odd_file(path: Path) -> None:
         raise ModelError(f"{path}: it is not a file; put the model's own there, or remove it")
 
 
-def stated_eos_ids(folder: Path, config: Object) -> tuple[int, ...] | None:
-    """Return the end-of-text ids that generation_config.json and config.json name, ascending.
+def stated_eos_ids(folder: Path, config: Object) -> tuple[int, ...]:
+    """Return the ids that end a text, ascending; may be ().
 
-    Returns None if neither file has the field eos_token_id.
+    As in transformers, generation_config.json alone counts where there is one, else config.json:
+    its own field, or that of the language model in it. An architecture has no default.
 
     Raises:
         ModelError: eos_token_id is not a token id or a list of them, or there are more than
             `MAX_EOS_IDS`.
     """
-    files = [("config.json", config)]
+    of_parts = [_eos_ids(folder / "config.json", part) for part in parts(config)]
+    found = next((ids for ids in of_parts if ids is not None), None)
     generation = folder / "generation_config.json"
     if generation.exists() or generation.is_symlink():
-        files.append((generation.name, read_object(generation)))
-    found: set[int] = set()
-    is_stated = False
-    for name, content in files:
-        for part in parts(content):
-            value = part.get("eos_token_id")
-            ids = value if isinstance(value, list) else [] if value is None else [value]
-            if any(type(token) is not int for token in ids):
-                raise ModelError(
-                    f"{folder / name}: eos_token_id is {shown(value)}; it must be a token id or a "
-                    "list of them"
-                )
-            found.update(ids)
-            is_stated = is_stated or value is not None
-            if len(found) > MAX_EOS_IDS:
-                raise ModelError(
-                    f"{folder / name}: eos_token_id names {len(found)} ids; at most {MAX_EOS_IDS} "
-                    "can end a text"
-                )
-    return tuple(sorted(found)) if is_stated else None
+        found = _eos_ids(generation, read_object(generation))
+    return tuple(sorted(set(found or ())))
+
+
+def _eos_ids(path: Path, part: Object) -> list[int] | None:
+    """Return the eos_token_id of a file as a list; None if it states none. Raises ModelError."""
+    value = part.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(token) is not int for token in ids):
+        raise ModelError(
+            f"{path}: eos_token_id is {shown(value)}; it must be a token id or a list of them"
+        )
+    if len(set(ids)) > MAX_EOS_IDS:
+        raise ModelError(
+            f"{path}: eos_token_id names {len(set(ids))} ids; at most {MAX_EOS_IDS} can end a text"
+        )
+    return None if value is None else ids
 
 
 def fields_with(stated: Object, value: object) -> list[str]:

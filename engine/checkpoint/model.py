@@ -323,7 +323,7 @@ class LoadedModel:
     name           its name as the user gave it
     vocab_size     V, the number of logits of a row (a padded tail included)
     max_model_len  number of positions that the model can take
-    eos_token_ids  end-of-text ids of generation_config.json and config.json, ascending; may be ()
+    eos_token_ids  end-of-text ids (`stated_eos_ids`) that have a logit, ascending; may be ()
     dtype          number type of its activations; weights may be packed in fewer bits
     num_parameters  number of weights of the whole model, also if this process has a part
     kinds          what its layers see of a text

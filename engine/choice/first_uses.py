@@ -34,6 +34,7 @@ class _Everything:
     late_ids: tuple[int, ...] = (1,)
     grammar: str = ""  # its kernels are used without one
     end_ids: tuple[int, ...] = ()
+    allowed_ids: tuple[int, ...] = (0, 1)
 
 
 def use_once(num_rows: int, vocab_size: int, device: torch.device) -> None:

@@ -39,17 +39,24 @@ class GrammarMask:
     grammar     as llguidance writes it
     end_ids     the model's end-of-text tokens
     vocab_size  V, the number of logits of a row; ids that the tokenizer lacks are banned
+    allowed     packed mask [W] of the tokens that may come at all; None: any of them
 
     The constructor and all calls raise GrammarError if the grammar is too complex.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, grammar: str, end_ids: Sequence[int], vocab_size: int
+        self,
+        vocabulary: Vocabulary,
+        grammar: str,
+        end_ids: Sequence[int],
+        vocab_size: int,
+        allowed: Words | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._grammar = grammar
         self._end_ids = frozenset(end_ids)
         self._vocab_size = vocab_size
+        self._allowed = None if allowed is None else allowed.view(np.uint8)
         self._matcher = vocabulary.matcher(grammar)
         self._passed: list[int] = []  # tokens of the answer along which the matcher has moved
         # The first tokens of `_passed` that are committed, so that no path differs in them.
@@ -83,6 +90,8 @@ class GrammarMask:
         count what all matchers of a grammar have worked out together.
         """
         mask = self._mask_of(path)
+        if self._allowed is not None:
+            mask = mask & self._allowed
         if not _unpacked(mask, self._vocab_size).any():
             raise GrammarError("no token may follow the text so far")
         return mask

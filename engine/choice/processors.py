@@ -1,8 +1,8 @@
-"""Logits processors, applied before temperature and cuts: a grammar, bans, biases, penalties.
+"""Logits processors, applied before temperature and cuts: masks, bans, biases, penalties.
 
-Owns the interface of a processor and vLLM's order of them: grammar (`grammar.py`), banned words,
-minimum number of tokens, biases, penalties. Knows no message; `proto.messages.SamplingSpec` has the
-fields of `Settings`.
+Owns the interface of a processor and vLLM's order of them: the mask of a grammar (`grammar.py`) or
+of allowed tokens (`allowed.py`), banned words, minimum number of tokens, biases, penalties. Knows
+no message; `proto.messages.SamplingSpec` has the fields of `Settings`.
 
 Theory of operation
 -------------------
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.choice.allowed import Allowed
 from engine.choice.grammar import GrammarMask
 from engine.choice.path import Path as Path
 from engine.choice.sampling import Floats, Ids, to_host
@@ -90,6 +91,10 @@ class Settings(Protocol):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Return the end-of-text tokens that may come where the grammar accepts the answer."""
+
+    @property
+    def allowed_ids(self) -> tuple[int, ...]:
+        """Return the ids of the only tokens that may be generated; (): any of them may."""
 
 
 MAX_TEXTS = 64  # number of texts whose processors are kept; for others they are made anew
@@ -162,11 +167,7 @@ class Processors:
         self._text = text
         self._num_prompt = num_prompt
         self._processors = built_in(settings, vocab_size)
-        self._grammar: GrammarMask | None = None
-        if settings.grammar:
-            if vocabulary is None:
-                raise GrammarError("llguidance or tokenizer.json is missing there; add it")
-            self._grammar = GrammarMask(vocabulary, settings.grammar, settings.end_ids, vocab_size)
+        self._mask = _mask_of(settings, vocab_size, vocabulary)
 
     def apply(self, logits: torch.Tensor, drafted: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return processed logits [n, V] float32, a new tensor on the device of `logits`.
@@ -174,8 +175,7 @@ class Processors:
         logits   [n, V] float32, any device
         drafted  [n]: per row, the drafted tokens between the committed text and its position
 
-        Where every token would be banned, only the grammar's bans count, and without a grammar
-        none.
+        Where every token would be banned, only the bans of the grammar and of `allowed_ids` count.
 
         Raises:
             NotFinite: the logits are not finite; only raised for logits on a CPU.
@@ -186,9 +186,9 @@ class Processors:
         if logits.device.type != "cpu":
             return self.apply_there(logits, paths)
         rows = to_host(logits)
-        if self._grammar is not None:
+        if self._mask is not None:
             rows = rows.copy()
-            self._grammar.on_host(paths, rows)
+            self._mask.on_host(paths, rows)
             if not self._processors:
                 return torch.from_numpy(rows)
         changed = rows.copy()
@@ -211,8 +211,8 @@ class Processors:
         Raises GrammarError: the grammar is too complex here.
         """
         with torch.inference_mode():
-            if self._grammar is not None:
-                logits = self._grammar.there(paths, logits)
+            if self._mask is not None:
+                logits = self._mask.there(paths, logits)
                 if not self._processors:
                     return logits
             changed = logits.clone()
@@ -220,6 +220,21 @@ class Processors:
                 changed = processor.there(paths, changed)
             is_empty = changed.amax(dim=1, keepdim=True).isneginf()
             return torch.where(is_empty, logits, changed)
+
+
+def _mask_of(
+    settings: Settings, vocab_size: int, vocabulary: Vocabulary | None
+) -> GrammarMask | Allowed | None:
+    """Return the mask of a text whose bans always count; None: it has none. Raises GrammarError."""
+    ids = _known(settings.allowed_ids, vocab_size)
+    # A drafter with fewer logits may have none of the tokens: then it drafts what it likes.
+    allowed = Allowed(ids, vocab_size) if len(ids) else None
+    if not settings.grammar:
+        return allowed
+    if vocabulary is None:
+        raise GrammarError("llguidance or tokenizer.json is missing there; add it")
+    words = None if allowed is None else allowed.words
+    return GrammarMask(vocabulary, settings.grammar, settings.end_ids, vocab_size, words)
 
 
 def built_in(settings: Settings, vocab_size: int) -> tuple[Processor, ...]:

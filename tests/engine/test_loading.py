@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from coordinator.api.models.lengths import longest_of
+from engine.checkpoint.files import stated_eos_ids
 from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in, pin, torch_device
 from engine.errors import EngineError, ModelError
@@ -234,10 +236,55 @@ def test_an_unknown_dtype_is_refused(folder: Folder) -> None:
         load_model(str(folder("llama")), dtype="int8")
 
 
-def test_end_of_text_ids_come_from_both_files(folder: Folder, tmp_path: Path) -> None:
-    model = edited(folder("llama"), tmp_path / "model", eos_token_id=7)
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 11, 100_000]}))
-    assert load_model(str(model)).eos_token_ids == (7, 9, 11)
+_ABSENT = "absent"
+END_CASES: dict[str, tuple[object, object, tuple[int, ...]]] = {
+    "one file": (7, "no file", (7,)),
+    "several in one file": ([11, 7, 7], "no file", (7, 11)),
+    "both, and one of them counts": (7, [9, 11, 100_000, -1], (9, 11)),
+    "generation_config.json without any": (7, _ABSENT, ()),
+    "generation_config.json with null": (7, None, ()),
+    "generation_config.json with an empty list": (7, [], ()),
+    "null in config.json": (None, 9, (9,)),
+    "nothing anywhere": (_ABSENT, "no file", ()),
+    "nothing in either file": (_ABSENT, _ABSENT, ()),
+}
+
+
+@pytest.mark.parametrize(("config", "generation", "want"), END_CASES.values(), ids=END_CASES.keys())
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_the_tokens_that_end_a_text_are_those_of_transformers(
+    folder: Folder,
+    tmp_path: Path,
+    architecture: str,
+    config: object,
+    generation: object,
+    want: tuple[int, ...],
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(folder(architecture), model)
+    stated = json.loads((model / "config.json").read_text())
+    stated.pop("eos_token_id", None)
+    stated |= {} if config == _ABSENT else {"eos_token_id": config}
+    (model / "config.json").write_text(json.dumps(stated))
+    (model / "generation_config.json").unlink(missing_ok=True)
+    if generation != "no file":
+        said = {} if generation == _ABSENT else {"eos_token_id": generation}
+        (model / "generation_config.json").write_text(json.dumps(said))
+    theirs = AutoModelForCausalLM.from_pretrained(model).generation_config.eos_token_id
+    listed = theirs if isinstance(theirs, list) else [] if theirs is None else [theirs]
+    assert {one for one in listed if 0 <= one < 199} == set(want)
+    assert load_model(str(model)).eos_token_ids == want
+
+
+def test_a_language_model_within_another_ends_where_the_outer_file_says(tmp_path: Path) -> None:
+    inner = {"text_config": {"eos_token_id": 5}}
+    assert stated_eos_ids(tmp_path, {"eos_token_id": 7, **inner}) == (7,)
+    assert stated_eos_ids(tmp_path, {"eos_token_id": None, **inner}) == (5,)
+    assert stated_eos_ids(tmp_path, inner) == (5,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 9, **inner}))
+    assert stated_eos_ids(tmp_path, inner) == (9,)
+    (tmp_path / "generation_config.json").write_text(json.dumps(inner))
+    assert stated_eos_ids(tmp_path, inner) == ()
 
 
 def test_long_rotary_embeddings_limit_the_length_to_where_they_begin(

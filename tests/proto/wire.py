@@ -71,6 +71,7 @@ def shaped_samplings(draw: st.DrawFn) -> m.SamplingSpec:
         num_prompt_logprobs=draw(st.integers(m.OFF, m.MAX_LOGPROBS)),
         grammar=draw(texts(200)),
         end_ids=draw(token_lists(8)),
+        allowed_ids=draw(token_lists(8)),
     )
 
 

@@ -348,6 +348,8 @@ def chat(
             screen.note("/help lists what can be typed; Ctrl-C stops an answer, Ctrl-D ends")
         if template.is_plain:
             screen.note("the target has no chat template; it continues a plain transcript")
+        for line in running.open_ends(request):
+            screen.note(line)
         Chat(running, Conversation(system, is_script=template.is_plain), settings, screen).run()
 
 

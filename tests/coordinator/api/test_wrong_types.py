@@ -222,7 +222,8 @@ class FakePair:
     def simulated(self) -> None:
         return None
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        del special_tokens
         return tuple(range(len(text)))
 
     def check(self, ids: tuple[int, ...]) -> None:
@@ -233,7 +234,7 @@ class FakePair:
             raise ConfigurationError("sampling_params: expected SamplingParams")
         return params
 
-    def encode_chat(self, messages: Any, _arguments: Any) -> tuple[str, tuple[int, ...]]:
+    def encode_chat(self, messages: Any, *_: Any) -> tuple[str, tuple[int, ...]]:
         from coordinator.api.chat import ChatTemplate
 
         text = ChatTemplate(None, {}, "a model").render(messages)

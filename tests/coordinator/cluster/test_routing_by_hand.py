@@ -245,13 +245,19 @@ def test_of_two_heads_of_different_layers_the_target_keeps_the_one_that_came_fir
 
 def test_a_target_that_does_not_fit_is_refused_and_another_is_waited_for() -> None:
     router = waiting()
-    router.registry.tokenizer = "x"
+    router.registry.tokenizer = frozenset("x")
     done = says(router, TARGET, replace(OF_THE_TARGET, version=3))
     assert lines(done)[0].endswith("; waiting for another")
     done = says(router, TARGET, hello(Role.TARGET, digest="z"))
     assert sent(done, TARGET) == [Fault]
     assert "its tokenizer is not the one that the coordinator has read" in lines(done)[0]
     assert not router.registry.none_expected()
+    assert sent(says(router, TARGET, OF_THE_TARGET), TARGET) == [Welcome]
+
+
+def test_a_target_fits_whose_host_lacks_the_files_beside_tokenizer_json() -> None:
+    router = waiting()
+    router.registry.tokenizer = frozenset(("x and more", "x"))
     assert sent(says(router, TARGET, OF_THE_TARGET), TARGET) == [Welcome]
 
 

@@ -82,8 +82,13 @@ ANSWERS: list[tuple[str, dict[str, Any]]] = [
     (f"a<tool_call>[{ONE}]", {"content": "a", "tool_calls": [call()]}),
     (
         f"<tool_call>{ONE}</tool_call> and <tool_call>{ONE}</tool_call> so",
-        {"tool_calls": [call()] * 2},
+        {"content": "and  so", "tool_calls": [call()] * 2},
     ),
+    (
+        f"before<tool_call>{XML.format('')}</tool_call>after",
+        {"content": "beforeafter", "tool_calls": [call()]},
+    ),
+    (f"[TOOL_CALLS][{ONE}] That is all.", {"content": "That is all.", "tool_calls": [call()]}),
     (ONE.replace("Köln", "<tool_call>"), {"tool_calls": [call("<tool_call>")]}),
     (f"<tool_call>{ONE.replace('Köln', '</tool_call>')}", {"tool_calls": [call("</tool_call>")]}),
     (
@@ -118,6 +123,7 @@ ANSWERS: list[tuple[str, dict[str, Any]]] = [
     ),
 ]
 TEXTS = [
+    *("<tool_call>", "<tool_call>\n<", "<tool_call>\n<function"),
     *("", "[]", "It is fine.", "It is {fine}.", '{"is": "JSON"}', "<tool", "<b> [x](y) <", " \n"),
     *(ONE[:-1], ONE.replace("weather", "unknown"), '{"name": "weather"}', "[" * 5000),
     *('{"name": 1, "arguments": {}}', f"<tool_call>{ONE} and</tool_call>", f"{ONE} is it"),
@@ -268,6 +274,8 @@ def test_calls_that_a_grammar_demands_come_behind_the_thoughts() -> None:
 def test_thoughts_can_be_left_out() -> None:
     stream = AnswerStream(AUTO, Thoughts(THINK, is_open=True), tells_thoughts=False)
     assert whole(stream, "So</think>Yes") == {"content": "Yes"}
+    stream = AnswerStream(AUTO, Thoughts(THINK, is_open=False), tells_thoughts=False)
+    assert whole(stream, '{"answer": 42}') == {"content": '{"answer": 42}'}
 
 
 def test_special_tokens_that_mark_calls_are_no_part_of_a_text() -> None:

@@ -1,6 +1,5 @@
 """Routes that need no node: models, ids of requests, tokens, and what is wrong with a body."""
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +7,9 @@ import pytest
 from openai import NotFoundError, OpenAI
 from starlette.testclient import TestClient
 
-from coordinator.api.chat import NO_ARGUMENTS, ChatTemplate
+from coordinator.api.chat import ChatTemplate
 from coordinator.api.models.tokenizers import OUR_TARGET
+from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import Tokenization
 from coordinator.http.figures import Figures
@@ -21,26 +21,24 @@ NAME = "maker/target"
 SPECULATION = SimpleNamespace(speculation=None, requests=None)  # nothing comes so far
 
 
-class Pair:
-    """A pair that only reads prompts."""
+class Reading:
+    """A pair that only reads prompts; of a conversation it makes a plain transcript."""
+
+    encode_chat = Pair.encode_chat
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(target=str(OUR_TARGET))
         self.tokenization = Tokenization.of_model(str(OUR_TARGET), None)
+        self.chat_template = ChatTemplate(None, {}, "x")
         self.max_len = 2048
 
-    def encode_chat(
-        self, messages: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS
-    ) -> tuple[str, tuple[int, ...]]:
-        """As `Pair.encode_chat`, by a plain transcript."""
-        assert self.tokenization is not None
-        text = ChatTemplate(None, {}, "x").render(messages, arguments)
-        return text, self.tokenization.encode(text)
+    def _tokenizer(self) -> Tokenization | None:
+        return self.tokenization
 
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    llm: Any = SimpleNamespace(pair=Pair(), check_ready=lambda: None, asking=SPECULATION)
+    llm: Any = SimpleNamespace(pair=Reading(), check_ready=lambda: None, asking=SPECULATION)
     return TestClient(make_app(llm, NAME, Figures(NAME)), base_url="http://localhost")
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from engine.choice.allowed import Allowed
 from engine.choice.coupling import choose
 from engine.choice.grammar import WORD, GrammarMask, masked_there
 from engine.choice.judging import distributions
@@ -92,6 +93,25 @@ def kept(row: np.ndarray) -> set[int]:
     return set(np.flatnonzero(np.isfinite(row)).tolist())
 
 
+def test_of_what_fits_only_allowed_tokens_may_come_and_none_is_an_error() -> None:
+    pattern, text = PATTERNS[0], [7, 7]
+    fits = allowed(pattern, [])
+    for kept_ids in (sorted(fits)[:1], [*sorted(fits)[:1], VOCAB - 1]):
+        words = Allowed(np.array(kept_ids), VOCAB).words
+        mask = GrammarMask(VOCABULARY, of_regex(pattern), [END], VOCAB, words)
+        row = np.zeros(VOCAB, dtype=np.float32)
+        mask(Path(text, 2, ()), row)
+        assert kept(row) == fits & set(kept_ids)
+        rows = mask.there([Path(text, 2, ())], torch.zeros(1, VOCAB))
+        assert np.array_equal(rows.numpy()[0], row)
+    others = sorted(set(range(VOCAB)) - fits)[:1]
+    mask = GrammarMask(
+        VOCABULARY, of_regex(pattern), [END], VOCAB, Allowed(np.array(others), VOCAB).words
+    )
+    with pytest.raises(GrammarError, match="no token may follow"):
+        mask.masks([Path(text, 2, ())])
+
+
 trees = st.lists(st.lists(st.integers(0, len(WORDS)), max_size=3).map(tuple), max_size=6)
 
 
@@ -136,7 +156,7 @@ SCHEMA = """{"type": "object", "properties": {
     "name": {"type": "string", "maxLength": 4}, "kind": {"enum": ["red", "rosy", "blue"]},
     "list": {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 }, "required": ["name", "kind", "list"], "additionalProperties": false}"""
-EMBEDDED = "models/target/tokenizer.json"
+EMBEDDED = "models/target"
 
 
 @settings(max_examples=10)
@@ -267,7 +287,7 @@ def test_a_bad_grammar_is_refused_in_a_few_words(grammar: str, reason: str) -> N
 
 
 def test_without_a_vocabulary_a_grammar_cannot_be_followed(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    assert read_vocabulary(tmp_path / "tokenizer.json") is None
+    assert read_vocabulary(tmp_path) is None
     with pytest.raises(GrammarError):
         Processors(Shape(grammar=of_regex("a")), [1], 1, VOCAB)
 

@@ -31,11 +31,14 @@ class Shape:
     late_ids: tuple[int, ...] = ()
     grammar: str = ""
     end_ids: tuple[int, ...] = ()
+    allowed_ids: tuple[int, ...] = ()
 
 
 def dumb(shape: Shape, prompt: Sequence[int], made: Sequence[int], row: Floats) -> list[float]:
     """The row after `prompt` and `made`, one token after another."""
     changed = []
+    known = [token for token in shape.allowed_ids if token < len(row)]
+    row = np.where(np.isin(np.arange(len(row)), known) | (not known), row, -np.inf)
     for token, logit in enumerate(row.tolist()):
         for ids in shape.banned:
             before = tuple(made[len(made) - len(ids) + 1 :]) if len(ids) > 1 else ()
@@ -67,6 +70,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         tuple(draw(st.lists(ids, max_size=4))),
         draw(st.integers(0, 4)),
         tuple(draw(st.lists(tokens, max_size=3))),
+        allowed_ids=tuple(draw(st.one_of(st.just([]), st.lists(tokens, max_size=6)))),
     )
 
 
