@@ -18,9 +18,9 @@ The two files in the middle count only where tokenizer_config.json has no `added
 The ids that the files state decide the order of the tokens that they add, not their ids: each gets
 the next free one. A token that the vocabulary has already keeps its id.
 
-Truncation and padding in tokenizer.json are for training: they are switched off, because a prompt
-is neither cut nor filled. This is done here, once. A tokenizer is never changed after it was read,
-since other threads may be using it.
+Truncation, padding and dropout in tokenizer.json are for training, and are switched off: a prompt
+is neither cut nor filled, and one text always has the same tokens. This is done here, once. A
+tokenizer is never changed after it was read, since other threads may be using it.
 
 Needs no torch: the coordinator reads tokenizers with it as well as the nodes.
 """
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from engine.checkpoint.files import Object, one_line, read_object, refuse_odd_file, shown
 from engine.errors import ModelError
@@ -104,6 +104,8 @@ def read_tokenizer(folder: Path) -> ReadTokenizer:
         stated.names.setdefault("pad_token", tokenizer.padding["pad_token"])
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None
     tokenizer.encode_special_tokens = stated.are_split
     tokens = _to_add(tokenizer.get_added_tokens_decoder(), stated)
     new = [token.content for token in tokens if tokenizer.token_to_id(token.content) is None]
