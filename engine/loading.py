@@ -1,7 +1,5 @@
 """Load a model by name, check it and warm it up: what both nodes do at start."""
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +13,9 @@ from tokenizers import Tokenizer
 
 from engine import cpu_library
 from engine.checkpoint.checkpoint import find_checkpoint
-from engine.checkpoint.files import one_line, refuse_odd_file
+from engine.checkpoint.files import refuse_odd_file
 from engine.checkpoint.model import LoadedModel, load_model
+from engine.checkpoint.tokenizer_files import TOKENIZER, read_tokenizer
 from engine.choice.coupling import rare_choices, usual_chains, usual_choices
 from engine.device import pin
 from engine.errors import ModelError
@@ -49,13 +48,14 @@ class TokenizerPrint:
     path        path of tokenizer.json, for messages
     num_trained  number of tokens without added ones; added ones may have ids beyond the logits
     vocab_size  number of all tokens; 0 without a tokenizer
-    digest      SHA-256 (hex) of the id -> token map; empty without a tokenizer
+    digests     SHA-256 (hex) of the id -> token map, and of that in tokenizer.json alone; the first
+                is empty without a tokenizer, the second also if the files beside it add no token
     """
 
     path: Path
     num_trained: int
     vocab_size: int
-    digest: str
+    digests: tuple[str, str]
 
     def check_fits(self, logits_size: int) -> None:
         """Raise ModelError if the tokenizer has more tokens than the model has logits."""
@@ -70,29 +70,24 @@ def fingerprint(name: str, revision: str | None = None) -> TokenizerPrint:
     """Return the fingerprint of a model's tokenizer; an empty one if there is no tokenizer.json.
 
     Raises:
-        ModelError: tokenizer.json is there and cannot be read, or the model's folder is not found.
+        ModelError: tokenizer.json is there, and it or a file beside it cannot be read; or the
+            model's folder is not found.
     """
-    path = find_checkpoint(name, revision) / "tokenizer.json"
+    folder = find_checkpoint(name, revision)
+    path = folder / TOKENIZER
     refuse_odd_file(path)
     if not path.exists():
-        return TokenizerPrint(path, 0, 0, "")
-    tokenizer = _read_tokenizer(path)
-    vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
-    digest = hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
-    num_trained = tokenizer.get_vocab_size(with_added_tokens=False)
-    return TokenizerPrint(path, num_trained, tokenizer.get_vocab_size(), digest)
+        return TokenizerPrint(path, 0, 0, ("", ""))
+    found = read_tokenizer(folder)
+    num_trained = found.tokenizer.get_vocab_size(with_added_tokens=False)
+    vocab_size = found.tokenizer.get_vocab_size()
+    digests = found.digest(), found.file_digest()
+    return TokenizerPrint(path, num_trained, vocab_size, digests)
 
 
 def tokenizer_of(name: str, revision: str | None = None) -> Tokenizer:
     """Return a model's tokenizer. Raises ModelError if it cannot be read."""
-    return _read_tokenizer(find_checkpoint(name, revision) / "tokenizer.json")
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise ModelError(f"{path}: cannot be read: {one_line(error)}; get it again") from error
+    return read_tokenizer(find_checkpoint(name, revision)).tokenizer
 
 
 # -- loading ---------------------------------------------------------------------------------------
@@ -111,7 +106,7 @@ class Engine:
     loaded       the model, or the head, that the executor runs
     max_len      maximum length of a text in tokens
     vocab_size   the tokenizer's number of tokens; without a tokenizer, the number of logits
-    digest       hash of the tokenizer's id -> token map; empty without a tokenizer
+    digests      as in `TokenizerPrint`
     load_s       seconds that loading, checking and warming up took
     pass_s       number of rows -> seconds of a pass of so many rows, over few cache slots
     device       name of its device; the names of all ranks' devices, joined by commas
@@ -123,7 +118,7 @@ class Engine:
     loaded: Loaded
     max_len: int
     vocab_size: int
-    digest: str
+    digests: tuple[str, str]
     load_s: float
     pass_s: Mapping[int, float]
     device: str
@@ -196,7 +191,7 @@ def load_engine(
         loaded=loaded,
         max_len=max_len,
         vocab_size=tokenizer.vocab_size or loaded.vocab_size,
-        digest=tokenizer.digest,
+        digests=tokenizer.digests,
         load_s=time.monotonic() - started,
         pass_s=pass_s,
         device=",".join(devices),

@@ -17,6 +17,7 @@ character that stays a token of its own.
 """
 
 import json
+import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -190,6 +191,36 @@ class TokenizerWords:
 # -- bytes -----------------------------------------------------------------------------------------
 
 
+class TokenBytes:
+    """The bytes of single tokens, as the tokenizer's decoder makes text of them.
+
+    Each token is looked up by itself, so that a large vocabulary is never read as a whole.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        decoder = tokenizer.decoder
+        given = None if decoder is None else json.loads(decoder.__getstate__())
+        self._has_bytes, self._has_spaces = kind_of({"decoder": given})
+        self._falls_back = any(part["type"] == "ByteFallback" for part in _steps([given]))
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {id_: token.content.encode() for id_, token in added.items()}
+
+    def of(self, token: int) -> bytes | None:
+        """Return the bytes of a token; None: there is no such token, or its bytes are unknown."""
+        if token in self._added:
+            return self._added[token]
+        word = self._tokenizer.id_to_token(token)
+        if word is None:
+            return None
+        if self._has_bytes:
+            said = _of_bytes(word)
+            return word.encode() if said is None else said
+        if self._falls_back and _BYTE.fullmatch(word):
+            return _of_spaces(word)
+        return word.replace(SPACE, " ").encode() if self._has_spaces else None
+
+
 def kind_of(tokenizer: dict[str, Any]) -> tuple[bool, bool]:
     """Return whether a tokenizer (its JSON) is byte-level, and whether it is sentencepiece's."""
     parts = [tokenizer.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
@@ -226,6 +257,7 @@ def _table() -> dict[str, int]:
 
 
 _BYTES = _table()
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 def _of_bytes(word: str) -> bytes | None:
@@ -234,11 +266,8 @@ def _of_bytes(word: str) -> bytes | None:
 
 
 def _of_spaces(word: str) -> bytes:
-    if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
-        try:
-            return bytes((int(word[3:5], 16),))
-        except ValueError:
-            pass
+    if _BYTE.fullmatch(word):
+        return bytes((int(word[3:5], 16),))
     return word.replace(SPACE, " ").encode()
 
 
@@ -274,13 +303,23 @@ def _characters(text: bytes) -> tuple[str, list[int]]:
 # -- sending ---------------------------------------------------------------------------------------
 
 LARGEST = 1 << 28  # bytes of a tokenizer.json that is unpacked
+# Before a tokenizer that reads special tokens as any other text: no tokenizer.json can say that.
+SPLITS = "splits "
+
+
+def packed(tokenizer: Tokenizer) -> bytes:
+    """Return a tokenizer as bytes for `Welcome.tokenizer`."""
+    splits = SPLITS if tokenizer.encode_special_tokens else ""
+    return zlib.compress((splits + tokenizer.to_str()).encode())
 
 
 def unpacked(data: bytes) -> Tokenizer:
     """Return the tokenizer of `Welcome.tokenizer`. Raises UnknownKind if these bytes are none."""
     try:
-        written = zlib.decompressobj().decompress(data, LARGEST)
-        return Tokenizer.from_str(written.decode())
+        written = zlib.decompressobj().decompress(data, LARGEST).decode()
+        tokenizer = Tokenizer.from_str(written.removeprefix(SPLITS))
+        tokenizer.encode_special_tokens = written.startswith(SPLITS)
+        return tokenizer
     except Exception as error:  # the library raises no narrower class
         raise UnknownKind from error
 

@@ -107,14 +107,13 @@ class SimulatedDevice:
 def vocabulary_of(config: NodeConfig) -> Vocabulary | None:
     """Return the target's vocabulary as this node finds it; None: it can follow no grammar.
 
-    A drafter's own tokenizer.json has the target's tokens; a head has none, and the target's is
-    read.
+    A drafter's own tokenizer has the target's tokens; a head has none, and the target's is read.
     """
     if config.target:
         folder = find_checkpoint(config.target, config.target_revision)
     else:
         folder = find_checkpoint(config.model, config.revision)
-    return read_vocabulary(folder / "tokenizer.json")
+    return read_vocabulary(folder)
 
 
 class Forwards:

@@ -250,12 +250,12 @@ def introduce(
     If the Welcome asks for a trace, recording begins. Raises RefusedError, NoAnswerError,
     RemoteProtocolError and ConfigurationError as `shake_hands` does.
     """
-    loaded = engine.loaded
+    loaded, (digest, file_digest) = engine.loaded, engine.digests
     hello = Hello(
         version=PROTOCOL_VERSION,
         role=config.role,
         secret=config.secret,
-        fingerprint=Fingerprint(engine.vocab_size, engine.digest, loaded.eos_token_ids),
+        fingerprint=Fingerprint(engine.vocab_size, digest, loaded.eos_token_ids, file_digest),
         logits_size=loaded.vocab_size,
         max_model_len=engine.max_len,
         model=config.model,

@@ -368,7 +368,7 @@ _LOOKUP = record(
     FLAG,
 )
 _ACK = record(m.Ack, _SOURCE, _INCARNATION, _COUNT)
-_FINGERPRINT = record(m.Fingerprint, integer(1, I31), text(128), array("i", 0, I31, 256))
+_FINGERPRINT = record(m.Fingerprint, integer(1, I31), text(128), array("i", 0, I31, 256), text(128))
 _TRACE_RECORDS = binary(m.TRACE_RECORD_BYTES, 0, m.MAX_TRACE_RECORDS)
 _LAYERS = array("i", -1, U16, m.MAX_LAYERS)
 _MARK = record(m.SessionMark, _SESSION, _INCARNATION, _LENGTH, _HASH)

@@ -32,12 +32,30 @@ class Role(StrEnum):
 class Fingerprint:
     """The facts about a tokenizer in which two nodes must agree.
 
-    The digest is empty without one.
+    digest       hash of the id -> token map; empty without a tokenizer
+    file_digest  the same of tokenizer.json alone; empty if the files beside it add no token
     """
 
     vocab_size: int
     digest: str
     eos_ids: tuple[int, ...]
+    file_digest: str = ""
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """Return the digests of all tokens and of tokenizer.json alone; empty without one."""
+        return frozenset((self.digest, self.file_digest)) - {""}
+
+    def is_like(self, other: "Fingerprint") -> bool:
+        """True if token ids mean the same to both, but for those that only one of them has.
+
+        That is so if one digest of this tokenizer is one of the other. The tokens that the files
+        beside tokenizer.json add come behind all others. Where only they differ, the drafter's
+        drafts are wrong at these tokens, and no answer changes: the target decides.
+        """
+        if not (self.digests or other.digests):
+            return self.vocab_size == other.vocab_size
+        return bool(self.digests & other.digests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ def serve(
         placing=None if places is None else placing_of(places, config.placement),
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
         scored_chunk=scored_rows(engine.loaded.vocab_size),
+        num_ids=engine.loaded.vocab_size,
     )
     lanes = Lanes(executor.lanes.count, executor.capacity, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)

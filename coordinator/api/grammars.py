@@ -7,21 +7,24 @@ by the first request that wants a grammar.
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from coordinator.api.reasoning import Thoughts
 from coordinator.api.structured import NAME, TOO_COMPLEX, StructuredOutputsParams
 from proto.errors import BusyError, ConfigurationError
 from proto.installation import ROOT, missing
+from proto.messages import MAX_GRAMMAR_LEN
 
 PACKAGE = "llguidance"
 # Most seconds of processor time for a grammar: more than the process itself allows (COMPILE_S), for
@@ -33,7 +36,41 @@ QUEUE_S = 5.0  # how long a request waits until others' grammars are compiled
 # Grammars that are not checked again: more than texts wait by default, so that none is compiled
 # when its turn comes, in the thread that serves all.
 MAX_CHECKED = 512
+MAX_SPACE = 32  # white space between the thoughts and the text
+# Without this line a matcher that is moved back to a token which a rule names by its number goes on
+# in the middle of the number.
+NO_FORCING = '%llguidance {"no_forcing": true}'
 _READ_BYTES = 1 << 16
+
+
+def behind_thoughts(thoughts: Thoughts, grammar: str, special_ids: Mapping[str, int]) -> str:
+    """Return the grammar of thoughts, white space, and a text that fits `grammar`.
+
+    Where the prompt does not begin the thoughts, the text may also come alone.
+
+    grammar      as llguidance writes it: JSON, or rules in the form of Lark
+    special_ids  the special tokens by their names; a mark may be one
+    """
+    marks = thoughts.marks
+    opening = special_ids.get(marks.opening)
+    begin = json.dumps(marks.opening) if opening is None else f"<[{opening}]>"
+    closing, sign = special_ids.get(marks.closing), re.escape(marks.closing).replace("/", "\\/")
+    lines = [
+        "start: thoughts SPACE @answer"
+        if thoughts.is_open
+        else f"start: SPACE ({begin} thoughts SPACE)? @answer",
+        f"thoughts: ANY <[{closing}]>" if closing is not None else "thoughts: TO_THE_END",
+        "ANY: /(?s:.*)/",
+        f"TO_THE_END: /(?s:.*){sign}/ & ~/(?s:.*){sign}(?s:.+)/",
+        f"SPACE: /[ \\n\\r\\t]{{0,{MAX_SPACE}}}/",
+        NO_FORCING,
+    ]
+    try:
+        (answer,) = json.loads(grammar)["grammars"]
+    except ValueError:
+        answer = {"lark_grammar": grammar}
+    rules = {"lark_grammar": "\n".join(lines)}
+    return json.dumps({"grammars": [rules, {**answer, "name": "answer"}]}, ensure_ascii=False)
 
 
 class Grammars:
@@ -43,8 +80,9 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        added = tokenizer.get_added_tokens_decoder().values()
-        self._compiler = Compiler([one.content for one in added if one.special])
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special_ids = {one.content: number for number, one in added if one.special}
+        self._compiler = Compiler(list(self._special_ids))
         self._checked = lru_cache(MAX_CHECKED)(self._check)
 
     def of(self, wanted: StructuredOutputsParams) -> str:
@@ -58,6 +96,16 @@ class Grammars:
         except UnicodeEncodeError as error:
             raise ConfigurationError(f"{NAME}: {kind} is not valid Unicode") from error
         return self._checked(kind, source, wanted.disable_any_whitespace)
+
+    def behind(self, thoughts: Thoughts, grammar: str) -> str:
+        """Return the grammar of thoughts and then a text that fits `grammar`, which was checked.
+
+        Raises ConfigurationError: both together are too long for the nodes.
+        """
+        whole = behind_thoughts(thoughts, grammar, self._special_ids)
+        if len(whole) > MAX_GRAMMAR_LEN:
+            raise ConfigurationError(f"{NAME} {TOO_COMPLEX}")
+        return whole
 
     def close(self) -> None:
         """End the process. May be called twice."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.api.speculation import SpeculationPart, TokenTexts
-from coordinator.text.detokenization import Decoder, Ending, StopStrings
+from coordinator.text.detokenization import Decoder, Ending, Piece, StopStrings
 from coordinator.text.metrics import Metrics, origins, shown_rejected
 from coordinator.text.session import Emit
 from proto.messages import FinishReason, Logprobs
@@ -42,6 +42,8 @@ class CompletionOutput:
     metrics             of the whole text, at its end; None if it could not be completed
     error               why the text could not be completed, in one line; None: it was
     logprobs            for each token, if they were asked for
+    text_offsets        for each token where it begins in the text, in characters, if logprobs were
+                        asked for; a token within a character begins where that character does
     cumulative_logprob  the sum of the tokens' log-probabilities
     speculation         in a stream of a request that is watched: each token's text and origin, and
                         what both devices did (`Request.watch`)
@@ -55,6 +57,7 @@ class CompletionOutput:
     token_origins: tuple[str, ...] = ()
     metrics: Metrics | None = None
     logprobs: list[TokenLogprobs] | None = None
+    text_offsets: list[int] | None = None
     cumulative_logprob: float | None = None
     error: str | None = None
     speculation: SpeculationPart | None = None
@@ -137,7 +140,7 @@ class Assembly:
         pieces, rejected = self._pieces_of(emit)
         for number, piece in enumerate(pieces, 1):
             may_stop = self.num_tokens + number > self._ending.min_tokens
-            text += self._stops.push(piece, may_stop=may_stop)
+            text += self._stops.push(piece.text, may_stop=may_stop)
             if self.is_stopped:
                 emit = emit.first(number)
                 break
@@ -145,10 +148,12 @@ class Assembly:
         if emit.logprobs is not None:
             rows = self._named(emit.logprobs)
             total = sum(row[token].logprob for row, token in zip(rows, emit.tokens, strict=True))
-            part = replace(part, logprobs=rows, cumulative_logprob=total)
+            begins = [piece.begin for piece in pieces[: len(emit.tokens)]]
+            part = replace(part, logprobs=rows, cumulative_logprob=total, text_offsets=begins)
         self._add(part)
         if self._token_texts is not None:  # what is told is not kept: `whole` has no need of it
-            told = self._token_texts.push(emit, pieces[: len(emit.tokens)], rejected, text)
+            texts = [piece.text for piece in pieces[: len(emit.tokens)]]
+            told = self._token_texts.push(emit, texts, rejected, text)
             part = replace(part, speculation=told)
         return emit, self._output(part, finished=False)
 
@@ -190,6 +195,7 @@ class Assembly:
         """Return the output of the whole text; call it after `finish`."""
         last = self._parts[-1]
         rows = [row for part in self._parts for row in part.logprobs or ()]
+        begins = [begin for part in self._parts for begin in part.text_offsets or ()]
         totals = [part.cumulative_logprob or 0.0 for part in self._parts]
         complete = replace(
             last,
@@ -197,23 +203,24 @@ class Assembly:
             token_ids=self._token_ids,
             token_origins=tuple(origin for part in self._parts for origin in part.token_origins),
             logprobs=rows or None,
+            text_offsets=begins if rows else None,
             cumulative_logprob=sum(totals) if rows else None,
         )
         return self._output(complete, finished=True)
 
-    def _pieces_of(self, emit: Emit) -> tuple[list[str], str]:
-        """Return the text that each token adds, and the rejected drafts as text, if wanted."""
+    def _pieces_of(self, emit: Emit) -> tuple[list[Piece], str]:
+        """Return what each token adds to the text, and the rejected drafts as text, if wanted."""
         if self._token_texts is None:
             return self._pieces(emit.tokens), ""
         pieces = self._pieces(emit.tokens[: emit.num_accepted])
         rejected = self._decoder.preview(shown_rejected(emit))
         return [*pieces, *self._pieces(emit.tokens[emit.num_accepted :])], rejected
 
-    def _pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each token adds. A stop token is in the ids, but not in the text."""
+    def _pieces(self, tokens: Sequence[int]) -> list[Piece]:
+        """Return what each token adds. A stop token is in the ids, but not in the text."""
         if not self._ending.is_shown and tokens and tokens[-1] in self._ending.stop_ids:
-            return [*self._decoder.pieces(tokens[:-1]), ""]
-        return self._decoder.pieces(tokens)
+            return [*self._decoder.placed(tokens[:-1]), Piece("", self._decoder.end)]
+        return self._decoder.placed(tokens)
 
     def _stop_reason(self, reason: str) -> int | str | None:
         if self._stops.found is not None or reason != FinishReason.STOP.value:

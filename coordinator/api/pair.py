@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,9 @@ from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import Tokenization
+from coordinator.api.reasoning import Thoughts
 from coordinator.api.special_tokens import read_special_tokens
+from coordinator.api.structured import StructuredOutputsParams
 from coordinator.api.text_ends import open_ends
 from coordinator.cluster.fitting import TargetWords
 from coordinator.cluster.registry import NOT_JOINED
@@ -119,10 +121,11 @@ class Pair:
         tokenization, registry = self.tokenization, self.service.registry
         if tokenization is None:
             return
+        digests = tokenization.digests()
         if self._launcher.is_by_hand:
-            registry.tokenizer = tokenization.digest
+            registry.tokenizer = digests
         if not self.config.require_same_tokenizer:
-            registry.words = TargetWords(tokenization.digest, tokenization.packed)
+            registry.words = TargetWords(digests, tokenization.packed)
 
     def _wait_until_ready(self, say: Say | None) -> None:
         deadline = time.monotonic() + self.config.start_timeout_s
@@ -318,11 +321,22 @@ class Pair:
             )
         return self.tokenization
 
-    def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
-        """Return a decoder that turns the tokens of one answer to this prompt into text."""
+    def decoder(
+        self,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
+    ) -> Decoder:
+        """Return a decoder that turns the tokens of one answer to this prompt into text.
+
+        shown  names of special tokens that are part of the text in any case
+        """
         if self.tokenization is None:
             return IdStream()
-        return self.tokenization.stream(prompt, skip_special_tokens=skip_special_tokens)
+        return self.tokenization.stream(
+            prompt, skip_special_tokens=skip_special_tokens, shown=shown
+        )
 
     def generate(
         self,
@@ -333,6 +347,7 @@ class Pair:
         sample_index: int = 0,
         reader: Reader | None = None,
         is_watched: bool = False,
+        thoughts: Thoughts | None = None,
     ) -> tuple[TokenStream, int]:
         """Start a text; return (its stream, its seed). Raises ConfigurationError, NodeError.
 
@@ -342,6 +357,7 @@ class Pair:
         reader      is notified of the stream's items (`Service.submit`); None: the caller iterates
                     it
         is_watched  its passes say what both devices did (`Emit.spans`)
+        thoughts    what the answer may begin with; a grammar holds only what follows them
         """
         self.check(prompt)
         request = self.reviewed_params(request)
@@ -360,7 +376,7 @@ class Pair:
         max_len = min(hello.max_model_len, len(prompt) + request.max_tokens)
         stream = self.service.submit(
             prompt,
-            sampling=self._sampling(request, seed, sample_index),
+            sampling=self._sampling(request, seed, sample_index, thoughts),
             policy=speculation.make(self.config),
             limits=Limits(max_len, tuple(sorted(self.ending(request).stop_ids))),
             rule=speculation.rule,
@@ -373,9 +389,9 @@ class Pair:
     @property
     def drafts_in_other_words(self) -> bool:
         """True if a drafter that has joined has another tokenizer than the target."""
-        digest = self.hello(Role.TARGET).fingerprint.digest
+        target = self.hello(Role.TARGET).fingerprint
         drafters = self.service.registry.hellos(Role.DRAFTER)
-        return any(not one.layers and one.fingerprint.digest != digest for one in drafters)
+        return any(not one.layers and not one.fingerprint.is_like(target) for one in drafters)
 
     def _limits(self) -> tuple[int, int]:
         """Return (most tokens of a text, size of logits); bounds until the target runs."""
@@ -404,7 +420,16 @@ class Pair:
             min_tokens=request.min_tokens,
         )
 
-    def _sampling(self, request: SamplingParams, seed: int, sample_index: int) -> SamplingSpec:
+    def _grammar(self, form: StructuredOutputsParams | None, thoughts: Thoughts | None) -> str:
+        """Return the grammar of an answer as the nodes read it; "": it is free."""
+        if form is None:
+            return ""
+        grammar = self.grammars.of(form)
+        return grammar if thoughts is None else self.grammars.behind(thoughts, grammar)
+
+    def _sampling(
+        self, request: SamplingParams, seed: int, sample_index: int, thoughts: Thoughts | None
+    ) -> SamplingSpec:
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
         late_ids = frozenset(eos_ids).union(request.stop_token_ids)
         wanted = request.prompt_logprobs if sample_index == 0 else None  # only for the first text
@@ -438,7 +463,7 @@ class Pair:
             late_ids=tuple(sorted(late_ids)) if request.min_tokens else (),
             num_logprobs=OFF if request.logprobs is None else request.logprobs,
             num_prompt_logprobs=OFF if wanted is None else wanted,
-            grammar="" if form is None else self.grammars.of(form),
+            grammar=self._grammar(form, thoughts),
             end_ids=() if form is None else tuple(sorted(end_ids)),
             allowed_ids=tuple(sorted(set(allowed))),
         )
@@ -475,7 +500,9 @@ class Pair:
                 raise ConfigurationError(
                     f"{self.config.target} has no tokenizer.json to read {file}"
                 )
-            tokens = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            found = self.tokenization.encode(prompts.text_of(Path(file)), special_tokens=False)
+            _, size = self._limits()
+            tokens = tuple(token for token in found if token < size)  # the target chooses no other
             if len(tokens) > MAX_REFERENCE_LEN:
                 raise ConfigurationError(
                     f"the reference {file} has {len(tokens)} tokens; shorten it to "
@@ -494,8 +521,21 @@ class Pair:
         if len(prompt) >= max_len:
             limit = too_long(self.config, len(prompt), max_len, has_heads=self._has_heads_at_home)
             raise ConfigurationError(f"the prompt has {len(prompt)} tokens, but {limit}")
-        if not all(0 <= token < size for token in prompt):
-            raise ConfigurationError(f"prompt ids must lie in 0..{size - 1}")
+        beyond = next((token for token in prompt if not 0 <= token < size), None)
+        if beyond is not None:
+            raise ConfigurationError(
+                f"prompt ids must lie in 0..{size - 1}, and the prompt has {beyond}"
+                f"{self._said_of(beyond)}"
+            )
+
+    def _said_of(self, beyond: int) -> str:
+        """Return words on a token id that the model lacks and the tokenizer has, else ""."""
+        if self.tokenization is None:
+            return ""
+        added = self.tokenization.raw.get_added_tokens_decoder().get(beyond)
+        if added is None:
+            return ""
+        return f" ({shown(added.content)}, which the tokenizer has and the model lacks)"
 
     def write_trace(self, path: Path) -> None:
         """Write what was recorded since the last trace, or since the start, as a Chrome trace.

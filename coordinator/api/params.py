@@ -51,6 +51,11 @@ def _whole_vocabulary(value: object) -> object:
     return 0 if type(value) is int and value == -1 else value
 
 
+def _no_seed(value: object) -> object:
+    """Return seed, with -1 changed to None; both mean "a fresh one"."""
+    return None if type(value) is int and value == -1 else value
+
+
 def _as_long_as_it_may_be(value: object) -> object:
     """Return max_tokens, with None changed to the maximum: as long as the target allows."""
     return MAX_TOKENS if value is None else value
@@ -61,7 +66,7 @@ class SamplingParams(Frozen):
 
     The defaults are those of vLLM, except for temperature (0: greedy) and max_tokens.
     max_tokens=None allows as many tokens as the target takes after the prompt; top_k=-1 allows all
-    tokens, as 0 does.
+    tokens, as 0 does; seed=-1 is no seed.
 
     Without a seed, each text gets a fresh one and reports it. bad_words are never generated, with
     or without a space before them; logprobs and prompt_logprobs are numbers of alternatives (0:
@@ -144,6 +149,7 @@ class SamplingParams(Frozen):
     ] = ()
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=1 << 63)] | None,
+        BeforeValidator(_no_seed),
         Field(
             description="The same seed gives the same text. Without one, a fresh seed is drawn "
             "and shown."

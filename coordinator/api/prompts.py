@@ -6,19 +6,18 @@ A file holds one prompt per line, or JSON Lines: on each line an object with a s
 object. Empty lines are ignored.
 """
 
-import hashlib
 import json
 import sys
-import zlib
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
 from tokenizers import Tokenizer
 
+from coordinator.api.models import folders
 from coordinator.text.detokenization import TextStream
-from proto.errors import ConfigurationError, ModelError, shown
+from proto.errors import ConfigurationError, shown
 from proto.system import cannot_read, is_folder, path_of
 
 # -- tokenization ----------------------------------------------------------------------------------
@@ -26,11 +25,16 @@ from proto.system import cannot_read, is_folder, path_of
 # Converts text to tokens and back, with the `tokenizers` package alone (no torch).
 
 HUB_TIMEOUT_S = 5.0
+# The files that add tokens to those of tokenizer.json (`engine/checkpoint/tokenizer_files.py`).
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
-def find_file(model: str, revision: str | None, name: str) -> Path | None:
-    """Return the path of a model's file, downloaded if need be; None if there is none."""
-    folder = path_of(model) if is_folder(model) else _fetched(model, revision, name)
+def find_file(model: str, revision: str | None, name: str, *beside: str) -> Path | None:
+    """Return the path of a model's file, downloaded if need be; None if there is none.
+
+    beside  further files to download, if the model has them
+    """
+    folder = path_of(model) if is_folder(model) else _fetched(model, revision, name, *beside)
     path = folder and folder / name
     return path if path and path.exists() else None
 
@@ -41,8 +45,8 @@ def find_files(model: str, revision: str | None, pattern: str) -> list[Path]:
     return [] if folder is None else sorted(folder.glob(pattern))
 
 
-def _fetched(model: str, revision: str | None, name: str) -> Path | None:
-    """Return the model's folder, with this file if the hub has it; None: it cannot be asked."""
+def _fetched(model: str, revision: str | None, *names: str) -> Path | None:
+    """Return the model's folder, with the files that the hub has; None: it cannot be asked."""
     from httpx2 import TransportError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -53,54 +57,39 @@ def _fetched(model: str, revision: str | None, name: str) -> Path | None:
         # Unlike a download of one file, this uses the local copy at once where there is no network.
         return Path(
             snapshot_download(
-                model, revision=revision, allow_patterns=[name], etag_timeout=HUB_TIMEOUT_S
+                model, revision=revision, allow_patterns=list(names), etag_timeout=HUB_TIMEOUT_S
             )
         )
     except (OSError, HfHubHTTPError, TransportError, LocalEntryNotFoundError, ValueError):
         return None
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer in a file, cached until the file changes. Raises ModelError."""
-    try:
-        return _read_tokenizer(path, path.stat().st_mtime_ns)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {cannot_read(error)}") from error
-    except Exception as error:
-        line = " ".join(str(error).split())[:200]
-        raise ModelError(f"{path}: cannot be read: {line}; get it again") from error
-
-
-@lru_cache(maxsize=4)
-def _read_tokenizer(path: Path, _changed_ns: int) -> Tokenizer:
-    return Tokenizer.from_file(str(path))
-
-
 class Tokenization:
-    """The target's tokenizer: encodes prompts and decodes answers."""
+    """The target's tokenizer: encodes prompts and decodes answers.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    digests  returns what a node with the same files says of them (`Fingerprint.digests`)
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, digests: Callable[[], frozenset[str]] = frozenset
+    ) -> None:
         self._tokenizer = tokenizer
+        self.digests = digests
         added = tokenizer.get_added_tokens_decoder()
         self._special_tokens = {id_: token.content for id_, token in added.items() if token.special}
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "Tokenization | None":
         """Read and return a model's tokenizer; None if it has none. Raises ModelError."""
-        path = find_file(model, revision, "tokenizer.json")
+        path = find_file(model, revision, folders.TOKENIZER, *BESIDE)
         if path is None:
             return None
-        return cls(read_tokenizer(path))
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of the vocabulary, as `engine.loading.fingerprint` computes it."""
-        vocabulary = sorted((index, token) for token, index in self._tokenizer.get_vocab().items())
-        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+        found = folders.read_tokenizer(path.parent)
+        return cls(found.tokenizer, found.digests)
 
     def packed(self) -> bytes:
         """Return the tokenizer as bytes, for drafters that have another one."""
-        return zlib.compress(self._tokenizer.to_str().encode())
+        return folders.packed(self._tokenizer)
 
     @property
     def raw(self) -> Tokenizer:
@@ -141,11 +130,33 @@ class Tokenization:
                 found.append(spaced)
         return tuple(found)
 
-    def stream(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> TextStream:
-        """Return a decoder for the tokens of an answer to this prompt, as they come."""
+    @property
+    def special_names(self) -> Collection[str]:
+        """Return the names of the special tokens."""
+        return self._special_tokens.values()
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
+    ) -> TextStream:
+        """Return a decoder for the tokens of an answer to this prompt, as they come.
+
+        shown  names of special tokens that are part of the text in any case
+        """
+        hidden = {id_: name for id_, name in self._special_tokens.items() if name not in shown}
         return TextStream(
-            self._tokenizer, self._special_tokens, prompt, skips_special=skip_special_tokens
+            self._tokenizer, hidden, prompt, self.bytes_of, skips_special=skip_special_tokens
         )
+
+    @cached_property
+    def bytes_of(self) -> Callable[[int], bytes | None]:
+        """Return a function that gives the bytes of a token; None where they are unknown."""
+        from engine.words import TokenBytes  # the command line starts without the engine
+
+        return TokenBytes(self._tokenizer).of
 
 
 # -- prompts ---------------------------------------------------------------------------------------

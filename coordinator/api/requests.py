@@ -8,7 +8,7 @@ import asyncio
 import queue
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -16,6 +16,7 @@ from coordinator.api.config import SpeculationConfig
 from coordinator.api.outputs import Assembly, RequestOutput, merged
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from coordinator.api.reasoning import Marks, Thoughts
 from coordinator.api.speculation import TokenTexts
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit, EmitPrompt, Result
@@ -32,7 +33,9 @@ ERROR, ABORT = "error", "abort"
 class Request:
     """A prompt, its sampling parameters, and its texts (continuations) so far.
 
-    failure  the error that ended one of its texts or kept it from being started
+    failure   the error that ended one of its texts or kept it from being started
+    thoughts  what the answers may begin with, before what a grammar holds; None: no thoughts
+    shown     special tokens that are part of the texts in any case
     """
 
     def __init__(
@@ -54,6 +57,13 @@ class Request:
         self._complete: dict[int, RequestOutput] = {}  # the complete texts, by their index
         self._num_texts = params.n
         self._is_watched = False
+        self.thoughts: Thoughts | None = None
+        self.shown: tuple[str, ...] = ()
+
+    @property
+    def prompt(self) -> str | None:
+        """Return the text of the prompt; None: it was given as token ids."""
+        return self._prompt
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -73,6 +83,14 @@ class Request:
     def watch(self) -> None:
         """Let outputs tell what became of drafts and what both devices did; call before `start`."""
         self._is_watched = True
+
+    def expect(self, marks: Marks | None, shown: Iterable[str]) -> None:
+        """Let the texts begin with thoughts between marks, if any; call before `start`.
+
+        shown  special tokens that are part of the texts in any case
+        """
+        self.thoughts = None if marks is None else Thoughts.after(self._prompt or "", marks)
+        self.shown = tuple(shown)
 
     def want_no_more(self) -> None:
         """Reduce `num_texts` to the number of texts that were started."""
@@ -94,6 +112,7 @@ class Request:
                 sample_index=index,
                 reader=reader,
                 is_watched=self._is_watched,
+                thoughts=self.thoughts,
             )
         except SlipstreamError as error:
             self.failure = error
@@ -103,7 +122,11 @@ class Request:
             self._prompt,
             self._ids,
             seed,
-            pair.decoder(self._ids, skip_special_tokens=self._params.skip_special_tokens),
+            pair.decoder(
+                self._ids,
+                skip_special_tokens=self._params.skip_special_tokens,
+                shown=self.shown,
+            ),
             ending=pair.ending(self._params),
             index=index,
             token_texts=TokenTexts() if self._is_watched else None,

@@ -15,11 +15,11 @@ from proto.messages import MAX_TOKENIZER_BYTES, PROTOCOL_VERSION, Hello, Role
 class TargetWords:
     """The target's tokenizer, which is sent to drafters that have another one.
 
-    digest  of its vocabulary, as in `Fingerprint`
-    pack    makes the bytes that `Welcome.tokenizer` carries
+    digests  as in `Fingerprint`
+    pack     makes the bytes that `Welcome.tokenizer` carries
     """
 
-    digest: str
+    digests: frozenset[str]
     pack: Callable[[], bytes]
 
     @cached_property
@@ -103,7 +103,6 @@ def replacement_difference(hello: Hello, before: Hello) -> str | None:
     because each host has its own.
     """
     names = {
-        "fingerprint": "tokenizer",
         "logits_size": "number of logits",
         "num_parameters": "number of parameters",
         "hidden_size": "hidden size",
@@ -111,12 +110,17 @@ def replacement_difference(hello: Hello, before: Hello) -> str | None:
         "dtype": "number type",
         "heads": "heads",
     }
-    for name, words in names.items():
-        if getattr(hello, name) != getattr(before, name):
-            return (
-                f"the texts were begun by a target with another {words}; start the same model "
-                "with the same settings"
-            )
+    differing = [
+        words for name, words in names.items() if getattr(hello, name) != getattr(before, name)
+    ]
+    mine, theirs = hello.fingerprint, before.fingerprint
+    if not mine.is_like(theirs) or mine.eos_ids != theirs.eos_ids:
+        differing.insert(0, "tokenizer")
+    if differing:
+        return (
+            f"the texts were begun by a target with another {differing[0]}; start the same model "
+            "with the same settings"
+        )
     if hello.max_model_len < before.max_model_len:
         return (
             f"the target takes {hello.max_model_len} tokens, the one that began the texts "
@@ -129,6 +133,8 @@ def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:
     """Return how two models' tokenizers differ, or None. The padding of the logits may differ."""
     mine, theirs = hello.fingerprint, other.fingerprint
     fix = "choose a drafter with the target's tokenizer"
+    if mine.is_like(theirs):
+        return None
     if bool(mine.digest) != bool(theirs.digest):
         without = hello if not mine.digest else other
         return f"the {without.role} has no tokenizer.json, the other node has; {fix}"
@@ -139,12 +145,10 @@ def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:
         return (
             f"{who}'s vocabulary has {mine.vocab_size} tokens, {whom}'s {theirs.vocab_size}; {fix}"
         )
-    if mine.digest != theirs.digest:
-        return (
-            f"{who} and {whom} have {mine.vocab_size} tokens each, but the same ids mean "
-            f"different tokens; {fix}"
-        )
-    return None
+    return (
+        f"{who} and {whom} have {mine.vocab_size} tokens each, but the same ids mean "
+        f"different tokens; {fix}"
+    )
 
 
 def _feature_difference(hello: Hello, other: Hello) -> str | None:

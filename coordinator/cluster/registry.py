@@ -133,13 +133,13 @@ class Registry:
 
     host       the coordinator's host name; links to nodes of this host are not watched for slowness
     traced     the nodes are told to record what they do
-    tokenizer  digest of the target's tokenizer that the coordinator has read; empty: it has none
+    tokenizer  digests of the target's tokenizer that the coordinator has read; empty: it has none
     words      that tokenizer, for drafters that have another one; None: those are refused
     """
 
     host = ""
     traced = False
-    tokenizer = ""
+    tokenizer: frozenset[str] = frozenset()
     words: TargetWords | None = None
 
     def __init__(self, secret: str) -> None:
@@ -315,19 +315,20 @@ class Registry:
         node.source = source
         node.health = Health.READY
         # Token ids that not both models and the tokenizer have are padding, and never drafted.
-        digest = hello.fingerprint.digest
-        alike = (one for _, one in self._others(node) if one.fingerprint.digest == digest)
-        sizes = [hello.logits_size, *(one.logits_size for one in alike)]
-        if digest:
-            sizes.append(hello.fingerprint.vocab_size)
+        own = hello.fingerprint
+        alike = [hello, *(one for _, one in self._others(node) if one.fingerprint.is_like(own))]
+        sizes = [one.logits_size for one in alike]
+        if own.digest:
+            sizes += [one.fingerprint.vocab_size for one in alike]
         tokenizer = self.words.packed if self.words and self._has_other_words(hello) else b""
         return Welcome(min(sizes), source, self.traced, tokenizer)
 
     def _has_other_words(self, hello: Hello) -> bool:
         """True if a drafter has another tokenizer than the target, and may have it."""
-        digest = hello.fingerprint.digest
-        is_drafter = hello.role is Role.DRAFTER and not hello.layers
-        return is_drafter and self.words is not None and digest not in ("", self.words.digest)
+        if self.words is None or hello.role is not Role.DRAFTER or hello.layers:
+            return False
+        digests = hello.fingerprint.digests
+        return bool(digests) and not digests & self.words.digests
 
     def _why_untold(self, hello: Hello) -> str | None:
         """Return why a drafter cannot be given the target's tokenizer, or None."""
@@ -443,8 +444,7 @@ class Registry:
 
     def _why_not_target(self, node: Node, hello: Hello) -> str | None:
         """Return why a target started by hand is refused, or None; drafters do not matter."""
-        digest = hello.fingerprint.digest
-        if self.tokenizer and digest != self.tokenizer:
+        if self.tokenizer and not hello.fingerprint.digests & self.tokenizer:
             return (
                 "its tokenizer is not the one that the coordinator has read; give both the same "
                 "model, the coordinator with --target"

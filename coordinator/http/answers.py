@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from coordinator.api.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from coordinator.api.speculation import ShownToken, SpeculationPart
@@ -81,61 +81,72 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 
-class LegacyLogprobs:
-    """Makes the `logprobs` of /v1/completions for a text that comes in parts.
+class Names(Protocol):
+    """What tokens are called, and which bytes they are (`TokenNames`)."""
 
-    A part has its tokens, their log-probabilities, and where each begins in the text (characters).
+    def name(self, token: int) -> str:
+        """Return the token's text; `bytes:` and its bytes where these are no whole characters."""
 
+    def said(self, token: int) -> bytes:
+        """Return the bytes of a token."""
+
+
+def legacy_logprobs(
+    rows: Sequence[TokenLogprobs | None],
+    tokens: Sequence[int],
+    begins: Sequence[int],
+    names: Names,
+    num_top: int,
+) -> dict[str, Any]:
+    """Return the `logprobs` of /v1/completions for some tokens of a text.
+
+    rows     log-probabilities of each token; None if unknown, as for the first token of a prompt
+    begins   where each token begins in the text, in characters
     num_top  likeliest tokens of each place that are named
     """
-
-    def __init__(self, num_top: int) -> None:
-        self._num_top = num_top
-        self._offset = 0
-
-    def of(
-        self, rows: Sequence[TokenLogprobs | None], tokens: Sequence[int], names: Sequence[str]
-    ) -> dict[str, Any]:
-        """Return `logprobs` for the next tokens of the text, and count their characters.
-
-        rows    log-probabilities of each token; None if unknown, as for the first token of a prompt
-        names   the tokens as text
-        """
-        made: dict[str, list[Any]] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
-        for row, token, name in zip(rows, tokens, names, strict=True):
-            made["tokens"].append(name)
-            made["text_offset"].append(self._offset)
-            self._offset += len(name)
-            made["token_logprobs"].append(None if row is None else _finite(row[token].logprob))
-            made["top_logprobs"].append(None if row is None else self._top(row, token))
-        return made
-
-    def _top(self, row: TokenLogprobs, token: int) -> dict[str, float]:
-        likely = sorted(row.values(), key=lambda one: one.rank)[: self._num_top]
-        found = {one.decoded_token: _finite(one.logprob) for one in likely}
-        found.setdefault(row[token].decoded_token, _finite(row[token].logprob))
-        return found
+    return {
+        "tokens": [names.name(token) for token in tokens],
+        "token_logprobs": [
+            None if row is None else _finite(row[token].logprob)
+            for row, token in zip(rows, tokens, strict=True)
+        ],
+        "top_logprobs": [
+            None if row is None else _top(row, token, names, num_top)
+            for row, token in zip(rows, tokens, strict=True)
+        ],
+        "text_offset": list(begins),
+    }
 
 
-def chat_logprobs(made: CompletionOutput, num_top: int) -> dict[str, Any]:
+def _top(row: TokenLogprobs, token: int, names: Names, num_top: int) -> dict[str, float]:
+    """Return the likeliest tokens by name, and the token itself.
+
+    Of several with one name the likeliest has it, but the token of the text before all others.
+    """
+    found: dict[str, float] = {}
+    for id_, one in _likeliest(row, num_top):
+        found.setdefault(names.name(id_), _finite(one.logprob))
+    return found | {names.name(token): _finite(row[token].logprob)}
+
+
+def _likeliest(row: TokenLogprobs, num_top: int) -> list[tuple[int, Logprob]]:
+    return sorted(row.items(), key=lambda item: item[1].rank)[:num_top]
+
+
+def chat_logprobs(made: CompletionOutput, names: Names, num_top: int) -> dict[str, Any]:
     """Return the `logprobs` of /v1/chat/completions, with `num_top` alternatives for each token."""
     content = []
     for row, token in zip(made.logprobs or (), made.token_ids, strict=True):
-        likely = sorted(row.values(), key=lambda one: one.rank)[:num_top]
-        content.append(_named(row[token]) | {"top_logprobs": [_named(one) for one in likely]})
+        top = [_named(id_, one, names) for id_, one in _likeliest(row, num_top)]
+        content.append(_named(token, row[token], names) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def _named(one: Logprob) -> dict[str, Any]:
+def _named(token: int, one: Logprob, names: Names) -> dict[str, Any]:
     return {
-        "token": one.decoded_token,
+        "token": names.name(token),
         "logprob": _finite(one.logprob),
-        "bytes": list(one.decoded_token.encode()),
+        "bytes": list(names.said(token)),
     }
 
 

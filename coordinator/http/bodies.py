@@ -4,21 +4,23 @@
 """
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from coordinator.api.asking import Asking
 from coordinator.api.config import ALONE, SpeculationConfig
 from coordinator.api.config_base import named_as
 from coordinator.api.params import MAX_TOKENS, SamplingParams
 from coordinator.api.structured import StructuredOutputsParams
-from coordinator.http.prompting import Prompting
-from coordinator.http.tools import Tools, read_tools
-from proto.errors import ConfigurationError
+from coordinator.http.conversations import ChatMessage, Conversation
+from coordinator.http.fields import Route, check
+from proto.errors import ConfigurationError, shown
 from proto.policies import PolicyName
 
-TokenId = Annotated[int, Strict(), Field(ge=0, lt=1 << 31)]
+MAX_TOKEN_ID = 1 << 31
+TokenId = Annotated[int, Strict(), Field(ge=0, lt=MAX_TOKEN_ID)]
 MAX_PROMPTS = 64
 COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes if nobody says more
 
@@ -92,15 +94,34 @@ class ResponseFormat(BaseModel):
         )
 
 
-class Common(BaseModel):
-    """The fields that completions and chat requests share; unknown fields are ignored."""
+class Body(BaseModel):
+    """A request's body. A field that is null is as if it were left out; unknown ones are ignored.
+
+    ROUTE  which fields are refused depends on it
+    """
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    ROUTE: ClassVar[Route]
 
     model: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        """Refuse known fields that are not obeyed here. Raises ConfigurationError."""
+        if not isinstance(given, Mapping):
+            return given
+        check(given, cls.ROUTE)
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Common(Body):
+    """The fields that completions and chat requests share."""
+
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1, le=64)
+    best_of: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = False
@@ -108,7 +129,6 @@ class Common(BaseModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
-    user: str | None = None
     # As vLLM has them.
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -135,6 +155,8 @@ class Common(BaseModel):
         values = {name: getattr(self, name) for name in SAME}
         given = {name: value for name, value in values.items() if value is not None}
         given.setdefault("temperature", 1.0)  # OpenAI's default; ours is greedy
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ConfigurationError("best_of is not supported; leave it out, or make it equal n")
         if (form := self.form()) is not None:
             given["structured_outputs"] = form
         return given
@@ -189,23 +211,25 @@ class Common(BaseModel):
 class CompletionBody(Common):
     """The body of POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    ROUTE: ClassVar[Route] = Route.COMPLETIONS
+
+    prompt: Any
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = False
     add_special_tokens: bool | None = None  # null: true; it does not count for token ids
-    best_of: int | None = None
-    suffix: str | None = None
 
-    def prompts(self) -> list[Any]:
+    def prompts(self) -> list[str | list[int]]:
         """Return the prompts as a list, also if one is given. Raises ConfigurationError."""
         given = self.prompt
-        is_one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
-        prompts: list[Any] = [given] if is_one else list(given)
-        if not prompts:
+        if isinstance(given, list) and not given:
             raise ConfigurationError("prompt: the list is empty; give at least one prompt")
+        is_several = isinstance(given, list) and isinstance(given[0], str | list)
+        prompts: list[Any] = given if is_several else [given]
         if len(prompts) > MAX_PROMPTS:
             raise ConfigurationError(f"prompt: {len(prompts)} of them; at most {MAX_PROMPTS}")
+        for prompt in prompts:
+            _check_prompt(prompt)
         return prompts
 
     def params(self, most: int) -> SamplingParams:
@@ -213,10 +237,6 @@ class CompletionBody(Common):
 
         most  tokens that a request may ask for; 0: any number
         """
-        if self.suffix:
-            raise ConfigurationError("suffix is not supported; leave it out")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ConfigurationError("best_of is not supported; leave it out, or make it equal n")
         default = min(COMPLETION_TOKENS, most or COMPLETION_TOKENS)
         wanted = default if self.max_tokens is None else self.max_tokens
         if wanted == 0 and not self.echo:
@@ -229,45 +249,17 @@ class CompletionBody(Common):
         return named_as(SamplingParams, {}, **given)
 
 
-class ChatMessage(BaseModel):
-    """One message of a conversation; a chat template may read further fields of it."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-
-
-class ChatBody(Prompting, Common):
+class ChatBody(Conversation, Common):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    ROUTE: ClassVar[Route] = Route.CHAT
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0)
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages for a chat template, text parts joined. Raises ConfigurationError."""
-        return [
-            _with_calls(_joined({"content": None, **message.model_dump(exclude_unset=True)}))
-            for message in self.messages
-        ]
-
-    def asked_tools(self) -> Tools:
-        """Return the tools that the answer may or must call. Raises ConfigurationError."""
-        return read_tools(self.tools, self.tool_choice, is_one=self.parallel_tool_calls is False)
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the variables of the chat template; it is told the tools, except for none."""
-        given = dict(self.chat_template_kwargs or {})
-        if self.tools and self.tool_choice != "none":
-            given["tools"] = self.tools
-        return given
+    include_reasoning: bool | None = None
 
     def form(self) -> StructuredOutputsParams | None:
         """Return what the answer must look like, also by `tool_choice`."""
@@ -283,22 +275,19 @@ class ChatBody(Prompting, Common):
         """
         wanted = self.max_completion_tokens or self.max_tokens or most or MAX_TOKENS
         given = self.given() | {"max_tokens": limited("max_tokens", wanted, most)}
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ConfigurationError("top_logprobs goes with logprobs: true")
         if self.logprobs:
             given["logprobs"] = self.top_logprobs or 0
         return named_as(SamplingParams, {}, **given)
 
 
-class TokenizeBody(BaseModel):
-    """The body of POST /tokenize: a text, or a conversation."""
+class TokenizeBody(Conversation, Body):
+    """The body of POST /tokenize: a text, or a conversation as the chat route takes it."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    ROUTE: ClassVar[Route] = Route.TOKENIZE
 
-    model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    add_special_tokens: bool = True
     return_token_strs: bool | None = False
 
 
@@ -311,6 +300,23 @@ class DetokenizeBody(BaseModel):
     tokens: list[TokenId]
 
 
+def _check_prompt(prompt: Any) -> None:
+    """Raise ConfigurationError if it is neither a text nor a list of token ids."""
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, list):
+        raise ConfigurationError(
+            f"prompt: expected a text, token ids or a list of either, got {shown(prompt)}"
+        )
+    if not prompt:
+        raise ConfigurationError("prompt: a list of token ids is empty; give at least one token")
+    for token in prompt:
+        if type(token) is not int or not 0 <= token < MAX_TOKEN_ID:
+            raise ConfigurationError(
+                f"prompt: a token id is a whole number from 0 on, not {shown(token)}"
+            )
+
+
 def limited(name: str, wanted: int, most: int) -> int:
     """Return `wanted`. Raises ConfigurationError if over `most` (0: no limit) or MAX_TOKENS."""
     if most and wanted > most:
@@ -318,32 +324,3 @@ def limited(name: str, wanted: int, most: int) -> int:
     if wanted > MAX_TOKENS:
         raise ConfigurationError(f"{name} is {wanted}; it must be at most {MAX_TOKENS}")
     return wanted
-
-
-def _joined(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    texts = [part.get("text") for part in content if part.get("type") == "text"]
-    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-        raise ConfigurationError("messages: only parts of the type text can be read")
-    return message | {"content": "".join(str(text) for text in texts)}
-
-
-def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with the arguments of its tool calls as dicts, as chat templates want."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return message | {"tool_calls": [_with_arguments(call) for call in calls]}
-
-
-def _with_arguments(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -6,20 +6,24 @@ from contextlib import aclosing
 from typing import Any
 
 from coordinator.api.outputs import CompletionOutput, RequestOutput
+from coordinator.api.token_names import TokenNames
 from coordinator.http.answers import chat_logprobs, speculation_of, usage_of
 from coordinator.http.bodies import ChatBody
-from coordinator.http.call_stream import CallStream
+from coordinator.http.call_stream import AnswerStream
 from coordinator.http.jobs import Job
 from coordinator.http.streams import Counts, with_counts
-from coordinator.http.tools import as_json
 
 
 class Chat:
     """Makes the answer of /v1/chat/completions to one job, whole or as a stream."""
 
-    def __init__(self, job: Job, body: ChatBody, model: str) -> None:
+    def __init__(self, job: Job, body: ChatBody, model: str, names: TokenNames) -> None:
+        (request,) = job.requests
+        self._thoughts = request.thoughts
+        self._hidden = () if body.skip_special_tokens is False else request.shown
         self.job = job
         self._body = body
+        self._names = names
         self._tools = body.asked_tools()
         self._head = {"id": job.name, "created": int(time.time()), "model": model}
 
@@ -33,33 +37,38 @@ class Chat:
 
     def _choice(self, made: CompletionOutput) -> dict[str, Any]:
         """Return the `choice` of one whole text, with the calls that it makes."""
-        calls = [] if self._tools.choice == "none" else self._tools.calls(made.text)
-        message: dict[str, Any] = {"role": "assistant", "content": made.text, "refusal": None}
-        if calls:
-            message |= {"content": None, "tool_calls": as_json(calls)}
+        stream = self._stream()
         return {
             "index": made.index,
-            "message": message,
+            "message": stream.message(made.text),
             "logprobs": self._logprobs(made),
-            "finish_reason": _reason(made, has_calls=bool(calls)),
+            "finish_reason": _reason(made, has_calls=stream.has_calls),
             "stop_reason": made.stop_reason,
         }
+
+    def _stream(self) -> AnswerStream:
+        return AnswerStream(
+            self._tools,
+            self._thoughts,
+            hidden=self._hidden,
+            tells_thoughts=self._body.include_reasoning is not False,
+        )
 
     def _logprobs(self, made: CompletionOutput) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(made, self._body.top_logprobs or 0)
+        return chat_logprobs(made, self._names, self._body.top_logprobs or 0)
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield chunks of the streamed answer: for each text its role, then one for each output."""
         counts = Counts(self.job)
         head = {**self._head, "object": "chat.completion.chunk"}
-        streams: dict[int, CallStream] = {}
+        streams: dict[int, AnswerStream] = {}
         async with aclosing(self.job.parts()) as parts:
             async for _, output in parts:
                 for made in output.outputs:
                     if made.index not in streams:
-                        streams[made.index] = CallStream(self._tools)
+                        streams[made.index] = self._stream()
                         delta: dict[str, Any] = {"role": "assistant", "content": ""}
                         choice = {"index": made.index, "delta": delta, "finish_reason": None}
                         yield {**head, "choices": [choice | {"logprobs": None}]}

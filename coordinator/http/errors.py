@@ -1,5 +1,6 @@
 """Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,3 +79,42 @@ def error_response(refusal: Refusal) -> JSONResponse:
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(refusal.as_json(), refusal.status, headers)
+
+
+def fault_of(errors: Sequence[Any], body: Any) -> str:
+    """Return what is wrong with a request's body, in a line: the first field that is.
+
+    errors  as pydantic lists them. A field that may have several forms has one error for each
+            form: the one that came furthest names the fault, or all that came as far.
+    """
+    if errors[0]["type"] == "json_invalid":
+        return "the body: this is no valid JSON"
+    places = [_place(error["loc"], body) for error in errors]
+    alike = [
+        (place, error)
+        for place, error in zip(places, errors, strict=True)
+        if place[:1] == places[0][:1]
+    ]
+    furthest, _ = max(alike, key=lambda one: (len(one[0]), not _is_of_type(one[1])))
+    told = [error for place, error in alike if place == furthest]
+    told = [error for error in told if not _is_of_type(error)] or told
+    words = " or ".join(dict.fromkeys(error["msg"] for error in told))
+    return f"{'.'.join(map(str, furthest)) or 'the body'}: {words}"
+
+
+def _is_of_type(error: Mapping[str, Any]) -> bool:
+    """True if the value has another type than this form wants."""
+    return str(error["type"]).endswith("_type")
+
+
+def _place(location: Sequence[Any], body: Any) -> tuple[Any, ...]:
+    """Return where an error lies in a body, without the names of the forms that were tried."""
+    place: list[Any] = []
+    for part in location[1:]:  # behind "body"
+        if isinstance(body, Mapping):
+            place.append(part)
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int):
+            place.append(part)
+            body = body[part] if part < len(body) else None
+    return tuple(place)

@@ -34,6 +34,14 @@ class Job:
     client: str
     begun: float = field(default_factory=time.monotonic)
 
+    @property
+    def ids(self) -> set[str]:
+        """Return the ids under which the requests run."""
+        return {self._id(index) for index in range(len(self.requests))}
+
+    def _id(self, index: int) -> str:
+        return f"{self.name}-{index}"
+
     async def parts(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Start all requests; yield (index of the prompt, new output) as outputs come.
 
@@ -42,9 +50,8 @@ class Job:
         news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
 
         async def follow(index: int, request: Asked) -> None:
-            name = f"{self.name}-{index}"
             outputs = self.llm.answer(
-                request, name, output_kind=RequestOutputKind.DELTA, client=self.client
+                request, self._id(index), output_kind=RequestOutputKind.DELTA, client=self.client
             )
             async with aclosing(outputs):
                 async for output in outputs:

@@ -16,9 +16,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from coordinator.api.async_llm import AsyncLLM
+from coordinator.api.reasoning import AUTO, ParserName, marks_of
 from coordinator.api.requests import Request as Asked
+from coordinator.api.token_names import TokenNames
 from coordinator.api.vllm import TargetTokenizer
 from coordinator.cluster.registry import Health
+from coordinator.http import spellings
 from coordinator.http.bodies import (
     ChatBody,
     Common,
@@ -28,7 +31,13 @@ from coordinator.http.bodies import (
 )
 from coordinator.http.chat import Chat
 from coordinator.http.completions import Completions
-from coordinator.http.errors import Refusal, RefusedRequestError, error_response, refusal_of
+from coordinator.http.errors import (
+    Refusal,
+    RefusedRequestError,
+    error_response,
+    fault_of,
+    refusal_of,
+)
 from coordinator.http.figures import Figures
 from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
 from coordinator.http.pages import FILES, page_file
@@ -62,17 +71,26 @@ class Routes:
     model    name of the target in the API
     most     tokens that a request may ask for; 0: any number
     version  of this software
+    reasoning_parser  how the target marks its thoughts
     """
 
     def __init__(
-        self, llm: AsyncLLM, model: str, figures: Figures, most: int, version: str
+        self,
+        llm: AsyncLLM,
+        model: str,
+        figures: Figures,
+        most: int,
+        version: str,
+        reasoning_parser: ParserName,
     ) -> None:
         self._llm = llm
         self._model = model
         self._names = {model, llm.pair.config.target}
+        self._token_names = TokenNames(llm.pair.tokenization)
         self._figures = figures
         self._most = most
         self._version = version
+        self._reasoning_parser = reasoning_parser
         self._since = int(time.time())
 
     # -- texts ------------------------------------------------------------------------------------
@@ -90,9 +108,9 @@ class Routes:
             add_special_tokens=body.add_special_tokens is not False,
         )
         _watch(asked, body)
-        names = await asyncio.to_thread(self._names_of, asked) if body.echo else []
+        echoes = await asyncio.to_thread(self._echoes, asked) if body.echo else []
         job = self._job("cmpl", asked, request)
-        answer = Completions(job, body, self._model, names)
+        answer = Completions(job, body, self._model, self._token_names, echoes)
         return await self._respond(answer, body, request)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
@@ -112,8 +130,9 @@ class Routes:
             body.prompt_form(),
         )
         _watch(asked, body)
+        self._expect(asked, body)
         job = self._job("chatcmpl", asked, request)
-        return await self._respond(Chat(job, body, self._model), body, request)
+        return await self._respond(Chat(job, body, self._model, self._token_names), body, request)
 
     async def _respond(
         self, answer: "Completions | Chat", body: Common, request: Request
@@ -131,66 +150,92 @@ class Routes:
 
     def _check(self, body: Common) -> None:
         """Raise RefusedRequestError for another model, SlipstreamError if the pair is not ready."""
-        if body.model is not None and body.model not in self._names:
-            line = f"there is no model {shown(body.model)} here; this one is {self._model}"
-            raise RefusedRequestError(Refusal(404, line, "model_not_found"))
+        self._check_model(body.model)
         self._llm.check_ready()
+
+    def _check_model(self, name: str | None) -> None:
+        """Raise RefusedRequestError if a request names another model than the one served."""
+        if name is not None and name not in self._names:
+            line = f"there is no model {shown(name)} here; this one is {self._model}"
+            raise RefusedRequestError(Refusal(404, line, "model_not_found"))
 
     def _job(self, prefix: str, asked: list[Asked], request: Request) -> Job:
         given = request.headers.get("x-request-id", "")
         is_name = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
         name = given if is_name else f"{prefix}-{uuid4().hex}"
-        if any(one.startswith(f"{name}-") for one in self._llm.request_ids):
+        job = Job(self._llm, self._figures, name, asked, client_of(request))
+        if not job.ids.isdisjoint(self._llm.request_ids):
             raise ConfigurationError(f"there is a request with the id {name} already")
-        return Job(self._llm, self._figures, name, asked, client_of(request))
+        return job
 
-    def _names_of(self, requests: Sequence[Asked]) -> list[list[str]]:
-        """Return the text of each token of each prompt; without a tokenizer, the ids as text."""
-        if self._llm.pair.tokenization is None:
-            return [[f"{token} " for token in request.prompt_ids] for request in requests]
-        decode = TargetTokenizer(self._llm.pair).decode
-        return [[decode(token) for token in request.prompt_ids] for request in requests]
+    def _expect(self, asked: Sequence[Asked], body: ChatBody) -> None:
+        """Prepare the texts of answers that may have thoughts and calls. Raises ModelError."""
+        pair = self._llm.pair
+        marks = marks_of(self._reasoning_parser, " ".join(pair.chat_template.sources.values()))
+        names = [] if marks is None else [marks.opening, marks.closing]
+        if body.asked_tools().choice == "auto":
+            names += spellings.NAMES
+        special = set() if pair.tokenization is None else set(pair.tokenization.special_names)
+        for one in asked:
+            one.expect(marks, [name for name in names if name in special])
+
+    def _echoes(self, requests: Sequence[Asked]) -> list[tuple[str, list[int]]]:
+        """Return the text of each prompt, and where each of its tokens begins in it."""
+        return [self._token_names.echo(one.prompt, one.prompt_ids) for one in requests]
 
     # -- the rest ---------------------------------------------------------------------------------
 
     async def models(self) -> dict[str, Any]:
         """Return the list of models: the one that is served."""
+        return {"object": "list", "data": [self._served()]}
+
+    async def one_model(self, name: str) -> dict[str, Any]:
+        """Return the model that is served. Raises RefusedRequestError for another one."""
+        self._check_model(name)
+        return self._served()
+
+    def _served(self) -> dict[str, Any]:
         return {
-            "object": "list",
-            "data": [
-                {
-                    "id": self._model,
-                    "object": "model",
-                    "created": self._since,
-                    "owned_by": "slipstream",
-                    "root": self._model,
-                    "parent": None,
-                    "max_model_len": self._llm.pair.max_len,
-                }
-            ],
+            "id": self._model,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "slipstream",
+            "root": self._model,
+            "parent": None,
+            "max_model_len": self._llm.pair.max_len,
         }
 
     # These are no coroutines, so that long texts are read in a thread of their own.
 
     def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
-        """Return token ids of a text or conversation. Raises ConfigurationError, ModelError."""
+        """Return token ids of a text, or of a conversation as the chat route reads it.
+
+        Raises ConfigurationError, ModelError, RefusedRequestError.
+        """
+        self._check_model(body.model)
         pair = self._llm.pair
         if (body.prompt is None) == (body.messages is None):
             raise ConfigurationError("give either prompt or messages")
         if body.prompt is not None:
             tokenizer = TargetTokenizer(pair)
-            ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+            ids = tokenizer.encode(
+                body.prompt, add_special_tokens=body.add_special_tokens is not False
+            )
         else:
-            assert body.messages is not None
-            messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-            ids = list(pair.encode_chat(messages)[1])
+            body.asked_tools()  # what the chat route refuses is refused here
+            form = body.prompt_form()
+            ids = list(pair.encode_chat(body.conversation(), body.arguments(), form)[1])
         made = {"count": len(ids), "max_model_len": pair.max_len, "tokens": ids}
         if body.return_token_strs:
             made["token_strs"] = TargetTokenizer(pair).convert_ids_to_tokens(ids)
         return made
 
     def detokenize(self, body: DetokenizeBody) -> dict[str, str]:
-        """Return the text of token ids. Raises ConfigurationError if there is no tokenizer."""
+        """Return the text of token ids.
+
+        Raises ConfigurationError if there is no tokenizer, RefusedRequestError.
+        """
+        self._check_model(body.model)
         return {"prompt": TargetTokenizer(self._llm.pair).decode(body.tokens)}
 
     async def health(self) -> Response:
@@ -246,38 +291,18 @@ def _watch(asked: Sequence[Asked], body: Common) -> None:
 
 
 def make_app(
-    llm: AsyncLLM, model: str, figures: Figures, *, most: int = 0, version: str = ""
+    llm: AsyncLLM,
+    model: str,
+    figures: Figures,
+    *,
+    most: int = 0,
+    version: str = "",
+    reasoning_parser: ParserName = AUTO,
 ) -> FastAPI:
     """Return the application: the routes and error handlers, without the guard in front of them."""
     app = FastAPI(title="Slipstream", version=version or "?", docs_url=None, redoc_url=None)
-    routes = Routes(llm, model, figures, most, version)
-    handlers: dict[str, tuple[str, Callable[..., Any]]] = {
-        "/v1/completions": ("POST", routes.completions),
-        "/v1/chat/completions": ("POST", routes.chat),
-        "/tokenize": ("POST", routes.tokenize),
-        "/detokenize": ("POST", routes.detokenize),
-        "/v1/models": ("GET", routes.models),
-        "/health": ("GET", routes.health),
-        "/metrics": ("GET", routes.metrics),
-        "/version": ("GET", routes.version),
-        "/status": ("GET", routes.status),
-    }
-    forms: dict[str, type[Response]] = {"/health": Response, "/metrics": PlainTextResponse}
-    for path, (method, handler) in handlers.items():
-        app.add_api_route(
-            path,
-            handler,
-            methods=[method],
-            responses=ERRORS,
-            response_model=None,
-            response_class=forms.get(path, JSONResponse),
-        )
-
-    async def page(request: Request) -> Response:
-        return page_file(request.url.path)
-
-    for path in FILES:
-        app.add_route(path, page, methods=["GET"])
+    routes = Routes(llm, model, figures, most, version, reasoning_parser)
+    _add_routes(app, routes)
 
     def answered(refusal: Refusal) -> JSONResponse:
         figures.refused(refusal.status)
@@ -285,10 +310,7 @@ def make_app(
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
-        words = first["msg"] if first["type"] != "json_invalid" else "this is no valid JSON"
-        return answered(Refusal(400, f"{place or 'the body'}: {words}"))
+        return answered(Refusal(400, fault_of(error.errors(), error.body)))
 
     @app.exception_handler(SlipstreamError)
     async def ours(_: Request, error: SlipstreamError) -> JSONResponse:
@@ -310,3 +332,35 @@ def make_app(
         return answered(Refusal(error.status_code, line, headers=dict(error.headers or {})))
 
     return app
+
+
+def _add_routes(app: FastAPI, routes: Routes) -> None:
+    """Add the routes of the API, and the page with its files."""
+    handlers: dict[str, tuple[str, Callable[..., Any]]] = {
+        "/v1/completions": ("POST", routes.completions),
+        "/v1/chat/completions": ("POST", routes.chat),
+        "/tokenize": ("POST", routes.tokenize),
+        "/detokenize": ("POST", routes.detokenize),
+        "/v1/models": ("GET", routes.models),
+        "/v1/models/{name:path}": ("GET", routes.one_model),  # a name may have slashes
+        "/health": ("GET", routes.health),
+        "/metrics": ("GET", routes.metrics),
+        "/version": ("GET", routes.version),
+        "/status": ("GET", routes.status),
+    }
+    forms: dict[str, type[Response]] = {"/health": Response, "/metrics": PlainTextResponse}
+    for path, (method, handler) in handlers.items():
+        app.add_api_route(
+            path,
+            handler,
+            methods=[method],
+            responses=ERRORS,
+            response_model=None,
+            response_class=forms.get(path, JSONResponse),
+        )
+
+    async def page(request: Request) -> Response:
+        return page_file(request.url.path)
+
+    for path in FILES:
+        app.add_route(path, page, methods=["GET"])

@@ -71,6 +71,7 @@ def application(llm: AsyncLLM, named: Named, config: ServeConfig, key: str) -> A
         Figures(named.model),
         most=config.max_output_tokens,
         version=named.version,
+        reasoning_parser=config.reasoning_parser,
     )
     if config.allow_origin:
         app = CORSMiddleware(

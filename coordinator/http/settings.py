@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from coordinator.api.async_llm import MAX_WAITING
 from coordinator.api.config_base import Frozen
+from coordinator.api.reasoning import AUTO, ParserName
 from proto.errors import ConfigurationError
 from proto.system import cannot_read
 
@@ -31,6 +32,13 @@ class ServeConfig(Frozen):
     served_model_name: Annotated[
         str, Field(description="Name of the model in the API. Default: the target's name.")
     ] = ""
+    reasoning_parser: Annotated[
+        ParserName,
+        Field(
+            description="How the target marks its reasoning. With auto the chat template says it; "
+            "with none the thoughts stay in the answer."
+        ),
+    ] = AUTO
     api_key_file: Annotated[
         Path | None,
         BeforeValidator(lambda value: Path(value) if isinstance(value, str) else value),

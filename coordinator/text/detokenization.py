@@ -15,19 +15,23 @@ decode differently from the whole text. Therefore:
     the window begins with some text, so that a removed first space is not one of the new tokens'
     how much text has been returned is known as a prefix of the window's own text (`_told`)
 
-A text that ends with U+FFFD may end within a character, so its end is held back. A character has at
-most four bytes, and a token at least one: what has waited for more than three tokens is no
-character.
+A text that ends with U+FFFD is held back if the bytes of its last tokens are the beginning of a
+character. A character has at most four bytes, and a token at least one, so that at most three
+tokens wait.
 
 Text that was returned is never returned again. Where later tokens change it (an invalid byte after
 valid ones of one run), the tokens that have not been returned are decoded alone. For the same
 reason transformers' rewriting of complete texts (`clean_up_tokenization_spaces`, off unless a model
 asks for it) is not done. Where a prompt ends within a character that the answer completes, the
 answer begins with that character.
+
+Where a token begins in the text (`Piece.begin`) is known when the token comes, although its own
+text may come later: it begins behind the text of the tokens before it. If these end within a
+character that the token's first byte continues, it begins where that character does.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from itertools import takewhile
@@ -38,14 +42,34 @@ from tokenizers import Tokenizer
 # -- detokenization --------------------------------------------------------------------------------
 
 REPLACEMENT = "\ufffd"  # what invalid bytes are decoded to
-MAX_WAITING = 3  # most tokens that are held back as an incomplete character
+MAX_WAITING = 3  # most tokens, and bytes, that are held back as an incomplete character
 TAIL = 8  # tokens that a window keeps at least: a cut character, some text, and what is held back
 WINDOW = 2 * TAIL  # the window is cut each time that it has grown to a multiple of this length
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a token adds to a text.
+
+    text   the text that is complete with the token; '' while a character is incomplete
+    begin  where the token begins in the text, in characters; a token that begins within a character
+           begins where that character does
+    """
+
+    text: str
+    begin: int
+
+
 class Decoder(Protocol):
     """Turns tokens that come one after another into text; `TextStream` and `IdStream` do."""
+
+    def placed(self, tokens: Sequence[int]) -> list[Piece]:
+        """Return the text that each of these tokens adds, and where each begins."""
+
+    @property
+    def end(self) -> int:
+        """Return the length of the text so far in characters, with the text that is held back."""
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that each of these tokens adds; '' while a character is incomplete."""
@@ -65,6 +89,7 @@ class TextStream:
 
     special_tokens  the names of the special tokens by id
     prompt          the tokens before the answer, which decide how its first tokens read
+    bytes_of        gives the bytes of a token; None: it is no part of a character
     skips_special   special tokens are left out of the text
     """
 
@@ -73,11 +98,14 @@ class TextStream:
         tokenizer: Tokenizer,
         special_tokens: Mapping[int, str],
         prompt: Sequence[int],
+        bytes_of: Callable[[int], bytes | None],
         *,
         skips_special: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
+        self._bytes_of = bytes_of
+        self._num_told = 0  # characters that were returned
         self._skips_special = skips_special
         self._window = self._end_of(prompt)  # the last tokens that are text
         whole = self._whole(self._window)
@@ -88,6 +116,20 @@ class TextStream:
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that each of these tokens adds; '' while a character is incomplete."""
         return [self._step(token) if self._is_text(token) else "" for token in tokens]
+
+    def placed(self, tokens: Sequence[int]) -> list[Piece]:
+        """Return the text that each of these tokens adds, and where each begins."""
+        placed = []
+        for token in tokens:
+            is_text = self._is_text(token)
+            begin = self._begin(token if is_text else None)
+            placed.append(Piece(self._step(token) if is_text else "", begin))
+        return placed
+
+    @property
+    def end(self) -> int:
+        """Return the length of the text so far in characters, with the text that is held back."""
+        return self._num_told + len(self._untold())
 
     def preview(self, tokens: Sequence[int]) -> str:
         """Return the text that these tokens would add if they came now, special tokens by name."""
@@ -100,9 +142,7 @@ class TextStream:
 
     def finish(self) -> str:
         """Release and return the text that was held back, as it is: no more tokens come."""
-        told = self._tell(self._text(self._window), num_kept=0)
-        self._num_waiting = 0
-        return told
+        return self._tell(self._text(self._window))
 
     def single(self, token: int) -> str:
         """Return the text of one token as it reads after another token; special tokens by name."""
@@ -115,35 +155,61 @@ class TextStream:
         self._window.append(token)
         self._num_waiting += 1
         text = self._text(self._window)
-        is_whole = not text.endswith(REPLACEMENT)
-        if not is_whole and self._num_waiting <= MAX_WAITING:
+        if not self._is_whole(self._window, text):
             return ""
-        told = self._tell(text, num_kept=0 if is_whole else MAX_WAITING)
-        if is_whole:
-            self._num_waiting = 0
+        told = self._tell(text)
         if len(self._window) % WINDOW == 0 and not self._prompt:
             self._cut()
         return told
 
-    def _tell(self, text: str, *, num_kept: int) -> str:
-        """Return the window's text that is new, without its last `num_kept` tokens; note it."""
-        text = self._without(num_kept, text)
+    def _begin(self, token: int | None) -> int:
+        """Return where the next token begins in the text; None: a token that is left out of it."""
+        if not self._num_waiting:
+            return self._num_told
+        untold = self._untold()
+        cut = _cut_character(self._said(self._window))
+        said = b"" if token is None else self._bytes_of(token)
+        if cut and said is not None and (not said or _continues(cut, said[0])):
+            num_signs = len(cut) if self._is_byte(self._window[-1]) else 1
+            untold = untold[:-num_signs]
+        return self._num_told + len(untold)
+
+    def _untold(self) -> str:
+        """Return the text that is held back, as it would be if no more tokens came."""
+        text = self._text(self._window)
+        num_alike = _num_alike(text, self._prompt)
+        if num_alike <= len(self._told) and self._is_changed(text):
+            return self._text(self._window[-self._num_waiting :])
+        return text[max(num_alike, len(self._told)) :]
+
+    def _tell(self, text: str) -> str:
+        """Return the part of the window's text that is new; note that nothing waits any more."""
         num_alike = _num_alike(text, self._prompt)
         if num_alike > len(self._told):
             self._told = text[:num_alike]
-        elif not text.startswith(self._told):  # an invalid byte changed its whole run
+        elif self._is_changed(text):
             self._window = self._window[-self._num_waiting :]
-            self._told = self._prompt = ""
-            text = self._without(num_kept, self._text(self._window))
-        if not num_kept or len(text) >= len(self._prompt):
-            self._prompt = ""
+            self._told = ""
+            text = self._text(self._window)
+        self._prompt = ""
         new = text[len(self._told) :]
         self._told = text
+        self._num_told += len(new)
+        self._num_waiting = 0
         return new
 
-    def _without(self, num_kept: int, text: str) -> str:
-        """Return `text` cut to the text length of all but the last `num_kept` tokens."""
-        return text[: len(self._text(self._window[:-num_kept]))] if num_kept else text
+    def _is_changed(self, text: str) -> bool:
+        """True if later tokens changed text that was returned: a bad byte changes its whole run."""
+        if not text.startswith(self._told):
+            return True
+        if REPLACEMENT not in text[len(self._told) :]:
+            return False
+        # Signs of replacement may look like the text that was returned, so bytes are compared.
+        begin = len(self._window) - self._num_waiting
+        before = list(takewhile(self._is_byte, reversed(self._window[:begin])))
+        run = self._joined(before[::-1])
+        more = self._joined(takewhile(self._is_byte, self._window[begin:]))
+        return bool(run and more) and _is_valid(run) and not _is_valid(run + more)
 
     def _cut(self) -> None:
         """Drop the beginning of the window."""
@@ -180,9 +246,20 @@ class TextStream:
         """Return the tokens without those at the end that may be an incomplete character."""
         for num_waiting in range(MAX_WAITING + 1):
             whole = tokens[: max(0, len(tokens) - num_waiting)]
-            if not self._text(whole).endswith(REPLACEMENT):
+            if self._is_whole(whole, self._text(whole)):
                 break
         return whole
+
+    def _is_whole(self, tokens: Sequence[int], text: str) -> bool:
+        """True if no character is incomplete at the end of the tokens, whose text is `text`."""
+        return not text.endswith(REPLACEMENT) or not _cut_character(self._said(tokens))
+
+    def _said(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes of the last tokens, as many as may wait."""
+        return self._joined(tokens[-MAX_WAITING:])
+
+    def _joined(self, tokens: Iterable[int]) -> bytes:
+        return b"".join(self._bytes_of(token) or b"" for token in tokens)
 
     def _is_text(self, token: int) -> bool:
         """True if the token is part of the text; the last ids of a model may stand for no token."""
@@ -196,7 +273,37 @@ class TextStream:
         return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skips_special))
+        # Special tokens that are left out of the text never come here.
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+def _is_valid(said: bytes) -> bool:
+    """True if the bytes are whole characters."""
+    try:
+        said.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _cut_character(said: bytes) -> bytes:
+    """Return the bytes at the end that may be the beginning of a character; b"": there are none."""
+    for size in range(1, min(MAX_WAITING, len(said)) + 1):
+        try:
+            said[-size:].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return said[-size:]
+    return b""
+
+
+def _continues(cut: bytes, byte: int) -> bool:
+    """True if the byte can follow `cut`, which begins a character."""
+    try:
+        (cut + bytes((byte,))).decode()
+    except UnicodeDecodeError as error:
+        return error.start == 0 and error.reason == "unexpected end of data"
+    return True
 
 
 def _num_alike(one: str, other: str) -> int:
@@ -208,15 +315,28 @@ class IdStream:
     """Decoder for a model without a tokenizer: its text is the token ids, `5,6,7`."""
 
     def __init__(self) -> None:
-        self._is_first = True
+        self._num_told = 0  # characters of the text so far
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return each id as text, with a comma before all but the first of the answer."""
         pieces = [f",{token}" for token in tokens]
-        if pieces and self._is_first:
-            self._is_first = False
+        if pieces and self._num_told == 0:
             pieces[0] = pieces[0].removeprefix(",")
+        self._num_told += sum(map(len, pieces))
         return pieces
+
+    def placed(self, tokens: Sequence[int]) -> list[Piece]:
+        """Return each id as text, and where it begins."""
+        placed = []
+        for token in tokens:
+            begin = self._num_told
+            placed.append(Piece("".join(self.pieces([token])), begin))
+        return placed
+
+    @property
+    def end(self) -> int:
+        """Return the length of the text so far in characters."""
+        return self._num_told
 
     def preview(self, tokens: Sequence[int]) -> str:
         """Return the ids as text, as if they came now; the state does not change."""

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.errors import GrammarError
+from engine.checkpoint.tokenizer_files import changed_ns, read_tokenizer
+from engine.errors import GrammarError, ModelError
 
 # An additional token, which no text has: where the library allows it, the text may end. The model's
 # own end-of-text tokens are then allowed in its place, however many they are.
@@ -74,8 +75,6 @@ class Vocabulary:
         from llguidance import LLParserLimits, LLTokenizer
 
         whole = Tokenizer.from_str(tokenizer.to_str())
-        whole.no_padding()
-        whole.no_truncation()
         whole.add_special_tokens([AddedToken(END, special=True)])
         end = whole.token_to_id(END)
         assert end is not None
@@ -204,18 +203,18 @@ def _library() -> Any:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, _changed_ns: int) -> Vocabulary:
-    return Vocabulary(Tokenizer.from_file(str(path)))
+def _read(folder: Path, _changed_ns: tuple[int, ...]) -> Vocabulary:
+    return Vocabulary(read_tokenizer(folder).tokenizer)
 
 
-def read_vocabulary(path: Path) -> Vocabulary | None:
-    """Return the vocabulary of a tokenizer.json, kept until the file changes.
+def read_vocabulary(folder: Path) -> Vocabulary | None:
+    """Return the vocabulary of the tokenizer in a model's folder, kept until its files change.
 
     It is read while the node starts, because no other thread runs for a part of that time.
 
-    Returns None if there is no such file, llguidance is not installed or cannot read the file.
+    Returns None if there is no tokenizer, llguidance is not installed or cannot read it.
     """
     try:
-        return _read(path, path.stat().st_mtime_ns)
-    except (OSError, ModuleNotFoundError, GrammarError):
+        return _read(folder, changed_ns(folder))
+    except (ModelError, ModuleNotFoundError, GrammarError):
         return None

@@ -229,7 +229,7 @@ def load_head_engine(
         loaded=loaded,
         max_len=max_len,
         vocab_size=tokenizer.vocab_size or loaded.vocab_size,
-        digest=tokenizer.digest,
+        digests=tokenizer.digests,
         load_s=time.monotonic() - started,
         pass_s=pass_s,
         device=device,

@@ -103,7 +103,7 @@ def engine_of(folder: Path) -> Engine:
         loaded=cast(Loaded, cast(Any, loaded)),
         max_len=MAX_LEN,
         vocab_size=VOCAB_SIZE,
-        digest="",
+        digests=("", ""),
         load_s=0.0,
         # The simulated device takes longer, and nodes use the larger of the two times.
         pass_s=dict.fromkeys((1, 2, 3, 4, 5, 8, 9, 16), LAUNCH_S),

@@ -8,6 +8,9 @@ seeds     under coupled verification the same seed gives the same text under eve
 sampled   many short texts are compared with the target's exact distribution: with top-k of 3 there
           are 81 texts of 4 tokens, and the logprobs after the 40 prefixes give the chance of each
 
+A drafter that rests, because its target is faster alone, drafts nothing, so that nothing is proved
+about drafts. Then the texts are written again without resting (`adaptive=False`).
+
 The sampled check is Pearson's chi-square test. It is also run against a target with a known mistake
 (`careless_target.py`), which it must reject: a check that cannot fail proves nothing.
 """
@@ -15,7 +18,7 @@ The sampled check is Pearson's chi-square test. It is also run against a target 
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.api.config import (
@@ -73,7 +76,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class Written:
     """A generated text, its logprobs if they were asked for, and its numbers of drafts."""
 
     tokens: Text
@@ -84,7 +87,7 @@ class _Written:
 
 def _write(
     pair: Pair, prompt: Text, speculation: SpeculationConfig, params: SamplingParams
-) -> _Written:
+) -> Written:
     """Generate one text and return it."""
     (written,) = _write_each(pair, prompt, speculation, [params])
     return written
@@ -92,7 +95,7 @@ def _write(
 
 def _write_each(
     pair: Pair, prompt: Text, speculation: SpeculationConfig, each: Iterable[SamplingParams]
-) -> Iterator[_Written]:
+) -> Iterator[Written]:
     """Yield a text for each of the parameters, in order; as many run at once as the pair allows."""
     streams: deque[TokenStream] = deque()
     for params in each:
@@ -102,7 +105,17 @@ def _write_each(
     yield from map(_end_of, streams)
 
 
-def _end_of(stream: TokenStream) -> _Written:
+def with_drafts(
+    write: Callable[[SpeculationConfig], list[Written]], policy: SpeculationConfig
+) -> list[list[Written]]:
+    """Return the texts that `write` makes under a policy; again if the drafter has only rested."""
+    got = write(policy)
+    if any(one.num_drafted for one in got):
+        return [got]
+    return [got, write(policy.model_copy(update={"adaptive": False}))]
+
+
+def _end_of(stream: TokenStream) -> Written:
     """Read a stream to its end and return its text."""
     tokens: list[int] = []
     best: list[dict[int, float]] = []
@@ -114,7 +127,7 @@ def _end_of(stream: TokenStream) -> _Written:
     assert stream.result is not None
     metrics = stream.result.metrics
     drafted, accepted = metrics.num_draft_tokens, metrics.num_accepted_tokens
-    return _Written(tuple(tokens), tuple(best), drafted, accepted)
+    return Written(tuple(tokens), tuple(best), drafted, accepted)
 
 
 def _rows(logprobs: Logprobs) -> list[dict[int, float]]:
@@ -139,12 +152,15 @@ def greedy(
     alone = [_write(pair, prompt, ALONE, with_logprobs) for prompt in prompts]
     checks = []
     for policy in policies:
-        got = [_write(pair, prompt, policy, params) for prompt in prompts]
+        takes = with_drafts(
+            lambda by: [_write(pair, prompt, by, params) for prompt in prompts], policy
+        )
         differences = [
             difference(want.tokens, want.best, written.tokens)
+            for got in takes
             for want, written in zip(alone, got, strict=True)
         ]
-        accepted = sum(written.num_accepted for written in got)
+        accepted = sum(written.num_accepted for got in takes for written in got)
         checks.append(greedy_check(policy.policy, alone[0].tokens, differences, accepted, near))
     return checks
 
@@ -212,10 +228,13 @@ def seeds(
     alone = [_write(pair, prompt, ALONE, params).tokens for prompt, params in texts]
     checks = []
     for policy in policies:
-        got = [_write(pair, prompt, policy, params) for prompt, params in texts]
-        same = sum(one.tokens == want for one, want in zip(got, alone, strict=True))
-        held = same == len(prompts) and any(one.num_accepted for one in got)
-        detail = f"{same} of {len(prompts)} texts equal those of ar"
+        takes = with_drafts(
+            lambda by: [_write(pair, prompt, by, params) for prompt, params in texts], policy
+        )
+        got = [one for take in takes for one in take]
+        same = sum(one.tokens == want for one, want in zip(got, alone * len(takes), strict=True))
+        held = same == len(got) and any(one.num_accepted for one in got)
+        detail = f"{same} of {len(got)} texts equal those of ar"
         checks.append(Check("seeds", policy.policy, held, detail))
     return checks
 
@@ -251,16 +270,14 @@ def sampled(
     pair: Pair, prompt: Text, chances: Joint, speculation: SpeculationConfig, num_texts: int
 ) -> Check:
     """Test texts of `num_texts` seeds against their exact probabilities; return the report line."""
-    counts: Counter[Text] = Counter()
-    drafted = accepted = 0
     params = SamplingParams(
         temperature=TEMPERATURE, top_k=TOP_K, max_tokens=LENGTH, ignore_eos=True
     )
-    each = (params.model_copy(update={"seed": seed}) for seed in range(num_texts))
-    for got in _write_each(pair, prompt, speculation, each):
-        counts[got.tokens] += 1
-        drafted += got.num_drafted
-        accepted += got.num_accepted
+    each = [params.model_copy(update={"seed": seed}) for seed in range(num_texts)]
+    *_, got = with_drafts(lambda by: list(_write_each(pair, prompt, by, each)), speculation)
+    counts = Counter(one.tokens for one in got)
+    drafted = sum(one.num_drafted for one in got)
+    accepted = sum(one.num_accepted for one in got)
     from rehearsal.lossless.chi_square import (
         p_value as p_value_of,  # scipy takes a second to load
     )

@@ -31,6 +31,8 @@ MAY_ALSO_IMPORT = {
     "coordinator/api/models/folders.py": {"engine"},
     # What tokens say, in bytes: two tokenizers are compared before anything is loaded.
     "coordinator/api/models/tokenizers.py": {"engine"},
+    # Which bytes the tokens of an answer are, where its log-probabilities are wanted.
+    "coordinator/api/prompts.py": {"engine"},
     # Grammars are compiled by the same code as on the nodes, which needs no torch either.
     "coordinator/api/compiling.py": {"engine"},
     # Heads in the target's process are a drafter beside the target.

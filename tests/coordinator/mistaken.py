@@ -65,7 +65,7 @@ def _models(folder: Path) -> None:
     adapter = model(folder / "adapter", "model.safetensors")
     (adapter / "adapter_config.json").write_text("{}")
     # Another family's tokenizer; none; a torn one.
-    save_bytewise_tokenizer(model(folder / "bytewise", "tokenizer.json"))
+    save_bytewise_tokenizer(model(folder / "bytewise", "tokenizer.json", "tokenizer_config.json"))
     model(folder / "wordless", "tokenizer.json")
     torn_words = model(folder / "torn-words", "tokenizer.json") / "tokenizer.json"
     torn_words.write_text('{"version": "1.0", ')

@@ -147,7 +147,10 @@ def hello(
     ("drafter", "answer"),
     [
         (hello(Role.DRAFTER, logits_size=112), None),
-        (hello(Role.DRAFTER, size=99), "the drafter's vocabulary has 99 tokens, the target's 100"),
+        (
+            hello(Role.DRAFTER, size=99, digest="y"),
+            "the drafter's vocabulary has 99 tokens, the target's 100",
+        ),
         (hello(Role.DRAFTER, digest="y"), "the same ids mean different tokens"),
         (hello(Role.DRAFTER, digest=""), "the drafter has no tokenizer.json"),
     ],

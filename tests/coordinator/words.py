@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from coordinator.text.detokenization import Piece
+
 
 class Words:
     """Tokens are looked up; a token without a word holds text back until the next that has one."""
@@ -9,6 +11,21 @@ class Words:
     def __init__(self, words: Mapping[int, str]) -> None:
         self._words = words
         self._is_held = False
+        self._num_told = 0
+
+    @property
+    def end(self) -> int:
+        """The length of the text."""
+        return self._num_told + self._is_held
+
+    def placed(self, tokens: Sequence[int]) -> list[Piece]:
+        """The word of each token, behind those before it."""
+        placed = []
+        for token in tokens:
+            (text,) = self.pieces([token])
+            placed.append(Piece(text, self._num_told))
+            self._num_told += len(text)
+        return placed
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """The word of each token."""

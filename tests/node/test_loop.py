@@ -341,7 +341,7 @@ def test_prompts_of_a_target_are_run_again_once_its_heads_are_loaded(
             backend="compiled",
         )
         loaded: Any = SimpleNamespace(device=torch.device("cpu"), rank=None)
-        return Engine(executor, loaded, 90, 10, "", 0.0, {}, "cpu")
+        return Engine(executor, loaded, 90, 10, ("", ""), 0.0, {}, "cpu")
 
     monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine("target"))
     monkeypatch.setattr(loop, "load_head_engine", lambda *_, **__: engine("heads"))
@@ -388,7 +388,13 @@ def test_a_node_records_only_if_its_coordinator_wants_a_trace(
     loaded.num_parameters, loaded.hidden_size, loaded.num_layers = 9, 4, 1
     lanes = SimpleNamespace(lanes=SimpleNamespace(count=1), backend="fused")
     engine: Any = SimpleNamespace(
-        loaded=loaded, vocab_size=9, digest="", max_len=9, load_s=0.1, executor=lanes, device="cpu"
+        loaded=loaded,
+        vocab_size=9,
+        digests=("", ""),
+        max_len=9,
+        load_s=0.1,
+        executor=lanes,
+        device="cpu",
     )
     engine.heads = None
     introduce(CONFIG, cast(Any, None), engine, heart)

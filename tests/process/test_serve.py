@@ -29,6 +29,7 @@ from tests.programs import ROOT
 pytestmark = pytest.mark.process
 
 PROMPT = "def main(argv):\n    "
+END = "<|endoftext|>"
 CHAT = [{"role": "user", "content": "What is a list?"}]
 
 
@@ -125,6 +126,73 @@ def test_echo_scores_the_prompt_as_evaluation_harnesses_ask_for_it(server: Serve
             for token, at in zip(scored["tokens"], scored["text_offset"], strict=True)
         ]
         assert starts == scored["text_offset"]
+
+
+@pytest.mark.parametrize("as_ids", [True, False])
+def test_offsets_cut_the_text_into_its_tokens_whole_and_as_a_stream(
+    server: Served, *, as_ids: bool
+) -> None:
+    text = "# é🙂=1\n# 日本語\n"
+    ids = server.post("/tokenize", prompt=text).json()["tokens"]
+    asked = {"echo": True, "logprobs": 3, "max_tokens": 8, "seed": 2, "prompt": ids}
+    asked |= {"structured_outputs": {"choice": ["🙂é"]}} | ({} if as_ids else {"prompt": text})
+    (whole,) = server.complete(**asked)["choices"]
+    scored, offsets = whole["logprobs"], whole["logprobs"]["text_offset"]
+    assert whole["text"] == text + "🙂é"
+    parts = [whole["text"][begin:end] for begin, end in pairwise([*offsets, len(whole["text"])])]
+    assert "".join(parts) == whole["text"]
+    for token, part in zip(scored["tokens"], parts, strict=True):
+        assert part == token or token.startswith("bytes:") or (token, part) == (END, "")
+    assert scored["tokens"][-1] == END
+    rows = zip(scored["tokens"], scored["token_logprobs"], scored["top_logprobs"], strict=True)
+    assert all(top is None or top[token] == value for token, value, top in rows)
+    streamed: dict[str, list[Any]] = {name: [] for name in scored}
+    shown = ""
+    for chunk in server.events("/v1/completions", **asked):
+        (choice,) = chunk["choices"]
+        shown += choice["text"]
+        for name, values in (choice["logprobs"] or {}).items():
+            streamed[name] += values
+    assert shown == whole["text"]
+    assert streamed["tokens"] == scored["tokens"]
+    assert streamed["text_offset"] == offsets
+
+
+def test_a_conversation_has_as_many_tokens_as_the_chat_route_counts(server: Served) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    for body in (
+        {"messages": CHAT},
+        {"messages": [{"role": "user", "content": parts}], "tools": tools},
+        {"messages": CHAT, "tools": tools, "tool_choice": "none"},
+        {
+            "messages": [
+                *CHAT,
+                {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": parts},
+            ]
+        },
+    ):
+        answer = server.post("/v1/chat/completions", max_tokens=1, **body)
+        assert answer.status_code == 200, answer.text
+        tokens = server.post("/tokenize", max_tokens=1, **body).json()
+        assert tokens["count"] == answer.json()["usage"]["prompt_tokens"]
+
+
+def test_an_id_is_taken_only_while_a_request_of_that_very_id_runs(server: Served) -> None:
+    long = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with (
+        server.client() as client,
+        client.stream(
+            "POST", "/v1/completions", json=long, headers={"X-Request-ID": "job-7"}
+        ) as running,
+    ):
+        assert running.headers["X-Request-ID"] == "job-7"
+        short = {"prompt": ["a", "b"], "max_tokens": 1}
+        for name, status in (("job", 200), ("job-7-0", 200), ("job-7", 400)):
+            answer = client.post("/v1/completions", json=short, headers={"X-Request-ID": name})
+            assert answer.status_code == status, answer.text
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -247,12 +315,14 @@ BAD: list[dict[str, Any]] = [
     *({"prompt": "x", "max_tokens": bad} for bad in (-1, 0, 10**9, "many", 1.5)),
     *({"prompt": "x", "n": bad} for bad in (0, -1, 65, 1.5, "a")),
     {"prompt": "x", "n": 2, "temperature": 0},
-    *({"prompt": "x", "seed": bad} for bad in (-1, 2**63, "a", 0.5)),
+    *({"prompt": "x", "seed": bad} for bad in (-2, 2**63, "a", 0.5)),
     *({"prompt": "x", "stop": bad} for bad in ("", [""], [1], {}, ["a"] * 65)),
     *({"prompt": "x", "logprobs": bad} for bad in (-1, 21, "a")),
     *({"prompt": "x", "logit_bias": bad} for bad in ({"a": 1}, {"1": 101}, {"-1": 1}, [])),
     {"prompt": "x", "best_of": 3},
     {"prompt": "x", "suffix": "y"},
+    {"prompt": "x", "prompt_logprobs": 1},
+    {"prompt": "x", "truncate_prompt_tokens": 3},
     {"prompt": "x", "stop_token_ids": [10**9]},
     {"prompt": "x", "repetition_penalty": 0},
     {"prompt": "x", "presence_penalty": 3},

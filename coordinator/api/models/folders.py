@@ -8,8 +8,11 @@ node give the same answer. They are imported when the first folder is checked.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
 
 from coordinator.api.models.fetching import Download, Say
 from coordinator.launching.devices import num_ranks
@@ -18,6 +21,9 @@ from proto.head_kinds import HeadKind
 from proto.installation import another_package
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
+
+if TYPE_CHECKING:
+    from engine.checkpoint.tokenizer_files import ReadTokenizer
 
 TOKENIZER, SAFETENSORS = "tokenizer.json", ".safetensors"
 
@@ -178,6 +184,42 @@ def folder_of_file(name: str) -> Path:
         raise ModelError(f"{name}: no such file; give a GGUF file or a model's folder")
     with _as_ours():
         return folder_of(path)
+
+
+def read_tokenizer(folder: Path) -> "ReadTokenizer":
+    """Return the tokenizer in a model's folder, cached until its files change.
+
+    Nobody may change it, because other threads use it too.
+
+    Raises ModelError; ConfigurationError where the program has an `engine` of its own.
+    """
+    _refuse_other_engine()
+    from engine.checkpoint.tokenizer_files import changed_ns
+
+    with _as_ours():
+        return _read_tokenizer(folder, changed_ns(folder))
+
+
+@lru_cache(maxsize=4)
+def _read_tokenizer(folder: Path, _changed_ns: tuple[int, ...]) -> "ReadTokenizer":
+    from engine.checkpoint.tokenizer_files import read_tokenizer as read
+
+    return read(folder)
+
+
+def check_beside_tokenizer(folder: Path) -> None:
+    """Raise ModelError if a file that adds tokens to a tokenizer.json cannot be read."""
+    from engine.checkpoint.tokenizer_files import read_stated
+
+    with _as_ours():
+        read_stated(folder)
+
+
+def packed(tokenizer: Tokenizer) -> bytes:
+    """Return a tokenizer as bytes, for drafters that have another one."""
+    from engine import words
+
+    return words.packed(tokenizer)
 
 
 def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:

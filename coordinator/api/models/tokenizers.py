@@ -4,15 +4,18 @@ The registry checks this again, with what the nodes report of the models that th
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
 from coordinator.api.models import folders
 from coordinator.api.models.folders import TOKENIZER, Checkpoint
-from coordinator.api.prompts import read_tokenizer
 from proto.errors import IncompatibleError, ModelError, shown
 from proto.installation import MODELS
 from proto.system import is_folder
+
+if TYPE_CHECKING:
+    from engine.checkpoint.tokenizer_files import ReadTokenizer
 
 OUR_TARGET, OUR_DRAFTER = MODELS / "target", MODELS / "drafter"
 FIX = "choose a drafter with the target's tokenizer: --drafter NAME, or --drafter ngram (no model)"
@@ -26,7 +29,7 @@ def check_size(model: Checkpoint, like: Checkpoint | None = None) -> None:
     size, tokenizer = model.number("vocab_size"), _tokenizer(like or model)
     if size is None or tokenizer is None:
         return
-    num_trained = tokenizer.get_vocab_size(with_added_tokens=False)
+    num_trained = tokenizer.tokenizer.get_vocab_size(with_added_tokens=False)
     if num_trained > size:
         raise ModelError(
             f"{model.folder / TOKENIZER}: it has {num_trained} tokens, but the model {size} "
@@ -42,6 +45,8 @@ def check_fit(target: Checkpoint, drafter: Checkpoint, *, may_differ: bool) -> N
     The error says the difference. Raises ModelError if `check_size` of the drafter does.
     """
     if _same_bytes(target.folder / TOKENIZER, drafter.folder / TOKENIZER):
+        # Whatever tokens the files beside them add, these two fit (`Fingerprint.is_like`).
+        folders.check_beside_tokenizer(drafter.folder)
         check_size(drafter, like=target)
         return
     check_size(drafter)
@@ -60,7 +65,7 @@ def check_fit(target: Checkpoint, drafter: Checkpoint, *, may_differ: bool) -> N
         )
     if not may_differ or theirs is None or own is None:
         raise IncompatibleError(f"{difference}; {FIX}")
-    if (reason := _why_untranslatable(own, theirs)) is not None:
+    if (reason := _why_untranslatable(own.tokenizer, theirs.tokenizer)) is not None:
         raise IncompatibleError(f"{reason}; {FIX}")
 
 
@@ -77,27 +82,27 @@ def _why_untranslatable(own: Tokenizer, target: Tokenizer) -> str | None:
     return None
 
 
-def _tokenizer(model: Checkpoint) -> Tokenizer | None:
-    path = model.folder / TOKENIZER
-    return read_tokenizer(path) if path.exists() else None
+def _tokenizer(model: Checkpoint) -> "ReadTokenizer | None":
+    has_one = (model.folder / TOKENIZER).exists()
+    return folders.read_tokenizer(model.folder) if has_one else None
 
 
-def _difference(target: str, theirs: Tokenizer | None, drafter: str, own: Tokenizer | None) -> str:
+def _difference(
+    target: str, theirs: "ReadTokenizer | None", drafter: str, own: "ReadTokenizer | None"
+) -> str:
     """Return the difference of two tokenizers in words; "" if there is none."""
     if theirs is None or own is None:
         without, other = (target, drafter) if theirs is None else (drafter, target)
         return f"{without} has no {TOKENIZER}, and {other} has one"
-    if difference := _sizes_differ(theirs.get_vocab_size(), own.get_vocab_size()):
-        return difference
-    ids, others = own.get_vocab(), theirs.get_vocab()
-    if ids == others:
+    if own.is_like(theirs):
         return ""
+    ids, others = own.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
+    if difference := _sizes_differ(len(others), len(ids)):
+        return difference
     word = min((one for one in others if ids.get(one) != others[one]), key=others.__getitem__)
     number = others[word]
-    return (
-        f"token {number} is {shown(word)} to {target} and {shown(own.id_to_token(number))} to "
-        f"{drafter}"
-    )
+    said = shown(own.tokenizer.id_to_token(number))
+    return f"token {number} is {shown(word)} to {target} and {said} to {drafter}"
 
 
 def _sizes_differ(target: int | None, drafter: int | None) -> str:

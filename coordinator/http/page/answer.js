@@ -67,7 +67,8 @@ export class Answer {
   }
 
   clear() {
-    this.text = ""; // all of it, as it came
+    this.thoughts = ""; // of a target that thinks before it answers
+    this.text = ""; // all that follows them, as it came
     this.queue = [];
     this.line = null;
     this.hasMissed = false; // a place with rejected drafts is shown
@@ -76,7 +77,8 @@ export class Answer {
   }
 
   // Add tokens as the server tells them: {text, origin, rejected}.
-  push(tokens, text) {
+  push(tokens, text, thoughts = "") {
+    this.thoughts += thoughts;
     this.text += text;
     this.queue.push(...tokens);
     drawSoon(this);

@@ -174,7 +174,7 @@ async function run({ path, body }, view, figures, spansTo) {
     const text = textOf(chunk);
     if (chunk.speculation) {
       figures.add(chunk.speculation);
-      view.push(chunk.speculation.tokens, text);
+      view.push(chunk.speculation.tokens, text, chunk.choices[0]?.delta?.reasoning);
       spansTo?.add(chunk.speculation.spans);
       drawSoon(figuresView);
     }
@@ -269,7 +269,7 @@ async function compare() {
   }, "The same request, by plain decoding…");
   if (!isWhole) return;
   say("Done.");
-  tellVerdict(answer.text, plainAnswer.text);
+  tellVerdict(answer.thoughts + answer.text, plainAnswer.thoughts + plainAnswer.text);
 }
 
 function tellVerdict(one, other) {

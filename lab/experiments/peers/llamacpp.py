@@ -22,9 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from engine.checkpoint.checkpoint import find_checkpoint
+from engine.checkpoint.tokenizer_files import read_tokenizer
 from engine.errors import ModelError
 from lab.experiments.peers import llamacpp_programs as programs
 from lab.experiments.peers.gguf_file import CannotWrite, digest_of, kept, kept_model
@@ -48,7 +47,7 @@ class Peer:
         assert mode in ("plain", "assisted", "lookup"), f"there is no mode {mode} here"
         self.mode = mode
         folder = find_checkpoint(target, None)
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer = read_tokenizer(folder).tokenizer
         place = ["-ngl", "99"] if device.startswith("cuda") else ["-dev", "none"]
         self._models = ["-m", target_file(folder, dtype, file), *place]
         if mode == "assisted":

@@ -6,6 +6,7 @@ from typing import cast
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from coordinator.api.reasoning import Thoughts
 from coordinator.api.requests import Request
 from coordinator.text.detokenization import Ending, IdStream
 from coordinator.text.metrics import Metrics
@@ -77,8 +78,10 @@ class ScriptedPair:
         sample_index: int,
         reader: Reader | None,
         is_watched: bool = False,
+        thoughts: Thoughts | None = None,
     ) -> tuple[TokenStream, int]:
         """As `Pair.generate`."""
+        assert thoughts is None
         script = Script(prompt, params, sample_index, reader)
         self.begin(script)
         self.asked.append(script)
@@ -94,7 +97,7 @@ class ScriptedPair:
         if len(prompt) > MAX_PROMPT_LEN:
             raise ConfigurationError(f"the prompt has {len(prompt)} tokens")
 
-    def decoder(self, _: Sequence[int], *, skip_special_tokens: bool = True) -> IdStream:
+    def decoder(self, _: Sequence[int], **_more: object) -> IdStream:
         """Tokens are shown as numbers."""
         return IdStream()
 

@@ -28,7 +28,7 @@ from proto.errors import ConfigurationError
         ({"temperatur": 1.0}, "SamplingParams has no setting 'temperatur'; there are temperature"),
         ({"temperature": -1}, "temperature: expected at least 0"),
         ({"top_p": 0}, "top_p: expected more than 0, got 0"),
-        ({"seed": -1}, "seed: "),
+        ({"seed": -2}, "seed: "),
         ({"max_tokens": "many"}, "max_tokens: "),
         ({"min_p": 1.5}, "min_p: expected at most 1"),
         ({"repetition_penalty": 0}, "repetition_penalty: "),

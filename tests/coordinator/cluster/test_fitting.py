@@ -14,7 +14,7 @@ SAME = hello(Role.DRAFTER, logits_size=112)
 OTHER = hello(Role.DRAFTER, size=50, digest="y", logits_size=64)
 WORDLESS = hello(Role.DRAFTER, digest="")
 HEAD = replace(OTHER, layers=(1,))
-WORDS = TargetWords(TARGET.fingerprint.digest, lambda: b"packed")
+WORDS = TargetWords(TARGET.fingerprint.digests, lambda: b"packed")
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,49 @@ def test_without_a_translation_it_is_refused() -> None:
 
 
 def test_a_tokenizer_that_fits_into_no_message_is_refused_in_words() -> None:
-    registry = begun(TargetWords("x", lambda: bytes(MAX_TOKENIZER_BYTES + 1)))
+    registry = begun(TargetWords(frozenset("x"), lambda: bytes(MAX_TOKENIZER_BYTES + 1)))
     greeted(registry, TARGET, 1)
     refusal = greeted(registry, OTHER, 0)
     assert isinstance(refusal, Fault)
     assert refusal.detail.startswith("the target's tokenizer is too large to be sent")
     assert isinstance(greeted(registry, SAME, 0), Welcome)
+
+
+# What tokenizer.json says has the digest "x" and 100 tokens; files beside it may add others.
+MORE = Fingerprint(102, "x and more", (2,), file_digest="x")
+OTHERS = Fingerprint(101, "x and others", (2,), file_digest="x")
+
+
+@pytest.mark.parametrize(
+    ("own", "targets", "num_drafted"),
+    [
+        (TARGET.fingerprint, MORE, 100),
+        (MORE, TARGET.fingerprint, 100),
+        (OTHERS, MORE, 101),
+        (Fingerprint(102, "x and more", (2,)), MORE, 102),
+        (MORE, Fingerprint(102, "x and more", (2,), file_digest="y"), 102),
+    ],
+)
+@pytest.mark.parametrize("has_words", [False, True])
+def test_tokenizers_fit_if_all_their_tokens_agree_or_those_of_tokenizer_json(
+    own: Fingerprint, targets: Fingerprint, num_drafted: int, *, has_words: bool
+) -> None:
+    target, drafter = replace(TARGET, fingerprint=targets), replace(SAME, fingerprint=own)
+    assert difference(drafter, target) is None
+    registry = begun(TargetWords(targets.digests, lambda: b"packed") if has_words else None)
+    greeted(registry, target, 1)
+    assert greeted(registry, drafter, 0) == Welcome(num_drafted, 0)
+
+
+def test_tokens_that_only_other_files_state_make_no_two_tokenizers_alike() -> None:
+    other = replace(SAME, fingerprint=Fingerprint(101, "y and more", (2,), file_digest="y"))
+    assert difference(other, replace(TARGET, fingerprint=MORE)) is not None
+
+
+def test_without_a_tokenizer_the_numbers_of_ids_must_agree() -> None:
+    target, drafter = Fingerprint(100, "", ()), Fingerprint(99, "", ())
+    assert target.is_like(replace(target))
+    assert not target.is_like(drafter)
 
 
 def test_the_tokenizer_is_packed_once() -> None:
@@ -90,7 +127,7 @@ def test_the_tokenizer_is_packed_once() -> None:
         packed.append(1)
         return b"x"
 
-    words = TargetWords("t", pack)
+    words = TargetWords(frozenset("t"), pack)
     assert (words.packed, words.packed, len(packed)) == (b"x", b"x", 1)
 
 

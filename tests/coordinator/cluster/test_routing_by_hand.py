@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.cluster.fitting import replacement_difference
 from coordinator.cluster.registry import JOIN_LIMIT_S, Health
 from coordinator.cluster.router_events import (
     Abort,
@@ -245,7 +246,7 @@ def test_of_two_heads_of_different_layers_the_target_keeps_the_one_that_came_fir
 
 def test_a_target_that_does_not_fit_is_refused_and_another_is_waited_for() -> None:
     router = waiting()
-    router.registry.tokenizer = "x"
+    router.registry.tokenizer = frozenset("x")
     done = says(router, TARGET, replace(OF_THE_TARGET, version=3))
     assert lines(done)[0].endswith("; waiting for another")
     done = says(router, TARGET, hello(Role.TARGET, digest="z"))
@@ -253,6 +254,20 @@ def test_a_target_that_does_not_fit_is_refused_and_another_is_waited_for() -> No
     assert "its tokenizer is not the one that the coordinator has read" in lines(done)[0]
     assert not router.registry.none_expected()
     assert sent(says(router, TARGET, OF_THE_TARGET), TARGET) == [Welcome]
+
+
+def test_a_target_fits_whose_host_lacks_the_files_beside_tokenizer_json() -> None:
+    router = waiting()
+    router.registry.tokenizer = frozenset(("x and more", "x"))
+    assert sent(says(router, TARGET, OF_THE_TARGET), TARGET) == [Welcome]
+
+
+def test_the_next_target_may_lack_those_files_too_but_not_end_texts_elsewhere() -> None:
+    more = replace(OF_THE_TARGET.fingerprint, digest="x and more", file_digest="x")
+    before = replace(OF_THE_TARGET, fingerprint=more)
+    assert replacement_difference(OF_THE_TARGET, before) is None
+    other = replace(OF_THE_TARGET, fingerprint=replace(more, eos_ids=(3,)))
+    assert "another tokenizer" in (replacement_difference(other, before) or "")
 
 
 @pytest.mark.parametrize(

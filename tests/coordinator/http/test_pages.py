@@ -26,6 +26,7 @@ def client() -> TestClient:
     """A server that wants a key."""
     pair = SimpleNamespace(
         config=SimpleNamespace(target="t"),
+        tokenization=None,
         service=SimpleNamespace(status=lambda: {**STATE, "nodes": [NODE]}),
     )
     llm: Any = SimpleNamespace(pair=pair)

@@ -1,17 +1,13 @@
-"""Tool calls: what a request may ask, calls in whole answers, and in streams cut anywhere."""
+"""Tool calls: what a request may ask, and the form of the answer to it."""
 
 import json
 import re
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from coordinator.http.bodies import ChatBody, CompletionBody
-from coordinator.http.call_stream import CallStream
-from coordinator.http.tools import Call, Tools, read_tools
+from coordinator.http.tools import read_tools
 from proto.errors import ConfigurationError
 from tests.tiny_tokenizer import sentencepiece_tokenizer
 
@@ -64,80 +60,6 @@ def test_a_wrong_request_is_refused_in_one_line(tools: Any, choice: Any, words: 
         read_tools(tools, choice)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) <= 100
-
-
-ONE = '{"name": "weather", "arguments": {"city": "Köln"}}'
-WANTED = Call("weather", '{"city": "Köln"}')
-TAGS = Call("weather", '{"city": "<tool_call>"}')
-END_TAGS = Call("weather", '{"city": "</tool_call>"}')
-
-
-@pytest.mark.parametrize(
-    ("answer", "calls"),
-    [
-        (ONE, [WANTED]),
-        (f" [{ONE}, {ONE}]\n", [WANTED, WANTED]),
-        (f"<tool_call>\n{ONE}\n</tool_call>\n<tool_call>{ONE}", [WANTED, WANTED]),
-        (ONE.replace("arguments", "parameters"), [WANTED]),
-        ("", []),
-        ("[]", []),
-        ("It is fine.", []),
-        (f"Here: <tool_call>{ONE}</tool_call>", []),
-        (ONE[:-1], []),
-        (ONE.replace("weather", "unknown"), []),
-        ('{"name": "weather"}', []),
-        ('{"name": 1, "arguments": {}}', []),
-        ("[" * 5000, []),
-        (f"<tool_call>[{ONE}, {ONE}]</tool_call>", [WANTED, WANTED]),
-        (f"<tool_call>{ONE}</tool_call> and <tool_call>{ONE}</tool_call> so", [WANTED, WANTED]),
-        (f"<tool_call>{ONE} and</tool_call>", []),
-        (ONE.replace("Köln", "<tool_call>"), [TAGS]),
-        (f"[{ONE.replace('Köln', '<tool_call>')}]", [TAGS]),
-        (f"<tool_call>{ONE.replace('Köln', '</tool_call>')}</tool_call>", [END_TAGS]),
-        (ONE.replace("Köln", "\\ud800"), [Call("weather", '{"city": "\\ud800"}')]),
-    ],
-)
-def test_calls_in_a_whole_answer(answer: str, calls: list[Call]) -> None:
-    assert read_tools(TOOLS, "auto").calls(answer) == calls
-
-
-def streamed(tools: Tools, answer: str, cuts: list[int]) -> tuple[str, list[dict[str, Any]]]:
-    """The content and the calls that a client puts together from the deltas."""
-    stream = CallStream(tools)
-    places = [0, *sorted(min(cut, len(answer)) for cut in cuts), len(answer)]
-    content, calls = "", {}
-    for number, (start, end) in enumerate(pairwise(places)):
-        delta = stream.delta(answer[start:end], is_last=number == len(places) - 2)
-        content += delta.get("content", "")
-        for part in delta.get("tool_calls", ()):
-            if "id" in part:
-                calls[part["index"]] = {**part["function"], "id": part["id"]}
-                continue
-            calls[part["index"]]["arguments"] += part["function"]["arguments"]
-    assert stream.has_calls == bool(calls)
-    return content, [calls[index] for index in sorted(calls)]
-
-
-@given(st.lists(st.integers(0, 80), max_size=8))
-def test_a_stream_cut_anywhere_has_the_same_calls(cuts: list[int]) -> None:
-    odd = {'a\\"]}{[': ["}", {"name": "x", "arguments": {"y": 1}}], "é": "\\"}
-    calls = [{"name": "weather", "arguments": odd}, {"name": "time", "arguments": {}}]
-    answer = json.dumps(calls, ensure_ascii=False, indent=1)
-    content, found = streamed(read_tools(TOOLS, "required"), answer, cuts)
-    assert content == ""
-    assert [(c["name"], json.loads(c["arguments"])) for c in found] == [
-        ("weather", odd),
-        ("time", {}),
-    ]
-    assert len({c["id"] for c in found}) == 2
-    content, found = streamed(read_tools(TOOLS, NAMED), '{"city": "x"}', cuts)
-    assert (content, [c["arguments"] for c in found]) == ("", ['{"city": "x"}'])
-    auto = read_tools(TOOLS, "auto")
-    content, found = streamed(auto, f"<tool_call>{ONE}</tool_call>", cuts)
-    assert (content, [c["arguments"] for c in found]) == ("", ['{"city": "Köln"}'])
-    for text in ("It is {fine}.", '{"is": "JSON"}', "<tool", "<b>"):
-        assert streamed(auto, text, cuts) == (text, [])
-    assert streamed(read_tools(None, None), answer, cuts) == (answer, [])
 
 
 def test_the_form_of_an_answer_is_read_under_every_name() -> None:

@@ -288,14 +288,14 @@ def test_a_bad_byte_behind_good_ones_of_its_run_takes_nothing_back() -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_what_will_never_be_a_character_is_not_held_back_for_ever(kind: str) -> None:
+def test_what_will_never_be_a_character_is_not_held_back(kind: str) -> None:
     tokenizer = KINDS[kind]()
     (bad,) = [
         tokenizer.token_to_id(name) for name in ("<0xFF>", "ÿ") if name in tokenizer.get_vocab()
     ]
     stream = Tokenization(tokenizer).stream((bad,))
-    assert "".join(stream.pieces([bad] * 100)) == REPLACEMENT * 97
-    assert stream.finish() == REPLACEMENT * 3
+    assert stream.pieces([bad] * 100) == [REPLACEMENT] * 100
+    assert stream.finish() == ""
 
 
 def test_tokens_by_themselves_read_as_they_do_behind_another() -> None:

@@ -226,7 +226,7 @@ def test_an_engine_of_a_head_drafts_for_a_worker(target: Path, tmp_path: Path) -
         say=said.append,
     )
     print_of_target = fingerprint(str(target))
-    assert (engine.digest, engine.vocab_size) == (print_of_target.digest, VOCAB)
+    assert (engine.digests, engine.vocab_size) == (print_of_target.digests, VOCAB)
     assert (engine.max_len, engine.executor.lanes.count, engine.executor.capacity) == (100, 2, 164)
     assert (engine.executor.backend, engine.device) == ("eagle", "cpu")
     assert set(engine.pass_s) == {1, 2}

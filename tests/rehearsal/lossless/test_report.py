@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from coordinator.api.config import PairConfig
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.cli.app import EXIT_USAGE, command_line, run
 from proto.errors import ConfigurationError
@@ -14,11 +14,13 @@ from rehearsal.lossless.checks import (
     Check,
     Difference,
     Pace,
+    Written,
     difference,
     greedy_check,
     near_tie,
     not_tested,
     seeds_promised,
+    with_drafts,
 )
 from rehearsal.lossless.command import explained, how_long, line_of, verdict
 
@@ -69,6 +71,22 @@ def test_near_ties_are_counted_and_a_wrong_token_is_none_of_them() -> None:
 
 def test_without_accepted_drafts_nothing_was_shown() -> None:
     assert not greedy_check("auto", (5,) * 64, [None], 0, 0.25).held
+
+
+@pytest.mark.parametrize(("rests", "takes"), [(False, [True]), (True, [True, False])])
+def test_texts_are_written_again_where_the_drafter_has_only_rested(
+    *, rests: bool, takes: list[bool]
+) -> None:
+    asked: list[bool] = []
+
+    def write(policy: SpeculationConfig) -> list[Written]:
+        asked.append(policy.adaptive)
+        drafted = 0 if policy.adaptive and rests else 3
+        return [Written((1,), (), num_drafted=drafted, num_accepted=0)]
+
+    got = with_drafts(write, SpeculationConfig())
+    assert asked == takes
+    assert [one.num_drafted for (one,) in got] == ([0, 3] if rests else [3])
 
 
 def test_a_reproducible_text_has_no_near_ties() -> None:
