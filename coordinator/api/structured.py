@@ -67,15 +67,19 @@ class StructuredOutputsParams:
 
     @classmethod
     def read(cls, given: object) -> "StructuredOutputsParams":
-        """Return the parameters in a dict, as a request has them. Raises ConfigurationError."""
+        """Return the parameters in a dict, as a request has them. Raises ConfigurationError.
+
+        Unknown names are refused, but for null and false, which ask for nothing.
+        """
         if not isinstance(given, Mapping):
             raise ConfigurationError(f"{NAME}: expected a dict (a table), got {shown(given)}")
         names = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in names:
+        for name, value in given.items():
+            if name not in names and value is not None and value is not False:
                 meant = did_you_mean(name, names) if isinstance(name, str) else ""
                 raise ConfigurationError(f"{NAME} has no {shown(name)}{meant}")
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        known = {name: given[name] for name in names if given.get(name) is not None}
+        return cls(**known)
 
 
 def _check_types(given: StructuredOutputsParams) -> None:

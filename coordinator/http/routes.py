@@ -150,12 +150,12 @@ class Routes:
 
     def _check(self, body: Common) -> None:
         """Raise RefusedRequestError for another model, SlipstreamError if the pair is not ready."""
-        self._check_model(body.model)
+        self._check_model(body.model or self._model)
         self._llm.check_ready()
 
-    def _check_model(self, name: str | None) -> None:
-        """Raise RefusedRequestError if a request names another model than the one served."""
-        if name is not None and name not in self._names:
+    def _check_model(self, name: str) -> None:
+        """Raise RefusedRequestError if it is the name of another model than the one served."""
+        if name not in self._names:
             line = f"there is no model {shown(name)} here; this one is {self._model}"
             raise RefusedRequestError(Refusal(404, line, "model_not_found"))
 
@@ -212,7 +212,7 @@ class Routes:
 
         Raises ConfigurationError, ModelError, RefusedRequestError.
         """
-        self._check_model(body.model)
+        self._check_model(body.model or self._model)
         pair = self._llm.pair
         if (body.prompt is None) == (body.messages is None):
             raise ConfigurationError("give either prompt or messages")
@@ -235,7 +235,7 @@ class Routes:
 
         Raises ConfigurationError if there is no tokenizer, RefusedRequestError.
         """
-        self._check_model(body.model)
+        self._check_model(body.model or self._model)
         return {"prompt": TargetTokenizer(self._llm.pair).decode(body.tokens)}
 
     async def health(self) -> Response:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,15 @@ from coordinator.launching.logs import Logs
 from coordinator.launching.remote import RemoteNodes
 from proto.errors import NodeError
 from proto.messages import Role
+
+
+@pytest.fixture(autouse=True)
+def _of_others_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A pair that other tests of this process share may run."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+
 
 NODE = {
     "role": "target",

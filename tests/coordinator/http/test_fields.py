@@ -9,6 +9,7 @@ import pytest
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
 
+from coordinator.api.structured import StructuredOutputsParams
 from coordinator.http.bodies import Body, ChatBody, CompletionBody, TokenizeBody
 from coordinator.http.fields import FIELDS, Known, Route
 from proto.errors import ConfigurationError
@@ -37,10 +38,6 @@ watermarking guided_json guided_regex guided_choice guided_grammar guided_decodi
 guided_whitespace_pattern guided_json_object structural_tag logits_processors early_stopping
 """,
 )
-# Not obeyed yet, though the table says so.
-AWAITED = {
-    *("allowed_token_ids", "add_special_tokens", "continue_final_message", "include_reasoning"),
-}
 OF_OPENAI = [
     *completions.CompletionCreateParamsBase.__annotations__,
     *chat.CompletionCreateParamsBase.__annotations__,
@@ -61,7 +58,7 @@ def test_every_published_field_is_in_the_table() -> None:
 @pytest.mark.parametrize("route", Route)
 def test_a_route_obeys_the_fields_that_its_body_has(route: Route) -> None:
     obeyed = {name for name, known in FIELDS.items() if route in known.obeyed}
-    assert obeyed - AWAITED == set(BODIES[route][0].model_fields) - AWAITED
+    assert obeyed == set(BODIES[route][0].model_fields)
     assert not any({*known.obeyed} & {*known.refused} for known in FIELDS.values())
 
 
@@ -173,3 +170,15 @@ def test_a_value_that_asks_for_nothing_changes_no_parameter(name: str) -> None:
         assert CompletionBody.model_validate({"prompt": "x", **given}).params(
             0
         ) == CompletionBody.model_validate({"prompt": "x"}).params(0)
+
+
+def test_the_form_of_vllm_with_all_its_fields_is_the_form_alone() -> None:
+    nothing = {"regex": None, "whitespace_pattern": None, "structural_tag": None}
+    nothing |= {"disable_fallback": False, "disable_additional_properties": False}
+    form = {"json": {"type": "object"}}
+    filled = CompletionBody.model_validate({"prompt": "x", "structured_outputs": form | nothing})
+    assert filled.form() == StructuredOutputsParams(json={"type": "object"})
+    for more in ({"disable_additional_properties": True}, {"whitespace_pattern": " "}):
+        body = CompletionBody.model_validate({"prompt": "x", "structured_outputs": form | more})
+        with pytest.raises(ConfigurationError, match="structured_outputs has no"):
+            body.form()

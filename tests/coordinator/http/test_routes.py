@@ -1,6 +1,5 @@
 """Routes that need no node: models, ids of requests, tokens, and what is wrong with a body."""
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +7,9 @@ import pytest
 from openai import NotFoundError, OpenAI
 from starlette.testclient import TestClient
 
-from coordinator.api.chat import NO_ARGUMENTS, ChatTemplate
+from coordinator.api.chat import ChatTemplate
 from coordinator.api.models.tokenizers import OUR_TARGET
+from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import Tokenization
 from coordinator.http.figures import Figures
@@ -21,26 +21,24 @@ NAME = "maker/target"
 SPECULATION = SimpleNamespace(speculation=None, requests=None)  # nothing comes so far
 
 
-class Pair:
-    """A pair that only reads prompts."""
+class Reading:
+    """A pair that only reads prompts; of a conversation it makes a plain transcript."""
+
+    encode_chat = Pair.encode_chat
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(target=str(OUR_TARGET))
         self.tokenization = Tokenization.of_model(str(OUR_TARGET), None)
+        self.chat_template = ChatTemplate(None, {}, "x")
         self.max_len = 2048
 
-    def encode_chat(
-        self, messages: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS, _: object = None
-    ) -> tuple[str, tuple[int, ...]]:
-        """As `Pair.encode_chat`, by a plain transcript."""
-        assert self.tokenization is not None
-        text = ChatTemplate(None, {}, "x").render(messages, arguments)
-        return text, self.tokenization.encode(text)
+    def _tokenizer(self) -> Tokenization | None:
+        return self.tokenization
 
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    llm: Any = SimpleNamespace(pair=Pair(), check_ready=lambda: None, asking=SPECULATION)
+    llm: Any = SimpleNamespace(pair=Reading(), check_ready=lambda: None, asking=SPECULATION)
     return TestClient(make_app(llm, NAME, Figures(NAME)), base_url="http://localhost")
 
 
@@ -49,7 +47,7 @@ def test_a_model_is_found_by_its_name_with_slashes_or_not_at_all(client: TestCli
     for path in (NAME, NAME.replace("/", "%2F"), str(OUR_TARGET)):
         found = client.get(f"/v1/models/{path}")
         assert (found.status_code, found.json()) == (200, listed)
-    for path in ("another", "maker", f"{NAME}/x"):
+    for path in ("", "another", "maker", f"{NAME}/x"):
         missing = client.get(f"/v1/models/{path}")
         assert missing.status_code == 404
         error = missing.json()["error"]
@@ -66,7 +64,7 @@ def test_the_openai_client_finds_the_model(client: TestClient) -> None:
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 def test_another_model_has_no_tokens_here(client: TestClient, path: str) -> None:
-    for name, status in ((NAME, 200), (None, 200), ("another", 404)):
+    for name, status in ((NAME, 200), (None, 200), ("", 200), ("another", 404)):
         body = {"model": name, "prompt": "x", "tokens": [5]}
         assert client.post(path, json=body).status_code == status
 
