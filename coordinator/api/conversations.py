@@ -107,9 +107,10 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 # -- continuing the last message -------------------------------------------------------------------
 
-# Put behind the last message's content, to find that place in the prompt. The space at its end
-# tells if a template removes spaces there: then the content's own are removed, too.
-_MARK = "\U000f0002the end of the last message "
+# Put behind the last message's content, to find that place in the prompt. Plain letters stay the
+# same in whatever way a template shows the content. The space at the end tells if a template
+# removes spaces there: then the content's own are removed, too.
+_MARK = "THE-LAST-MESSAGE-ENDS-HERE "
 
 
 def marked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:

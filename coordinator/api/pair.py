@@ -3,7 +3,6 @@
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -194,21 +193,33 @@ class Pair:
 
     def open_ends(self, params: SamplingParams | None = None) -> list[str]:
         """Return a line if the target's files leave open which tokens end a text, else []."""
-        if params is not None and params.ignore_eos:
+        params = params or SamplingParams()
+        if params.ignore_eos:
             return []
-        hello, config = self.hello(Role.TARGET), self.config
-        token, token_id = None, None
-        if self.tokenization is not None:
-            with suppress(ModelError):  # a file that cannot be read is named where it is needed
-                token = read_special_tokens(config.target, config.target_revision).get("eos_token")
-        if token is not None and self.tokenization is not None:
-            token_id = self.tokenization.raw.token_to_id(token)
+        hello = self.hello(Role.TARGET)
+        token, token_id = self.eos_token or (None, None)
         if token_id is not None and token_id >= hello.logits_size:
             token_id = None
-        eos_ids, params = hello.fingerprint.eos_ids, params or SamplingParams()
         return open_ends(
-            eos_ids, token, token_id, params.stop_token_ids, has_strings=bool(params.stop)
+            hello.fingerprint.eos_ids,
+            token,
+            token_id,
+            params.stop_token_ids,
+            has_strings=bool(params.stop),
         )
+
+    @cached_property
+    def eos_token(self) -> tuple[str, int] | None:
+        """Return the `eos_token` of the target's tokenizer and its id; None if it has none."""
+        if self.tokenization is None:
+            return None
+        try:
+            found = read_special_tokens(self.config.target, self.config.target_revision)
+        except ModelError:  # a file that cannot be read is named where it is needed
+            return None
+        token = found.get("eos_token")
+        token_id = None if token is None else self.tokenization.raw.token_to_id(token)
+        return None if token is None or token_id is None else (token, token_id)
 
     def hello(self, role: Role) -> Hello:
         """Return the Hello of a node of this role, which must be there."""

@@ -141,7 +141,12 @@ class TargetTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Return the first of the target's end-of-text tokens; None if it has none."""
+        """Return the id of the tokenizer's `eos_token`.
+
+        If it names none: the first token that ends the target's texts; None if there is none.
+        """
+        if (own := self._pair.eos_token) is not None:
+            return own[1]
         ids: Sequence[int] = self._pair.hello(Role.TARGET).fingerprint.eos_ids
         return next(iter(ids), None)
 

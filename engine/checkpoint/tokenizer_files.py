@@ -18,9 +18,9 @@ The two files in the middle count only where tokenizer_config.json has no `added
 The ids that the files state decide the order of the tokens that they add, not their ids: each gets
 the next free one. A token that the vocabulary has already keeps its id.
 
-Truncation and padding in tokenizer.json are for training: they are switched off, because a prompt
-is neither cut nor filled. This is done here, once. A tokenizer is never changed after it was read,
-since other threads may be using it.
+Truncation, padding and dropout in tokenizer.json are for training, and are switched off: a prompt
+is neither cut nor filled, and one text always has the same tokens. This is done here, once. A
+tokenizer is never changed after it was read, since other threads may be using it.
 
 Needs no torch: the coordinator reads tokenizers with it as well as the nodes.
 """
@@ -32,15 +32,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from engine.checkpoint.files import Object, one_line, read_object, refuse_odd_file, shown
 from engine.errors import ModelError
 
 TOKENIZER = "tokenizer.json"
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
-BESIDE = (CONFIG, NAMES, ADDED)
-FILES = (TOKENIZER, *BESIDE)
+FILES = (TOKENIZER, CONFIG, NAMES, ADDED)
 # The special tokens that transformers gives names, in its order.
 NAMED = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
@@ -57,11 +56,9 @@ Token = str | AddedToken
 class ReadTokenizer:
     """A tokenizer as the files of its folder state it.
 
-    path     of its tokenizer.json
-    further  the tokens that have an id only because of the files beside tokenizer.json
+    further  the tokens that are not in tokenizer.json but got an id behind those that are
     """
 
-    path: Path
     tokenizer: Tokenizer
     further: frozenset[str]
 
@@ -107,12 +104,14 @@ def read_tokenizer(folder: Path) -> ReadTokenizer:
         stated.names.setdefault("pad_token", tokenizer.padding["pad_token"])
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None
     tokenizer.encode_special_tokens = stated.are_split
     tokens = _to_add(tokenizer.get_added_tokens_decoder(), stated)
     new = [token.content for token in tokens if tokenizer.token_to_id(token.content) is None]
     tokenizer.add_tokens(tokens)
     further = frozenset(one for one in new if tokenizer.token_to_id(one) is not None)
-    return ReadTokenizer(path, tokenizer, further)
+    return ReadTokenizer(tokenizer, further)
 
 
 def _to_add(known: Mapping[int, AddedToken], stated: "Stated") -> list[AddedToken]:
@@ -123,10 +122,11 @@ def _to_add(known: Mapping[int, AddedToken], stated: "Stated") -> list[AddedToke
     """
     pairs = stated.added if stated.is_whole else [*stated.added, *known.items()]
     by_id, by_content = dict(pairs), {token.content: token for _, token in pairs}
-    names = {name: stated.names[name] for name in NAMED if name in stated.names} | stated.names
+    names: dict[str, Token | None] = dict.fromkeys(NAMED) | stated.names
     for name in NAMED:
         if (token := names.get(name)) is not None:
             names[name] = by_content.get(str(token), token)
+    names |= stated.own
     present = {repr(token) for token in known.values()}
     wanted: list[Token] = [one for _, one in sorted(by_id.items()) if repr(one) not in present]
     contents = {token.content for token in known.values()}.union(map(str, wanted))
@@ -155,7 +155,7 @@ def changed_ns(folder: Path) -> tuple[int, ...]:
 class Stated:
     """What the files beside a tokenizer.json state of tokens.
 
-    names      special tokens by name; None: there is none
+    names, own  special tokens by name (`_Found`); None: there is none
     listed     special tokens without a name
     added      added tokens, each behind the id that a file states
     is_whole   True: there is `added_tokens_decoder`, so that the two older files do not count
@@ -163,6 +163,7 @@ class Stated:
     """
 
     names: dict[str, Token | None]
+    own: dict[str, Token]
     listed: list[Token]
     added: list[tuple[int, AddedToken]]
     is_whole: bool
@@ -185,7 +186,8 @@ def read_stated(folder: Path) -> Stated:
         added = _of_added_file(folder / ADDED, special)
     listed = found.lists[LIST] if LIST in found.lists else found.lists.get(OLD_LIST, [])
     return Stated(
-        names={**found.names, **found.own},
+        names=found.names,
+        own=found.own,
         listed=listed,
         added=added,
         is_whole=is_whole,
@@ -214,7 +216,7 @@ def _tokens_in(path: Path, content: Object, *, are_special: bool = False) -> _Fo
     """
     found = _Found()
     for name, value in content.items():
-        # Under names of its own, objects of tokenizer_config.json may be anything.
+        # In tokenizer_config.json an object under another name may be anything.
         is_other = isinstance(value, dict) and value.get("__type") != "AddedToken"
         if name in (LIST, OLD_LIST):
             _take_list(path, found, name, value, are_special=are_special)

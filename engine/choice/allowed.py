@@ -21,13 +21,10 @@ class Allowed:
     def __init__(self, ids: Ids, vocab_size: int) -> None:
         self._is_allowed: npt.NDArray[np.bool_] = np.zeros(vocab_size, dtype=np.bool_)
         self._is_allowed[ids] = True
-
-    @property
-    def words(self) -> Words:
-        """Return the packed mask [W], as `GrammarMask.masks` has them."""
-        size = -(-len(self._is_allowed) // WORD) * WORD
-        padded = np.pad(self._is_allowed, (0, size - len(self._is_allowed)))
-        return np.packbits(padded, bitorder="little").view(np.int32)
+        padded = np.zeros(-(-vocab_size // WORD) * WORD, dtype=np.bool_)
+        padded[ids] = True
+        # The packed mask [W], as those of `GrammarMask.masks`.
+        self.words: Words = np.packbits(padded, bitorder="little").view(np.int32)
 
     def on_host(self, paths: Sequence[Path], rows: Floats) -> None:
         """Set the logits of other tokens in `rows` [n, V] to -inf, in place."""

@@ -93,6 +93,7 @@ def test_what_the_coordinator_asks_of_the_engine_needs_no_torch() -> None:
     program = (
         "import sys; from coordinator.api.models import folders, heads; "
         "target = folders.find('models/target', None); target.check_weights(); "
+        "folders.packed(folders.read_tokenizer(target.folder).tokenizer); "
         "head = folders.find('models/eagle3', None, is_head=True); head.check_weights(); "
         "heads.check_head(head, heads.kind_of('models/eagle3', None), target); "
         "from coordinator.api.grammars import Grammars; print(*sys.modules)"

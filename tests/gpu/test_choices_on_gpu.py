@@ -80,9 +80,13 @@ def test_log_probabilities_are_those_of_the_host(num_top: int) -> None:
     assert got.values == pytest.approx(want.values, abs=1e-5)
 
 
-def test_processed_rows_are_those_of_the_host() -> None:
+@pytest.mark.parametrize("allowed", [(), tuple(range(1, 152_000, 2))], ids=["any", "odd"])
+def test_processed_rows_are_those_of_the_host(allowed: tuple[int, ...]) -> None:
     shape = Shape(
-        1.3, 0.7, 0.3, (3, 5), (1.5, -2.0), ((7,), (1, 9)), min_tokens=9, late_ids=(11, 12)
+        *(1.3, 0.7, 0.3, (3, 5), (1.5, -2.0), ((7,), (1, 9))),
+        min_tokens=9,
+        late_ids=(11, 12),
+        allowed_ids=allowed,
     )
     logits, text = some_logits(3, 152_000), [1, 2, 3, 1, 2, 1]
     drafted = [(), (9,), (9, 9)]

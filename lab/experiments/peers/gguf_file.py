@@ -50,9 +50,11 @@ def digest_of(folder: Path, *more: str) -> str:
 
     more  what else decides the file, such as its number type
     """
+    from engine.checkpoint.tokenizer_files import FILES
+
     found = hashlib.blake2b(digest_size=10)
     for path in sorted(folder.iterdir()):
-        if path.suffix == ".safetensors" or path.name in ("config.json", "tokenizer.json"):
+        if path.suffix == ".safetensors" or path.name in ("config.json", *FILES):
             with path.open("rb") as file:
                 found.update(hashlib.file_digest(file, "blake2b").digest())
     found.update(repr((FORM, *more)).encode())
@@ -106,13 +108,15 @@ class Vocabulary:
 
 
 def vocabulary(folder: Path, size: int) -> Vocabulary:
-    """Return the vocabulary in a model's `tokenizer.json`; ids without a token get a name.
+    """Return the vocabulary of a model's tokenizer; ids without a token get a name.
 
     size  number of ids of the model
 
     Raises CannotWrite: llama.cpp would read texts as other tokens than this tokenizer.
     """
-    about = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    from engine.checkpoint.tokenizer_files import TOKENIZER, read_tokenizer
+
+    about = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
     model, pieces = about["model"], about["pre_tokenizer"] or {}
     is_plain = pieces.get("type") == "ByteLevel" and pieces.get("use_regex", True)
     if model["type"] != "BPE" or not is_plain or about["normalizer"] is not None:
@@ -121,9 +125,9 @@ def vocabulary(folder: Path, size: int) -> Vocabulary:
     kinds = [CONTROL] * size
     for token, index in model["vocab"].items():
         tokens[index], kinds[index] = token, NORMAL
-    for added in about["added_tokens"]:
-        tokens[added["id"]] = added["content"]
-        kinds[added["id"]] = CONTROL
+    for index, added in read_tokenizer(folder).tokenizer.get_added_tokens_decoder().items():
+        if index < size:
+            tokens[index], kinds[index] = added.content, CONTROL
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     return Vocabulary(tokens, kinds, [" ".join(pair) for pair in pairs])
 

@@ -57,6 +57,9 @@ ASKED = {"role": "user", "content": "read <a> & 'b'"}
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "question": [ASKED],
     "answered": [ASKED, {"role": "assistant", "content": "It says: "}],
+    "with spaces at its end": [ASKED, {"role": "assistant", "content": "OK!\n"}],
+    "not begun yet": [ASKED, {"role": "assistant", "content": ""}],
+    "in parts": [{"role": "user", "content": [{"type": "text", "text": "hi "}]}],
     "null beside calls": [ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]}],
     "no content beside calls": [ASKED, {"role": "assistant", "tool_calls": [CALL]}],
     "null calls": [ASKED, {"role": "assistant", "content": "no", "tool_calls": None, "name": None}],

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer
 
 from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import Tokenization
 from coordinator.api.text_ends import NO_END, open_ends
+from coordinator.api.vllm import TargetTokenizer
 
 END = "<|im_end|>"
 
@@ -73,6 +75,14 @@ def test_a_folder_without_a_tokenizer_or_with_a_torn_file_is_no_obstacle(tmp_pat
     pair.tokenization = None
     assert pair.open_ends() == []
     assert open_ends((), None, None) == [NO_END]
+
+
+def test_the_tokenizer_names_its_own_end_as_transformers_does(tmp_path: Path) -> None:
+    pair = loaded(tmp_path, 2, eos_token=END)
+    assert TargetTokenizer(pair).eos_token_id == 3
+    assert AutoTokenizer.from_pretrained(tmp_path).eos_token_id == 3
+    assert TargetTokenizer(loaded(tmp_path, 1, 2)).eos_token_id == 1
+    assert TargetTokenizer(loaded(tmp_path)).eos_token_id is None
 
 
 @pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])

@@ -293,6 +293,14 @@ def test_what_is_no_token_is_refused_in_one_line(files: File, reason: str, tmp_p
     assert "\n" not in str(refusal.value)
 
 
+def test_dropout_makes_no_prompt_random(tmp_path: Path) -> None:
+    model = json.loads(byte_level().to_str())["model"] | {"dropout": 0.9}
+    found = read_tokenizer(written(tmp_path / "model", byte_level(), model=model)).tokenizer
+    assert {tuple(found.encode("the the the").ids) for _ in range(20)} == {
+        tuple(byte_level().encode("the the the").ids)
+    }
+
+
 def test_where_a_class_builds_the_tokenizer_anew_tokenizer_json_counts(tmp_path: Path) -> None:
     config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|a|>"}
     folder = written(tmp_path / "model", sentencepiece_tokenizer(), config=config)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,13 @@ def test_the_vocabulary_of_the_embedded_pair_is_written_whole() -> None:
     assert (words.tokens[888], words.kinds[888]) == ("Ġread", NORMAL)
     assert words.tokens[4096:] == ["[unused 4096]", "[unused 4097]"]
     assert words.merges[0] == "Ġ Ġ"
+
+
+def test_tokens_that_only_other_files_state_are_written_too(tmp_path: Path) -> None:
+    shutil.copy(MODELS / "target" / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|a|>", "pad_token": "<|b|>"}')
+    words = vocabulary(tmp_path, 4097)  # without a row for the second
+    assert (words.tokens[4096], words.kinds[4096]) == ("<|a|>", CONTROL)
 
 
 def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
