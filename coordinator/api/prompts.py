@@ -34,14 +34,19 @@ def find_file(model: str, revision: str | None, name: str, *beside: str) -> Path
 
     beside  further files to download, if the model has them
     """
-    folder = path_of(model) if is_folder(model) else _fetched(model, revision, name, *beside)
+    folder = find_folder(model, revision, name, *beside)
     path = folder and folder / name
     return path if path and path.exists() else None
 
 
+def find_folder(model: str, revision: str | None, *names: str) -> Path | None:
+    """Return a model's folder with those of these files that there are; None: it is not known."""
+    return path_of(model) if is_folder(model) else _fetched(model, revision, *names)
+
+
 def find_files(model: str, revision: str | None, pattern: str) -> list[Path]:
     """Return the paths of a model's files of a pattern such as `folder/*.jinja`, by name."""
-    folder = path_of(model) if is_folder(model) else _fetched(model, revision, pattern)
+    folder = find_folder(model, revision, pattern)
     return [] if folder is None else sorted(folder.glob(pattern))
 
 

@@ -1,9 +1,9 @@
 """Finds a tokenizer's special tokens by their names (`bos_token` ...), as transformers finds them.
 
-They are in tokenizer_config.json or, in older folders, in special_tokens_map.json. What neither
-names may be a default of the tokenizer's class, which AutoTokenizer chooses by the class in the
-files and by the model's type. The tables below say what the installed release of transformers
-does; a test holds them to it.
+`engine/checkpoint/tokenizer_files.py` reads what the files name. What they do not name may be a
+default of the tokenizer's class, which AutoTokenizer chooses by the class in the files and by the
+model's type. The tables below say what the installed release of transformers does; a test holds
+them to it.
 """
 
 import json
@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.api.prompts import find_file
+from coordinator.api.models import folders
+from coordinator.api.prompts import BESIDE, find_folder
 from proto.errors import ModelError
 from proto.system import cannot_read
 
@@ -105,32 +106,6 @@ _WRONG_IN_FILES = {"qwen2"}
 _BY_TYPE = {kind: name for name, kinds in _OF_TYPES.items() for kind in kinds}
 
 
-def special_tokens(
-    tokenizer: Stated, in_map: Stated, model: Stated, is_byte_level: Callable[[], bool]
-) -> dict[str, str]:
-    """Return `bos_token` and the like, by their names.
-
-    tokenizer      content of tokenizer_config.json
-    in_map         content of special_tokens_map.json, which counts where `tokenizer` has no
-                   `added_tokens_decoder`
-    model          content of config.json
-    is_byte_level  tells if tokenizer.json works on bytes; asked only where it matters
-    """
-    found: dict[str, Any] = dict(DEFAULTS.get(_class_of(tokenizer, model, is_byte_level), {}))
-    for stated in (tokenizer, {} if "added_tokens_decoder" in tokenizer else in_map):
-        found |= {name: value for name, value in stated.items() if name.endswith("_token")}
-        more = stated.get("extra_special_tokens")
-        found |= more if isinstance(more, dict) else {}
-    texts = {name: _text(value) for name, value in found.items()}
-    return {name: text for name, text in texts.items() if text is not None}
-
-
-def _text(value: Any) -> str | None:
-    """Return the text of a token; in a file it is a string, or has a `content`."""
-    content = value.get("content") if isinstance(value, Mapping) else value
-    return content if isinstance(content, str) else None
-
-
 def _class_of(tokenizer: Stated, model: Stated, is_byte_level: Callable[[], bool]) -> str:
     """Return the tokenizer class that AutoTokenizer takes; "" for one without defaults."""
     kind = str(model.get("model_type"))
@@ -152,14 +127,23 @@ def _class_of(tokenizer: Stated, model: Stated, is_byte_level: Callable[[], bool
 
 def read_special_tokens(model: str, revision: str | None) -> dict[str, str]:
     """Return the special tokens of a model's tokenizer, by their names. Raises ModelError."""
-    names = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
-    tokenizer, in_map, stated = (read_json(find_file(model, revision, name)) for name in names)
+    config = "config.json"
+    folder = find_folder(model, revision, *BESIDE, folders.TOKENIZER, config)
+    if folder is None:
+        return {}
+    tokenizer, stated = (read_json(_there(folder / name)) for name in (BESIDE[0], config))
 
     def is_byte_level() -> bool:
-        path = find_file(model, revision, "tokenizer.json")
+        path = _there(folder / folders.TOKENIZER)
         return path is not None and '"ByteLevel"' in read_text(path)
 
-    return special_tokens(tokenizer, in_map, stated, is_byte_level)
+    defaults = DEFAULTS.get(_class_of(tokenizer, stated, is_byte_level), {})
+    found = {**defaults, **folders.named_tokens(folder)}
+    return {name: token for name, token in found.items() if token is not None}
+
+
+def _there(path: Path) -> Path | None:
+    return path if path.exists() else None
 
 
 def read_json(path: Path | None) -> dict[str, Any]:

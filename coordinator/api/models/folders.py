@@ -215,6 +215,21 @@ def check_beside_tokenizer(folder: Path) -> None:
         read_stated(folder)
 
 
+def named_tokens(folder: Path) -> dict[str, str | None]:
+    """Return the special tokens that the files beside a tokenizer.json name, by their names.
+
+    None: a file says that there is none. Raises ModelError; ConfigurationError where the program
+    has an `engine` of its own.
+    """
+    _refuse_other_engine()
+    from engine.checkpoint.tokenizer_files import read_stated
+
+    with _as_ours():
+        stated = read_stated(folder)
+    found = {**stated.names, **stated.own}
+    return {name: None if token is None else str(token) for name, token in found.items()}
+
+
 def packed(tokenizer: Tokenizer) -> bytes:
     """Return a tokenizer as bytes, for drafters that have another one."""
     from engine import words
