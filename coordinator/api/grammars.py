@@ -43,26 +43,30 @@ NO_FORCING = '%llguidance {"no_forcing": true}'
 _READ_BYTES = 1 << 16
 
 
-def behind_thoughts(thoughts: Thoughts, grammar: str, special_ids: Mapping[str, int]) -> str:
+def behind_thoughts(thoughts: Thoughts, grammar: str, token_ids: Mapping[str, int]) -> str:
     """Return the grammar of thoughts, white space, and a text that fits `grammar`.
 
     Where the prompt does not begin the thoughts, the text may also come alone.
 
-    grammar      as llguidance writes it: JSON, or rules in the form of Lark
-    special_ids  the special tokens by their names; a mark may be one
+    grammar    as llguidance writes it: JSON, or rules in the form of Lark
+    token_ids  the marks that are tokens. To the library an added token is no text, so that it has
+               to be named by its number; the letters of the closing one may come all the same
     """
     marks = thoughts.marks
-    opening = special_ids.get(marks.opening)
-    begin = json.dumps(marks.opening) if opening is None else f"<[{opening}]>"
-    closing, sign = special_ids.get(marks.closing), re.escape(marks.closing).replace("/", "\\/")
+    begin, sign = json.dumps(marks.opening), re.escape(marks.closing).replace("/", "\\/")
+    thought = "TO_THE_END"
+    if marks.opening in token_ids:
+        begin = f"<[{token_ids[marks.opening]}]>"
+    if marks.closing in token_ids:
+        thought += f" | OPEN <[{token_ids[marks.closing]}]>"
     lines = [
-        "start: thoughts SPACE @answer"
+        "start: thought SPACE? @answer"
         if thoughts.is_open
-        else f"start: SPACE ({begin} thoughts SPACE)? @answer",
-        f"thoughts: ANY <[{closing}]>" if closing is not None else "thoughts: TO_THE_END",
-        "ANY: /(?s:.*)/",
+        else f"start: ({begin} thought SPACE?)? @answer",
+        f"thought: {thought}",
         f"TO_THE_END: /(?s:.*){sign}/ & ~/(?s:.*){sign}(?s:.+)/",
-        f"SPACE: /[ \\n\\r\\t]{{0,{MAX_SPACE}}}/",
+        f"OPEN: /(?s:.*)/ & ~/(?s:.*){sign}(?s:.*)/",
+        f"SPACE: /[ \\n\\r\\t]{{1,{MAX_SPACE}}}/",
         NO_FORCING,
     ]
     try:
@@ -80,9 +84,9 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        added = tokenizer.get_added_tokens_decoder().items()
-        self._special_ids = {one.content: number for number, one in added if one.special}
-        self._compiler = Compiler(list(self._special_ids))
+        self._token_id = tokenizer.token_to_id
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._compiler = Compiler([one.content for one in added if one.special])
         self._checked = lru_cache(MAX_CHECKED)(self._check)
 
     def of(self, wanted: StructuredOutputsParams) -> str:
@@ -102,7 +106,9 @@ class Grammars:
 
         Raises ConfigurationError: both together are too long for the nodes.
         """
-        whole = behind_thoughts(thoughts, grammar, self._special_ids)
+        names = (thoughts.marks.opening, thoughts.marks.closing)
+        ids = {name: found for name in names if (found := self._token_id(name)) is not None}
+        whole = behind_thoughts(thoughts, grammar, ids)
         if len(whole) > MAX_GRAMMAR_LEN:
             raise ConfigurationError(f"{NAME} {TOO_COMPLEX}")
         return whole

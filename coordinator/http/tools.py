@@ -79,6 +79,8 @@ def read_tools(
         raise ConfigurationError(
             f"tool_choice: expected none, auto, required or a function, got {shown(choice)}"
         )
+    if choice == "auto" and not schemas:  # clients say it whether they have tools or not
+        choice = "none"
     if choice != "none" and not schemas:
         raise ConfigurationError(f"tool_choice is {choice}, but there are no tools; give some")
     return Tools(schemas, choice, is_one)

@@ -42,6 +42,11 @@ def test_a_choice_is_read(choice: Any, expected: str) -> None:
     assert (tools.form is not None) == (expected in ("required", "named"))
 
 
+def test_auto_without_tools_asks_for_nothing() -> None:
+    assert read_tools([], "auto").choice == "none"
+    assert read_tools(None, "auto").choice == "none"
+
+
 @pytest.mark.parametrize(
     ("tools", "choice", "words"),
     [
