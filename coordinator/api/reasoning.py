@@ -54,9 +54,13 @@ class Thoughts:
     is_open: bool
 
     @classmethod
-    def after(cls, prompt: str, marks: Marks) -> "Thoughts":
-        """Return what the end of a rendered prompt says about the answer to it."""
-        return cls(marks, is_open=prompt.rstrip().endswith(marks.opening))
+    def after(cls, prompt: str, marks: Marks, continued: str = "") -> "Thoughts":
+        """Return what the end of a rendered prompt says about the answer to it.
+
+        continued  the message at the end of the prompt that the answer goes on with
+        """
+        is_within = continued.rfind(marks.opening) > continued.rfind(marks.closing)
+        return cls(marks, is_open=is_within or prompt.rstrip().endswith(marks.opening))
 
 
 class ThoughtStream:

@@ -84,12 +84,14 @@ class Request:
         """Let outputs tell what became of drafts and what both devices did; call before `start`."""
         self._is_watched = True
 
-    def expect(self, marks: Marks | None, shown: Iterable[str]) -> None:
+    def expect(self, marks: Marks | None, shown: Iterable[str], continued: str = "") -> None:
         """Let the texts begin with thoughts between marks, if any; call before `start`.
 
-        shown  special tokens that are part of the texts in any case
+        shown      special tokens that are part of the texts in any case
+        continued  the message at the end of the prompt that the texts go on with
         """
-        self.thoughts = None if marks is None else Thoughts.after(self._prompt or "", marks)
+        if marks is not None:
+            self.thoughts = Thoughts.after(self._prompt or "", marks, continued)
         self.shown = tuple(shown)
 
     def want_no_more(self) -> None:

@@ -176,8 +176,9 @@ class Routes:
         if body.asked_tools().choice == "auto":
             names += spellings.NAMES
         special = set() if pair.tokenization is None else set(pair.tokenization.special_names)
+        continued = body.conversation()[-1]["content"] if body.continue_final_message else ""
         for one in asked:
-            one.expect(marks, [name for name in names if name in special])
+            one.expect(marks, [name for name in names if name in special], continued or "")
 
     def _echoes(self, requests: Sequence[Asked]) -> list[tuple[str, list[int]]]:
         """Return the text of each prompt, and where each of its tokens begins in it."""

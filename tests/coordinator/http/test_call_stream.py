@@ -298,6 +298,11 @@ def test_the_end_of_the_prompt_says_whether_thoughts_have_begun(
     assert Thoughts.after(prompt, THINK).is_open == is_open
 
 
+def test_a_message_that_is_continued_may_end_within_thoughts() -> None:
+    for message, is_open in (("<think>So", True), ("<think>So</think>It", False), ("So", False)):
+        assert Thoughts.after(f"<assistant>{message}", THINK, message).is_open == is_open
+
+
 def test_the_template_says_how_thoughts_are_marked() -> None:
     assert marks_of("auto", "{{ content.split('</think>')[-1] }}") == THINK
     assert marks_of("auto", "[THINK]x[/THINK]") == READERS["mistral"]
