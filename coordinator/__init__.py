@@ -9,32 +9,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.api.async_llm import AsyncLLM, RequestOutputKind
+    from coordinator.api.async_llm import AsyncLLM
     from coordinator.api.llm import LLM
     from coordinator.api.outputs import CompletionOutput, Logprob, RequestOutput
-    from coordinator.api.params import SamplingParams
+    from coordinator.api.params import RequestOutputKind, SamplingParams
     from coordinator.api.structured import StructuredOutputsParams
+    from coordinator.api.vllm import AsyncEngineArgs, EngineArgs
+    from coordinator.api.vllm_metrics import Counter, Gauge, Histogram, Vector
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "CompletionOutput",
+    "Counter",
+    "EngineArgs",
+    "Gauge",
+    "Histogram",
     "Logprob",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "Vector",
 ]
 
 _HOMES = {
     "LLM": "coordinator.api.llm",
     "AsyncLLM": "coordinator.api.async_llm",
-    "RequestOutputKind": "coordinator.api.async_llm",
+    "RequestOutputKind": "coordinator.api.params",
     "CompletionOutput": "coordinator.api.outputs",
     "Logprob": "coordinator.api.outputs",
     "RequestOutput": "coordinator.api.outputs",
     "SamplingParams": "coordinator.api.params",
     "StructuredOutputsParams": "coordinator.api.structured",
+    **dict.fromkeys(("AsyncEngineArgs", "EngineArgs"), "coordinator.api.vllm"),
+    **dict.fromkeys(("Counter", "Gauge", "Histogram", "Vector"), "coordinator.api.vllm_metrics"),
 }
 
 

@@ -14,13 +14,19 @@ from slipstream.finding import check_names, find_packages
 if TYPE_CHECKING:
     from coordinator import (
         LLM,
+        AsyncEngineArgs,
         AsyncLLM,
         CompletionOutput,
+        Counter,
+        EngineArgs,
+        Gauge,
+        Histogram,
         Logprob,
         RequestOutput,
         RequestOutputKind,
         SamplingParams,
         StructuredOutputsParams,
+        Vector,
     )
     from proto.errors import (
         AwayError,
@@ -38,12 +44,17 @@ __version__ = "0.1.0"  # the one place: the build and the nodes' hosts read it; 
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "AwayError",
     "BusyError",
     "ClosedError",
     "CompletionOutput",
     "ConfigurationError",
+    "Counter",
+    "EngineArgs",
+    "Gauge",
+    "Histogram",
     "IncompatibleError",
     "Logprob",
     "ModelError",
@@ -54,6 +65,7 @@ __all__ = [
     "SlipstreamError",
     "StructuredOutputsParams",
     "TransportError",
+    "Vector",
 ]
 
 find_packages()

@@ -25,11 +25,16 @@ _PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids
 
 
 class Asking:
-    """Makes requests for a pair; `speculation`: how drafts are made where none is given."""
+    """Makes requests for a pair.
+
+    speculation  how drafts are made where a request does not say it
+    params       the sampling parameters of requests without any
+    """
 
     def __init__(self, pair: Pair, speculation: SpeculationConfig) -> None:
         self.pair = pair
         self.speculation = speculation
+        self.params = SamplingParams()
 
     def request(
         self,
@@ -103,7 +108,7 @@ class Asking:
         speculation: SpeculationConfig | None,
     ) -> list[Request]:
         if params is None or isinstance(params, SamplingParams):
-            each = [params or SamplingParams()] * len(prompts)
+            each = [self.params if params is None else params] * len(prompts)
         elif isinstance(params, list | tuple):
             each = list(params)
         else:

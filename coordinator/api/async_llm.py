@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -19,20 +18,13 @@ from coordinator.api.config import SpeculationConfig
 from coordinator.api.llm import LLM
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
-from coordinator.api.params import SamplingParams
+from coordinator.api.params import RequestOutputKind, SamplingParams
 from coordinator.api.requests import Request, Step, teller
+from coordinator.api.vllm import EngineArgs
 from coordinator.text.stream import WAIT_S, Reader, TokenStream
 from proto.errors import AwayError, BusyError, ClosedError, ConfigurationError, TextError
 
 MAX_WAITING = 256  # texts that may wait for a lane
-
-
-class RequestOutputKind(Enum):
-    """What an output of `generate` holds: all text so far, new text, or only the whole text."""
-
-    CUMULATIVE = 0
-    DELTA = 1
-    FINAL_ONLY = 2
 
 
 News = Ticket | TokenStream | None  # a text may begin; a text has something new; abort
@@ -52,6 +44,11 @@ class AsyncLLM:
         llm = LLM(*args, **settings)
         self._llm = llm  # it closes the pair when nobody has it any more
         self._begin(llm.pair, llm.asking, max_waiting)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Return an AsyncLLM with these arguments, as vLLM's is made."""
+        return cls(**engine_args.settings)
 
     @classmethod
     def of(cls, pair: Pair, speculation: SpeculationConfig, max_waiting: int = MAX_WAITING) -> Self:
@@ -87,21 +84,23 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+        output_kind: RequestOutputKind | None = None,
         client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt, and yield outputs as they come; the last one is `finished`.
 
         Leaving the loop, or cancelling the task, ends the texts on both nodes, as `abort` does.
 
-        client  whose request it is: free lanes are shared out evenly among clients
+        output_kind  what each output holds; None: as the sampling parameters say
+        client       whose request it is: free lanes are shared out evenly among clients
 
         Raises ConfigurationError, BusyError (the queue is full), AwayError (no target is there),
         ClosedError, NodeError. A text that cannot be completed has the finish_reason "error".
         """
         self._check_open()
         request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
-        outputs = self.answer(request, request_id, output_kind=output_kind, client=client)
+        kind = output_kind or request.output_kind
+        outputs = self.answer(request, request_id, output_kind=kind, client=client)
         async with aclosing(outputs):
             async for output in outputs:
                 yield output

@@ -23,8 +23,17 @@ from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch, Request, Step
-from coordinator.api.vllm import Bar, TargetTokenizer, UseTqdm, as_given, in_our_names
-from proto.errors import ClosedError, ConfigurationError
+from coordinator.api.vllm import (
+    GENERATION,
+    Bar,
+    TargetTokenizer,
+    UseTqdm,
+    as_given,
+    in_our_names,
+    sampling_params_of,
+)
+from coordinator.api.vllm_metrics import Metric, Totals
+from proto.errors import ClosedError, ConfigurationError, shown
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +55,8 @@ class LLM:
                         "remember" (earlier texts), and "also_ngram" for both kinds
     max_model_len       most tokens of prompt and answer; None: the model's own limit, or what the
                         memory holds
+    generation_config   "auto": `generate` and `chat` without parameters take those in the model's
+                        generation_config.json; "vllm" or None: our defaults
     settings            any other field of PairConfig: "dtype", "reproducible", "max_num_seqs",
                         "target_device", "drafter_home", "heads", ...
 
@@ -61,8 +72,13 @@ class LLM:
         revision: str | None = None,
         speculative_config: Mapping[str, Any] | None = None,
         max_model_len: int | None = None,
+        generation_config: str | None = None,
         **settings: Any,
     ) -> None:
+        if generation_config not in (None, "auto", "vllm"):
+            raise ConfigurationError(
+                f"{GENERATION}: expected auto or vllm, got {shown(generation_config)}"
+            )
         wanted = speculation.read(speculative_config)
         if drafter is not None and wanted.model is not None:
             raise ConfigurationError(
@@ -87,6 +103,9 @@ class LLM:
         for line in self.pair.notices():
             logger.warning("%s", line)
         self.asking = Asking(self.pair, self._speculation)
+        if generation_config == "auto":
+            self.asking.params = self.get_default_sampling_params()
+        self._totals = Totals(config.target)
         self._close = weakref.finalize(self, self.pair.close)
 
     # -- blocking ---------------------------------------------------------------------------------
@@ -149,9 +168,27 @@ class LLM:
             closing(Batch(self.pair, requests).steps()) as steps,
         ):
             for step in steps:
-                _warn(step)
+                self._saw(step)
                 bar.show(step)
         return [request.whole() for request in requests]
+
+    def _saw(self, step: Step) -> None:
+        """Log what is wrong with a text, and count it at its end."""
+        _warn(step)
+        if step.is_last:
+            self._totals.ended(step.part)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return figures of all texts so far under vLLM's names: counters of tokens and drafts."""
+        return self._totals.metrics()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters in the model's generation_config.json, else our defaults.
+
+        Raises ModelError, ConfigurationError.
+        """
+        config = self.pair.config
+        return sampling_params_of(config.target, config.target_revision)
 
     def get_tokenizer(self) -> TargetTokenizer:
         """Return the target's tokenizer. Raises ConfigurationError if it has none, ClosedError."""
@@ -175,7 +212,7 @@ class LLM:
         self._check_open()
         with closing(Batch(self.pair, [request]).steps()) as steps:
             for step in steps:
-                _warn(step)
+                self._saw(step)
                 yield step.part
 
     # -- asyncio ----------------------------------------------------------------------------------
@@ -188,7 +225,7 @@ class LLM:
         requests = await asyncio.to_thread(self.asking.requests, prompts, sampling_params)
         async with aclosing(Batch(self.pair, requests).steps_async()) as steps:
             async for step in steps:
-                _warn(step)
+                self._saw(step)
         return [request.whole() for request in requests]
 
     async def astream(
@@ -199,7 +236,7 @@ class LLM:
         request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
         async with aclosing(Batch(self.pair, [request]).steps_async()) as steps:
             async for step in steps:
-                _warn(step)
+                self._saw(step)
                 yield step.part
 
     # -- the pair ---------------------------------------------------------------------------------

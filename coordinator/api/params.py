@@ -1,5 +1,6 @@
 """The sampling parameters of one text, with their ranges and defaults."""
 
+from enum import Enum
 from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, model_validator
@@ -59,6 +60,14 @@ def _no_seed(value: object) -> object:
 def _as_long_as_it_may_be(value: object) -> object:
     """Return max_tokens, with None changed to the maximum: as long as the target allows."""
     return MAX_TOKENS if value is None else value
+
+
+class RequestOutputKind(Enum):
+    """What an output of `AsyncLLM` holds: all text so far, new text, or only the whole text."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 class SamplingParams(Frozen):
@@ -211,6 +220,21 @@ class SamplingParams(Frozen):
         Field(description="What the answer must look like."),
     ] = None
     speculate: Annotated[bool, Field(description="False: the target writes alone.")] = True
+    output_kind: Annotated[
+        RequestOutputKind,
+        # It changes no text, so that it is no part of what is told of a text.
+        Field(description="What each output of AsyncLLM holds.", exclude=True),
+    ] = RequestOutputKind.CUMULATIVE
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Change a parameter, as programs of vLLM's do. Raises ConfigurationError.
+
+        Texts that were asked for before keep theirs: each request has a copy.
+        """
+        made = type(self)(**{**dict(self), name: value})
+        object.__setattr__(self, "__dict__", made.__dict__)
+
+    __hash__ = None  # type: ignore[assignment]  # since they can change
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.outputs import Assembly, RequestOutput, merged
 from coordinator.api.pair import Pair
-from coordinator.api.params import SamplingParams
+from coordinator.api.params import RequestOutputKind, SamplingParams
 from coordinator.api.reasoning import Marks, Thoughts
 from coordinator.api.speculation import TokenTexts
 from coordinator.text.metrics import Metrics
@@ -69,6 +69,11 @@ class Request:
     def prompt_ids(self) -> tuple[int, ...]:
         """Return the token ids of the prompt."""
         return self._ids
+
+    @property
+    def output_kind(self) -> RequestOutputKind:
+        """Return what each output holds, by the sampling parameters."""
+        return self._params.output_kind
 
     @property
     def num_texts(self) -> int:

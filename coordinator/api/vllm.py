@@ -16,8 +16,11 @@ from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.conversations import Messages
 from coordinator.api.models.heads import find_config
 from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from coordinator.api.prompts import find_file
 from coordinator.api.refusals import scalar
 from coordinator.api.requests import Step
+from coordinator.api.special_tokens import read_json
 from proto.errors import ConfigurationError, did_you_mean, shown
 from proto.head_kinds import HeadKind
 from proto.messages import Role
@@ -312,13 +315,13 @@ def _made(values: Mapping[str, Any]) -> SpeculationConfig:
 # vLLM's name: ours.
 ALIASES = {"model": "target", "revision": "target_revision"}
 DTYPES = {"half": "float16", "float": "float32"}
+GENERATION = "generation_config"
 # vLLM's settings that we do not have: the values that change nothing and are accepted, and what to
 # use instead.
 NOTHING = (None, False)
 NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "gpu_memory_utilization": ((None,), "max_model_len and max_num_seqs say what memory is for"),
     "trust_remote_code": (NOTHING, "code that comes with a checkpoint is never run"),
-    "enforce_eager": (NOTHING, 'backend="fused" runs without CUDA graphs'),
     "seed": ((None, 0), "SamplingParams(seed=...) is of a text"),
     "tokenizer": ((None,), "the target's own is used"),
     "tokenizer_mode": (("auto",), "the target's tokenizer.json is used"),
@@ -345,6 +348,9 @@ def in_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for name, value in given.items():
+        is_own = name == "tokenizer" and value in (given.get("model"), given.get("target"))
+        if is_own or name == "enforce_eager":
+            continue
         if name in NOT_OURS:
             accepted, instead = NOT_OURS[name]
             if not any(type(value) is type(one) and value == one for one in accepted):
@@ -356,6 +362,8 @@ def in_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{_theirs(ours)} and {ours} are one setting; give one of them"
             )
         values[ours] = value
+    if _is_eager(given):
+        values["backend"] = "fused"  # nothing is recorded then, on whatever device
     if isinstance(dtype := values.get("dtype"), str):
         values["dtype"] = DTYPES.get(dtype, dtype)
     return values
@@ -368,3 +376,45 @@ def as_given(given: Mapping[str, Any]) -> dict[str, str]:
 
 def _theirs(ours: str) -> str:
     return next(name for name, other in ALIASES.items() if other == ours)
+
+
+def _is_eager(given: Mapping[str, Any]) -> bool:
+    """True if `enforce_eager` asks for a backend. Raises ConfigurationError."""
+    value = given.get("enforce_eager")
+    if value is not None and not isinstance(value, bool):
+        raise ConfigurationError(f"enforce_eager: expected true or false, got {shown(value)}")
+    if value and given.get("backend") not in (None, "fused"):
+        raise ConfigurationError("enforce_eager and backend are one setting; give one of them")
+    return bool(value)
+
+
+class EngineArgs:
+    """The arguments of `LLM` or `AsyncLLM`, kept until one is made of them (vLLM's name)."""
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        self.settings = {**({} if model is None else {"model": model}), **settings}
+
+
+AsyncEngineArgs = EngineArgs
+
+# -- a model's own sampling parameters -------------------------------------------------------------
+
+# Fields of generation_config.json that vLLM reads, and their names in `SamplingParams`.
+OF_GENERATION = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
+    "max_new_tokens": "max_tokens",
+}
+
+
+def sampling_params_of(model: str, revision: str | None) -> SamplingParams:
+    """Return the parameters in a model's generation_config.json; other ones have our defaults.
+
+    Raises ModelError, and ConfigurationError: a value cannot be used.
+    """
+    path = find_file(model, revision, f"{GENERATION}.json")
+    stated = read_json(path)
+    found = {ours: stated.get(name) for name, ours in OF_GENERATION.items()}
+    try:
+        return SamplingParams(**{name: one for name, one in found.items() if one is not None})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error

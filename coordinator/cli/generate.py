@@ -131,7 +131,9 @@ def generate(
     pair: PairConfig,
     speculation: SpeculationConfig,
     # There is no --no-speculate: --policy ar decodes without drafts.
-    request: Annotated[SamplingParams, Flags(but=("speculate", "structured_outputs"))],
+    request: Annotated[
+        SamplingParams, Flags(but=("speculate", "structured_outputs", "output_kind"))
+    ],
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,
     launch: LaunchConfig,

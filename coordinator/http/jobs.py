@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from coordinator.api.async_llm import AsyncLLM, RequestOutputKind
+from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.outputs import RequestOutput
+from coordinator.api.params import RequestOutputKind
 from coordinator.api.requests import Request as Asked
 from coordinator.http.errors import Refusal, RefusedRequestError
 from coordinator.http.figures import Figures

@@ -143,6 +143,7 @@ KINDS: tuple[type[BaseModel], ...] = (
 )
 NOT_FOR_ALL = {
     *("seed", "n", "speculate", "logprobs", "prompt_logprobs", "structured_outputs"),
+    "output_kind",
     *("nodes", "listen", "keys"),
 }
 HOME = {name: kind for kind in KINDS for name in kind.model_fields if name not in NOT_FOR_ALL}

@@ -19,6 +19,7 @@ from coordinator.http.serving import Named, application, listen, place_of, setti
 from coordinator.http.settings import ServeConfig
 
 LIMIT_S = 60.0
+AWAKE = SpeculationConfig(policy="pipelined", adaptive=False)  # the drafter never rests
 
 
 @dataclass(slots=True)
@@ -71,10 +72,17 @@ class Served:
 
 
 @contextmanager
-def serving(pair: Pair, *, key: str = "", max_queue: int = 64, **settings: Any) -> Iterator[Served]:
+def serving(
+    pair: Pair,
+    *,
+    key: str = "",
+    max_queue: int = 64,
+    speculation: SpeculationConfig = SpeculationConfig(),  # noqa: B008
+    **settings: Any,
+) -> Iterator[Served]:
     """Serve a pair, which goes on afterwards."""
     config = ServeConfig(port=0, max_queue=max_queue, **settings)
-    llm = AsyncLLM.of(pair, SpeculationConfig(), max_queue)
+    llm = AsyncLLM.of(pair, speculation, max_queue)
     with listen(config) as bound:
         app = application(llm, Named("embedded", "1.2.3"), config, key)
         server = uvicorn.Server(settings_for(app, config))

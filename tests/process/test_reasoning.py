@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair
-from tests.process.served import Served, serving
+from tests.process.served import AWAKE, Served, serving
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import sentencepiece_tokenizer
 
@@ -61,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     config = PairConfig(
         target=str(target), drafter=str(target), dtype="float32", simulate_target_ms=3.0
     )
-    with Pair(config) as pair, serving(pair) as served:
+    with Pair(config) as pair, serving(pair, speculation=AWAKE) as served:
         yield served
 
 

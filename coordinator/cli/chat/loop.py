@@ -316,7 +316,10 @@ def chat(
     request: Annotated[
         SamplingParams,
         Flags(
-            but=("speculate", "n", "logprobs", "prompt_logprobs", "structured_outputs"),
+            but=(
+                *("speculate", "n", "logprobs", "prompt_logprobs", "structured_outputs"),
+                "output_kind",
+            ),
             max_tokens=MAX_TOKENS,
         ),
     ],

@@ -160,15 +160,28 @@ def test_a_bad_word_is_banned_alone_and_after_a_space() -> None:
     assert tokenization.bans(["ab"]) == ((5,),)  # after a space it is two tokens
 
 
-def test_sampling_parameters_do_not_change() -> None:
-    params = SamplingParams(temperature=0.5)
-    for config, name in ((params, "temperature"), (PairConfig(), "target"), (params, "no_such")):
-        for change in (partial(setattr, config, name, 1.0), partial(delattr, config, name)):
+def test_settings_do_not_change() -> None:
+    config = PairConfig()
+    for name in ("target", "no_such"):
+        for change in (partial(setattr, config, name, "x"), partial(delattr, config, name)):
             with pytest.raises(ConfigurationError) as caught:
                 change()
-            kind = type(config).__name__
-            assert str(caught.value) == f"{name}: a {kind} does not change; make another {kind}"
-    assert params == SamplingParams(temperature=0.5)
+            said = f"{name}: a PairConfig does not change; make another PairConfig"
+            assert str(caught.value) == said
+    assert config == PairConfig()
+
+
+def test_sampling_parameters_change_as_far_as_they_stay_right() -> None:
+    params = SamplingParams(temperature=0.5, min_tokens=2)
+    params.temperature, params.max_tokens = 0.7, None
+    assert params == SamplingParams(temperature=0.7, min_tokens=2, max_tokens=None)
+    for name, value in (("temperature", -1), ("max_tokens", 1), ("top_p", "x"), ("no_such", 1)):
+        with pytest.raises(ConfigurationError) as caught:
+            setattr(params, name, value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigurationError):
+        del params.temperature
+    assert params == SamplingParams(temperature=0.7, min_tokens=2, max_tokens=None)
 
 
 def test_the_api_is_loaded_when_it_is_used_and_never_loads_torch() -> None:

@@ -1,5 +1,6 @@
 """vLLM's names: what they mean here, what is refused, and with which words. Starts nothing."""
 
+import collections
 import io
 import json
 from pathlib import Path
@@ -10,15 +11,18 @@ import pytest
 from tqdm import tqdm
 
 import coordinator.api.llm
-from coordinator import LLM, SamplingParams
+from coordinator import LLM, Counter, SamplingParams, Vector
 from coordinator.api import vllm as speculation
 from coordinator.api.config import NGRAM, PairConfig
 from coordinator.api.models import heads
 from coordinator.api.models.lengths import longest_of, shortened
 from coordinator.api.models.nodes import node_configs
+from coordinator.api.outputs import CompletionOutput, RequestOutput
 from coordinator.api.params import MAX_TOKENS
 from coordinator.api.requests import Batch
-from coordinator.api.vllm import NOT_OURS, Bar, in_our_names
+from coordinator.api.vllm import NOT_OURS, Bar, in_our_names, sampling_params_of
+from coordinator.api.vllm_metrics import Totals
+from coordinator.text.metrics import Metrics, SessionCounts
 from proto.errors import ConfigurationError
 from proto.installation import MODELS
 from proto.messages import Hello
@@ -196,6 +200,65 @@ def test_settings_of_vllm_that_ask_for_nothing_are_taken_and_others_say_what_the
     assert refusal(trust_remote_code=True).endswith("that comes with a checkpoint is never run")
     assert "seed=False is not a setting" in refusal(seed=False)
     assert refusal(dtype=["half"]).startswith("dtype: expected ")
+
+
+def test_eager_is_a_backend_and_a_tokenizer_may_be_named_if_it_is_the_models_own() -> None:
+    assert in_our_names({"enforce_eager": True}) == {"backend": "fused"}
+    assert in_our_names({"enforce_eager": True, "backend": "fused"}) == {"backend": "fused"}
+    assert in_our_names({"enforce_eager": False}) == {}
+    assert in_our_names({"model": "a", "tokenizer": "a"}) == {"target": "a"}
+    assert refusal(tokenizer="b") == (
+        "tokenizer='b' is not a setting here: the target's own is used"
+    )
+    assert refusal(enforce_eager=True, backend="compiled") == (
+        "enforce_eager and backend are one setting; give one of them"
+    )
+    assert refusal(enforce_eager=1) == "enforce_eager: expected true or false, got 1"
+
+
+def test_a_models_own_sampling_parameters_are_read_on_demand(tmp_path: Path) -> None:
+    assert sampling_params_of(str(tmp_path), None) == SamplingParams()
+    file = tmp_path / "generation_config.json"
+    stated = {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 7, "do_sample": True}
+    file.write_text(json.dumps(stated | {"top_k": None, "eos_token_id": [1, 2]}))
+    found = sampling_params_of(str(tmp_path), None)
+    assert found == SamplingParams(temperature=0.6, top_p=0.95, max_tokens=7)
+    file.write_text(json.dumps({"top_p": 2}))
+    with pytest.raises(ConfigurationError, match=r"generation_config.json: top_p"):
+        sampling_params_of(str(tmp_path), None)
+    with pytest.raises(ConfigurationError, match="expected auto or vllm, got 'other'"):
+        LLM(str(tmp_path), generation_config="other")
+
+
+def test_metrics_are_counted_over_texts_under_the_names_of_vllm() -> None:
+    totals = Totals("a")
+    for steps in ({(2, 1): 3, (2, 2): 1}, {(1, 0): 1}, {}):
+        metrics = Metrics.of(
+            SessionCounts(num_passes=2, acceptance=collections.Counter(steps)),
+            started=0.5,
+            emitted=[(1.0, 1), (2.0, 2)],
+            drafter_lost_at=None,
+            queued_s=0.0,
+            num_spec_tokens=2,
+        )
+        made = CompletionOutput(0, "y", [3], "stop", metrics=metrics)
+        totals.ended(RequestOutput("x", [1, 2], [made], finished=True, seed=0))
+    failed = CompletionOutput(0, "", [], "error", error="it broke")
+    totals.ended(RequestOutput("x", [1, 2], [failed], finished=True, seed=0))
+    assert totals.metrics() == [
+        *(
+            Counter(f"vllm:{name}", {"model_name": "a"}, value)
+            for name, value in {
+                "prompt_tokens": 6,
+                "generation_tokens": 9,
+                "request_success": 3,
+                "spec_decode_num_drafts": 5,
+                "spec_decode_num_draft_tokens": 9,
+                "spec_decode_num_accepted_tokens": 5,
+            }.items()
+        ),
+        Vector("vllm:spec_decode_num_accepted_tokens_per_pos", {"model_name": "a"}, values=[4, 1]),
+    ]
 
 
 def test_sampling_parameters_know_the_values_that_mean_no_limit() -> None:
