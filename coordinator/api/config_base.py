@@ -26,7 +26,7 @@ class Frozen(BaseModel):
 
     The error names the setting. A value must have the type of its setting and is never converted
     by a guess; only lists (as tuples) and numbers of numpy are accepted (`refusals.py`). Changing a
-    setting raises ConfigurationError, too.
+    setting raises ConfigurationError, too (`SamplingParams` alone can be changed).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
