@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from coordinator.api.chat import NO_ARGUMENTS, USUAL, Arguments, PromptForm
 from coordinator.api.config import SpeculationConfig
-from coordinator.api.conversations import Messages
+from coordinator.api.conversations import Messages, with_arguments
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.refusals import scalar
@@ -84,7 +84,7 @@ class Asking:
                 f"chat_template_kwargs: expected a dict, got {shown(arguments)}"
             )
         pairs = [
-            self.pair.encode_chat(conversation, arguments, form)
+            self.pair.encode_chat(list(map(with_arguments, conversation)), arguments, form)
             for conversation in _conversations(messages)
         ]
         return self._with_params(pairs, params, speculation)

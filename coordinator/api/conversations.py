@@ -4,7 +4,9 @@ A template comes with a model and is not trusted: it gets copies made of plain J
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from proto.errors import ConfigurationError, shown
@@ -95,6 +97,31 @@ def plain(value: Any) -> Any:
     if callable(dump := getattr(value, "model_dump", None)):  # pydantic's models
         return plain(dump())
     return f"<{type(value).__name__}>"
+
+
+def with_arguments(message: Any) -> Any:
+    """Return a message whose tool calls have their arguments as a dict, as in vLLM.
+
+    Chat templates want a dict, and OpenAI's API has a JSON text. transformers converts nothing.
+    """
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if not isinstance(calls, list | tuple):
+        return message
+    try:
+        return {**message, "tool_calls": [_read_call(plain(call)) for call in calls]}
+    except RecursionError:  # whoever renders it says that it is nested too deeply
+        return message
+
+
+def _read_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # an answer may have been cut within them
+            arguments = json.loads(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:

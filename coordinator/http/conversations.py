@@ -4,13 +4,12 @@ What the client itself was given in an answer can be sent back as it is: fields 
 refusal in place of a content, and the forms that tool calls had earlier.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from coordinator.api.conversations import with_arguments
 from coordinator.http.prompting import Prompting
 from coordinator.http.tools import Tools, read_tools
 from proto.errors import ConfigurationError, shown
@@ -69,9 +68,7 @@ def as_read(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(read["content"], list):
         read["content"] = "".join(map(_text_of, read["content"]))
     read = _with_content(_in_present_form(read))
-    if isinstance(calls := read.get("tool_calls"), list):
-        read["tool_calls"] = [_with_arguments(call) for call in calls]
-    return read
+    return with_arguments(read)
 
 
 def _text_of(part: Mapping[str, Any]) -> str:
@@ -108,15 +105,3 @@ def _with_content(message: dict[str, Any]) -> dict[str, Any]:
     said = audio.get("transcript") if isinstance(audio, Mapping) else refusal
     is_silent = said is None and not message.get("tool_calls")
     return message | {"content": "" if is_silent else said}
-
-
-def _with_arguments(call: Any) -> Any:
-    """Return a tool call with its arguments as a dict, as chat templates want them."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return call
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # an answer may have been cut within them
-            arguments = json.loads(arguments)
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
@@ -29,6 +30,7 @@ DEFAULT = (
 WITH_TOOLS = "{{ tools | length }} tools:{% for one in messages %}{{ one.content }}{% endfor %}"
 TOOLS = [{"type": "function", "function": {"name": "read"}}]
 ASKED = [{"role": "user", "content": "hi"}]
+CALLED = "tool_calls[0].function.arguments"
 BEGUN = [*ASKED, {"role": "assistant", "content": "Well,"}]
 
 
@@ -117,6 +119,45 @@ def test_chat_makes_the_prompt_that_transformers_makes(
     ours = TargetTokenizer(llm.pair)
     assert ours.apply_chat_template(messages, tokenize=False, **theirs) == want
     assert ours.apply_chat_template(messages, **theirs) == want_ids
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"path": "a"}', '{"path": "a"}'),
+        ({"path": "a"}, '{"path": "a"}'),
+        ("", "{}"),
+        (None, "{}"),
+        ('{"pa', '"{\\"pa"'),
+    ],
+)
+def test_chat_gives_templates_the_arguments_of_past_calls_as_a_dict(
+    tmp_path: Path, arguments: object, shown: str
+) -> None:
+    """As in vLLM; OpenAI's API has them as a JSON text. transformers gives on what it is given."""
+    llm = Asked(a_folder(tmp_path, f"{{{{ messages[0].{CALLED} | tojson }}}}"))
+    call = {"type": "function", "function": {"name": "read", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    ((prompt, _),) = llm.chat([message])
+    assert prompt == shown
+    assert call["function"] == {"name": "read", "arguments": arguments}  # it stays as it was
+
+
+def test_chat_takes_the_calls_that_openais_client_returned(tmp_path: Path) -> None:
+    llm = Asked(a_folder(tmp_path, f"{{{{ messages[0].{CALLED} | tojson }}}}"))
+    function = {"name": "read", "arguments": '{"path": "a"}'}
+    call = ChatCompletionMessageFunctionToolCall(id="1", type="function", function=function)
+    ((prompt, _),) = llm.chat([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert prompt == '{"path": "a"}'
+
+
+def test_apply_chat_template_gives_on_the_arguments_as_they_are(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path, f"{{{{ messages[0].{CALLED} | tojson }}}}")
+    call = {"type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    want = AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, tokenize=False)
+    ours = TargetTokenizer(Loaded(folder))
+    assert ours.apply_chat_template(messages, tokenize=False) == want
 
 
 def test_what_cannot_be_a_form_is_refused_in_one_line(folder: Path) -> None:
