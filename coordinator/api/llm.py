@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.api import vllm as speculation
 from coordinator.api.asking import Asking, Params, Prompt
@@ -30,6 +30,7 @@ from coordinator.api.vllm import (
     UseTqdm,
     as_given,
     in_our_names,
+    no_such_method,
     sampling_params_of,
 )
 from coordinator.api.vllm_metrics import Metric, Totals
@@ -238,6 +239,12 @@ class LLM:
             async for step in steps:
                 self._saw(step)
                 yield step.part
+
+    if not TYPE_CHECKING:  # a checker shall find a wrong name before the program runs
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to use in place of a method of vLLM's. Raises AttributeError."""
+            raise no_such_method(name)
 
     # -- the pair ---------------------------------------------------------------------------------
 

@@ -189,6 +189,8 @@ OF_THE_PAIR = {
     "draft_tensor_parallel_size": "drafter_tensor_parallel_size",
     "quantization": "drafter_quantization",
 }
+# vLLM's names for how its own engine drafts. False or None ask for nothing, and are accepted.
+OF_ITS_ENGINE = ("disable_padded_drafter_batch", "parallel_drafting", "enforce_eager")
 KNOWN = ("method", "model", *SETTINGS, *OF_THE_PAIR)
 RULES = {"standard": "token"}  # vLLM's name: ours
 
@@ -263,6 +265,11 @@ def _known(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
         raise ConfigurationError(
             f"{NAME}: expected a dict of {', '.join(KNOWN)}, got {shown(config)}"
         )
+    config = {
+        name: value
+        for name, value in config.items()
+        if name not in OF_ITS_ENGINE or not (value is None or value is False)
+    }
     if unknown := [name for name in config if name not in KNOWN]:
         meant = did_you_mean(unknown[0], KNOWN) if isinstance(unknown[0], str) else ""
         raise ConfigurationError(
@@ -326,6 +333,8 @@ NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "tokenizer": ((None,), "the target's own is used"),
     "tokenizer_mode": (("auto",), "the target's tokenizer.json is used"),
     "tokenizer_revision": ((None,), "it is that of the target, revision"),
+    "load_format": (("auto", None), "the files of a model tell their format"),
+    "config_format": (("auto", None), "config.json is read"),
     "skip_tokenizer_init": (NOTHING, "prompts and answers may be token ids alone as it is"),
     "kv_cache_dtype": (("auto", None), "the cache has the number type of the model"),
     "pipeline_parallel_size": ((1, None), "tensor_parallel_size shares a model among GPUs"),
@@ -386,6 +395,26 @@ def _is_eager(given: Mapping[str, Any]) -> bool:
     if value and given.get("backend") not in (None, "fused"):
         raise ConfigurationError("enforce_eager and backend are one setting; give one of them")
     return bool(value)
+
+
+# Methods of vLLM's `LLM` that we do not have, and what to use instead.
+_PROFILE = "the command `slipstream profile` shows where the time goes"
+_TEXTS_ALONE = "this program generates texts alone"
+METHODS_NOT_OURS: Mapping[str, str] = {
+    **dict.fromkeys(("start_profile", "stop_profile"), _PROFILE),
+    **dict.fromkeys(("encode", "embed", "classify", "reward", "score"), _TEXTS_ALONE),
+    **dict.fromkeys(("sleep", "wake_up"), "close() frees the memory; make a new LLM afterwards"),
+    **dict.fromkeys(("collective_rpc", "apply_model"), "the models run in processes of their own"),
+    "beam_search": "SamplingParams(n=...) gives several answers",
+    "llm_engine": "generate, stream and AsyncLLM are the ways to the models",
+}
+
+
+def no_such_method(name: str) -> AttributeError:
+    """Return the error for a name that `LLM` does not have; vLLM's say what to use instead."""
+    instead = METHODS_NOT_OURS.get(name)
+    told = "" if instead is None else f", which vLLM's has: {instead}"
+    return AttributeError(f"LLM has no {name!r}{told}", name=name)
 
 
 class EngineArgs:

@@ -68,7 +68,8 @@ def as_read(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(read["content"], list):
         read["content"] = "".join(map(_text_of, read["content"]))
     read = _with_content(_in_present_form(read))
-    return with_arguments(read)
+    with_calls: dict[str, Any] = with_arguments(read)
+    return with_calls
 
 
 def _text_of(part: Mapping[str, Any]) -> str:

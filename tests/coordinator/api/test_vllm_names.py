@@ -20,7 +20,14 @@ from coordinator.api.models.nodes import node_configs
 from coordinator.api.outputs import CompletionOutput, RequestOutput
 from coordinator.api.params import MAX_TOKENS
 from coordinator.api.requests import Batch
-from coordinator.api.vllm import NOT_OURS, Bar, in_our_names, sampling_params_of
+from coordinator.api.vllm import (
+    METHODS_NOT_OURS,
+    NOT_OURS,
+    OF_ITS_ENGINE,
+    Bar,
+    in_our_names,
+    sampling_params_of,
+)
 from coordinator.api.vllm_metrics import Totals
 from coordinator.text.metrics import Metrics, SessionCounts
 from proto.errors import ConfigurationError
@@ -377,3 +384,30 @@ def test_the_limit_of_a_model_is_read_of_its_config(
     (tmp_path / heads.CONFIG).write_text(json.dumps(config))
     assert longest_of(str(tmp_path), None, 0) == limit
     assert longest_of(str(tmp_path / "nowhere"), None) is None
+
+
+def test_methods_of_vllm_that_are_not_here_say_what_to_use() -> None:
+    llm = LLM.__new__(LLM)
+    for name, instead in METHODS_NOT_OURS.items():
+        assert not hasattr(LLM, name)
+        with pytest.raises(AttributeError, match=f"^LLM has no '{name}', which vLLM's has: ") as it:
+            getattr(llm, name)
+        assert str(it.value).endswith(instead)
+        assert it.value.name == name
+    with pytest.raises(AttributeError, match=r"^LLM has no 'other'$"):
+        _ = llm.other  # type: ignore[attr-defined]
+    assert not hasattr(llm, "sleep")
+
+
+def test_how_vllms_engine_drafts_may_be_left_as_it_is() -> None:
+    for name in OF_ITS_ENGINE:
+        for nothing in (None, False):
+            assert speculation.read({"method": "ngram", name: nothing}) == speculation.read(
+                {"method": "ngram"}
+            )
+        assert f"speculative_config has no '{name}'" in refusal(speculative_config={name: True})
+        assert f"speculative_config has no '{name}'" in refusal(speculative_config={name: 0})
+    assert in_our_names({"load_format": "auto", "config_format": "auto"}) == {}
+    assert refusal(load_format="gguf") == (
+        "load_format='gguf' is not a setting here: the files of a model tell their format"
+    )
