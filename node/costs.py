@@ -180,8 +180,11 @@ class Costs:
 
     @property
     def pass_s(self) -> float:
-        """Return the mean seconds of a decoding pass; 0 if there was none."""
-        usual = self._usual.get(self._place) or self._usual.get(0)
+        """Return the mean seconds of a decoding pass; 0 if there was none.
+
+        Where none has run on these cores yet, those on the other cores count.
+        """
+        usual = self._usual.get(self._place) or next(iter(self._usual.values()), None)
         return 0.0 if usual is None else usual.value
 
     def stand(self, place: int) -> None:

@@ -158,7 +158,7 @@ class Waiting:
     def _pays(self, wanted: int, num_texts: int) -> bool:
         costs = self._costs
         p = self._acceptance.chance(FIRST_OF_MODEL)
-        if costs.wait.num < NUM_FIRST or self._is_in_vain(p):
+        if costs.wait.num < NUM_FIRST or not costs.pass_s or self._is_in_vain(p):
             return True
         policy = self._opened.policy
         if not verifying_pays(p, wanted, num_texts, costs.passes(num_texts)):

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Mean, Passes, crowd, rising
-from node.economics import FIRST_OF_MODEL, MAX_TRIES, PRIOR_OF_MODEL, Acceptance, kind_of_score
+from node.economics import (
+    FIRST_OF_MODEL,
+    MAX_TRIES,
+    PRIOR_OF_MODEL,
+    Acceptance,
+    kind_of_score,
+    waiting_pays,
+)
 from proto.messages import NGRAM_SOURCE
 
 
@@ -49,6 +56,21 @@ def test_what_was_timed_once_gives_way_to_what_more_rows_took_often() -> None:
     assert passes.of(5) < 3.8, "five rows take no longer than six"
     assert passes.of(1) < 3.8
     assert passes.of(9) == 6.0, "of more rows nothing else is known"
+
+
+def test_where_no_pass_has_run_yet_those_on_the_other_cores_count() -> None:
+    costs = Costs()
+    costs.stand(1)
+    costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
+    for _ in range(20):
+        costs.waited(0.0)
+    costs.stand(0)
+    assert costs.pass_s == 3.0
+    assert waiting_pays(0.6, 2, 4, costs), "it costs nothing to wait"
+    costs.passed(1, 1, 1, 5.0, 5.0, is_plain=True)
+    assert costs.pass_s == 5.0
+    costs.stand(1)
+    assert costs.pass_s == 3.0
 
 
 def test_what_was_timed_before_the_first_text_is_no_usual_pass() -> None:
