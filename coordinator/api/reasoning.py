@@ -12,7 +12,6 @@ ParserName = Literal[
     "auto", "none", "think", "deepseek_r1", "qwen3", "glm45", "mistral", "seed_oss", "cohere"
 ]
 AUTO: ParserName = "auto"
-NONE: ParserName = "none"
 
 
 @dataclass(frozen=True, slots=True)

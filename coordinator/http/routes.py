@@ -7,6 +7,7 @@ reads them is cancelled, whether it streams or not.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -16,7 +17,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from coordinator.api.async_llm import AsyncLLM
-from coordinator.api.reasoning import AUTO, ParserName, marks_of
+from coordinator.api.reasoning import AUTO, Marks, ParserName, marks_of
 from coordinator.api.requests import Request as Asked
 from coordinator.api.token_names import TokenNames
 from coordinator.api.vllm import TargetTokenizer
@@ -170,15 +171,25 @@ class Routes:
 
     def _expect(self, asked: Sequence[Asked], body: ChatBody) -> None:
         """Prepare the texts of answers that may have thoughts and calls. Raises ModelError."""
-        pair = self._llm.pair
-        marks = marks_of(self._reasoning_parser, " ".join(pair.chat_template.sources.values()))
+        marks = self._marks
         names = [] if marks is None else [marks.opening, marks.closing]
         if body.asked_tools().choice == "auto":
             names += spellings.NAMES
-        special = set() if pair.tokenization is None else set(pair.tokenization.special_names)
         continued = body.conversation()[-1]["content"] if body.continue_final_message else ""
         for one in asked:
-            one.expect(marks, [name for name in names if name in special], continued or "")
+            one.expect(marks, [name for name in names if name in self._special], continued or "")
+
+    @cached_property
+    def _marks(self) -> Marks | None:
+        """Return how the target marks its thoughts; None: it has none. Raises ModelError."""
+        sources = self._llm.pair.chat_template.sources.values()
+        return marks_of(self._reasoning_parser, " ".join(sources))
+
+    @cached_property
+    def _special(self) -> frozenset[str]:
+        """Return the names of the target's special tokens."""
+        tokenization = self._llm.pair.tokenization
+        return frozenset(() if tokenization is None else tokenization.special_names)
 
     def _echoes(self, requests: Sequence[Asked]) -> list[tuple[str, list[int]]]:
         """Return the text of each prompt, and where each of its tokens begins in it."""

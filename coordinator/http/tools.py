@@ -50,9 +50,6 @@ class Tools:
         )
 
 
-NO_TOOLS = Tools({})
-
-
 def read_tools(
     tools: Sequence[Mapping[str, Any]] | None, choice: Any, *, is_one: bool = False
 ) -> Tools:
