@@ -1,6 +1,7 @@
 """Tokenizers for the small random models: a token for each byte, and the sentencepiece kind."""
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import (
     AddedToken,
@@ -14,6 +15,28 @@ from tokenizers import (
 
 SPECIAL = "<|end|>"
 VOCAB_SIZE = 257  # 256 bytes and SPECIAL
+
+
+def truncation_to(num_tokens: int) -> dict[str, Any]:
+    """What a tokenizer.json says of truncation."""
+    return {
+        "direction": "Right",
+        "max_length": num_tokens,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+
+
+def padding_to(num_tokens: int, token: str) -> dict[str, Any]:
+    """What a tokenizer.json says of padding."""
+    return {
+        "strategy": {"Fixed": num_tokens},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": token,
+    }
 
 
 def save_bytewise_tokenizer(folder: Path) -> None:

@@ -55,8 +55,8 @@ class Reference:
     def __init__(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
         self.model: Any = hf.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).eval()
 
-    def greedy(self, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
-        """Exactly `num_tokens` tokens, end-of-text tokens or not."""
+    def greedy(self, prompt: tuple[int, ...], num_tokens: int, **more: Any) -> list[int]:
+        """Exactly `num_tokens` tokens, end-of-text tokens or not; `more` are given to generate."""
         with torch.inference_mode():
             text = self.model.generate(
                 torch.tensor([prompt]),
@@ -66,6 +66,7 @@ class Reference:
                 do_sample=False,
                 eos_token_id=None,
                 pad_token_id=0,
+                **more,
             )
         return [int(token) for token in text[0, len(prompt) :]]
 

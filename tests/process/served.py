@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import openai
 import uvicorn
 
 from coordinator.api.async_llm import AsyncLLM
@@ -69,6 +70,11 @@ class Served:
         admission = self.llm.admission
         texts = self.llm.pair.service.num_texts
         return not (admission.num_running or admission.num_waiting or texts or self.llm.request_ids)
+
+
+def client_of(served: Served) -> openai.OpenAI:
+    """OpenAI's own client, for a `with` statement."""
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", timeout=LIMIT_S)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
@@ -43,17 +42,7 @@ def test_a_greedy_text_is_that_of_transformers_under_every_policy(
     embedded: Pair, ids: tuple[int, ...], allowed: tuple[int, ...]
 ) -> None:
     reference = Reference(PairConfig().target)
-    with torch.inference_mode():
-        text = reference.model.generate(
-            torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            prefix_allowed_tokens_fn=lambda *_: list(allowed),
-        )
-    want = text[0, len(ids) :].tolist()
+    want = reference.greedy(ids, NUM_TOKENS, prefix_allowed_tokens_fn=lambda *_: list(allowed))
     assert want != generate(embedded, ids, PLAIN, GREEDY).tokens
     num_accepted = 0
     for speculation in EVERY_POLICY:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair
-from tests.process.served import AWAKE, LIMIT_S, serving
+from tests.process.served import AWAKE, client_of, serving
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer, sentencepiece_tokenizer
 
@@ -67,10 +67,12 @@ def client(
     config = PairConfig(
         target=str(folder), drafter=str(folder), dtype="float32", simulate_target_ms=3.0
     )
-    with Pair(config) as pair, serving(pair, speculation=AWAKE) as served:
-        url = f"{served.url}/v1"
-        with openai.OpenAI(base_url=url, api_key="none", timeout=LIMIT_S) as made:
-            yield made
+    with (
+        Pair(config) as pair,
+        serving(pair, speculation=AWAKE) as served,
+        client_of(served) as made,
+    ):
+        yield made
 
 
 def assert_accepted(answer: Any) -> None:

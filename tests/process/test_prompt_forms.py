@@ -9,7 +9,7 @@ import pytest
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from proto.messages import Role
-from tests.process.served import LIMIT_S, Served, serving
+from tests.process.served import Served, client_of, serving
 
 pytestmark = pytest.mark.process
 
@@ -26,7 +26,7 @@ def server(embedded: Pair) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=LIMIT_S) as made:
+    with client_of(server) as made:
         yield made
 
 

@@ -17,7 +17,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch
 from coordinator.api.structured import StructuredOutputsParams
 from tests.process.drawn_forms import answered, forms
-from tests.process.served import LIMIT_S, Served, serving
+from tests.process.served import LIMIT_S, Served, client_of, serving
 
 pytestmark = pytest.mark.process
 pytest.importorskip("llguidance")
@@ -157,7 +157,7 @@ def server(embedded: Pair) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def client(server: Served) -> Iterator[openai.OpenAI]:
     """OpenAI's own."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=LIMIT_S) as made:
+    with client_of(server) as made:
         yield made
 
 

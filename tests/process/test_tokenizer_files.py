@@ -13,7 +13,7 @@ from coordinator.api.config import SpeculationConfig
 from coordinator.text.metrics import Metrics
 from proto.errors import ConfigurationError
 from tests.tiny_models import make_model
-from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
+from tests.tiny_tokenizer import VOCAB_SIZE, padding_to, save_bytewise_tokenizer, truncation_to
 
 pytestmark = pytest.mark.process
 
@@ -21,15 +21,7 @@ TOOL, PAD = "<|tool|>", "<|pad|>"
 # The model has a row for TOOL, and none for PAD.
 NUM_IDS = VOCAB_SIZE + 1
 CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": TOOL, "image_token": PAD}
-TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
-PADDING = {
-    "strategy": {"Fixed": 64},
-    "direction": "Left",
-    "pad_to_multiple_of": None,
-    "pad_id": 0,
-    "pad_type_id": 0,
-    "pad_token": "<|end|>",
-}
+TRUNCATION, PADDING = truncation_to(8), padding_to(64, "<|end|>")
 PROMPT = f"Say {TOOL} <|end|> and then some more"
 GREEDY = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
 LACKS = rf"and the prompt has {NUM_IDS} \('<\|pad\|>', which the tokenizer has and the model lacks"

@@ -15,7 +15,7 @@ from engine.checkpoint.tokenizer_files import NAMED, read_tokenizer
 from engine.choice.vocabulary import read_vocabulary
 from engine.errors import GrammarError, ModelError
 from engine.words import TokenizerWords, packed, unpacked
-from tests.tiny_tokenizer import sentencepiece_tokenizer
+from tests.tiny_tokenizer import padding_to, sentencepiece_tokenizer, truncation_to
 
 MORE = ("<|a|>", "<|b|>", "<|c|>", "the")
 TEXTS = (
@@ -91,15 +91,7 @@ def assert_as_transformers(folder: Path) -> None:
                 assert ours.decode(ids, skip_special_tokens=hides) == decoded
 
 
-TRUNCATION = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
-PADDING = {
-    "strategy": {"Fixed": 32},
-    "direction": "Left",
-    "pad_to_multiple_of": None,
-    "pad_id": 0,
-    "pad_type_id": 0,
-    "pad_token": "<|pad|>",
-}
+TRUNCATION, PADDING = truncation_to(4), padding_to(32, "<|pad|>")
 SPECIAL, PLAIN = described("<|a|>", special=True), described("<|b|>")
 STRIPPED = described("<|c|>", special=True, lstrip=True, rstrip=True)
 WITH_TYPE = {"__type": "AddedToken", **described("<|a|>", rstrip=True)}
