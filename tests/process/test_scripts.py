@@ -168,3 +168,62 @@ def test_a_script_that_chats_and_reads_the_tokenizer_runs() -> None:
     assert names["left_out"].outputs[0].text == ""
     assert len(names["longest"].outputs[0].token_ids) == 8, "the model takes 2048"
     assert names["longest"].outputs[0].finish_reason == "length"
+
+
+def test_a_script_with_the_models_own_parameters_reads_the_figures_of_all_texts() -> None:
+    script = f"""
+        from slipstream import LLM, Counter, Vector
+
+        llm = LLM(
+            model={TARGET!r},
+            tokenizer={TARGET!r},
+            generation_config="auto",
+            enforce_eager=True,
+            disable_log_stats=False,
+            speculative_config={{"model": {DRAFTER!r}, "policy": "sync"}},
+        )
+        sampling_params = llm.get_default_sampling_params()
+        sampling_params.temperature, sampling_params.max_tokens = 0.5, 40
+        outputs = llm.generate(["import os", "class Queue:"], sampling_params)
+        found = {{metric.name: metric for metric in llm.get_metrics()}}
+        """
+    _, names = ran(script)
+    found, outputs = names["found"], names["outputs"]
+    assert names["llm"].pair.config.backend == "fused"
+    written = sum(len(output.outputs[0].token_ids) for output in outputs)
+    assert found["vllm:generation_tokens"].value == written
+    assert found["vllm:request_success"].value == 2
+    by_place = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values
+    assert found["vllm:spec_decode_num_accepted_tokens"].value == sum(by_place) > 5
+
+
+def test_a_script_that_streams_from_an_event_loop_gets_what_is_new() -> None:
+    script = f"""
+        import asyncio
+        from slipstream import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
+
+        async def main():
+            engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model={TARGET!r}))
+            texts = {{}}
+            try:
+                for kind in RequestOutputKind:
+                    params = SamplingParams(max_tokens=20, seed=42, output_kind=kind)
+                    texts[kind.name] = [
+                        output.outputs[0].text
+                        async for output in engine.generate(
+                            request_id=kind.name, prompt="import os", sampling_params=params
+                        )
+                    ]
+            finally:
+                engine.shutdown()
+            return texts
+
+        texts = asyncio.run(main())
+        """
+    _, names = ran(script)
+    texts = names["texts"]
+    (whole,) = texts["FINAL_ONLY"]
+    assert whole
+    assert len(texts["DELTA"]) > 1
+    assert "".join(texts["DELTA"]) == whole == texts["CUMULATIVE"][-1]
+    assert texts["CUMULATIVE"][0] == texts["DELTA"][0]
