@@ -52,6 +52,7 @@ def test_a_greedy_text_is_that_of_transformers_under_every_policy(
     assert num_accepted > NUM_TOKENS
 
 
+@pytest.mark.long
 def test_a_sampled_text_is_the_same_under_every_policy(
     embedded: Pair, ids: tuple[int, ...], allowed: tuple[int, ...]
 ) -> None:

@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     said = {"chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
     (target / "tokenizer_config.json").write_text(json.dumps(said))
     config = PairConfig(
-        target=str(target), drafter=str(target), dtype="float32", simulate_target_ms=3.0
+        target=str(target), drafter=str(target), dtype="float32", simulate_target_ms=1.0
     )
     with Pair(config) as pair, serving(pair, speculation=AWAKE) as served:
         yield served
@@ -101,7 +101,7 @@ def test_thoughts_of_any_form_come_before_an_answer_that_a_grammar_holds(
     server: Served, closing: int
 ) -> None:
     bias = {str(closing): 2.0}
-    for seed in range(3):
+    for seed in range(2):
         form = {"choice": CHOICES}
         said = message(server, seed=seed, structured_outputs=form, logit_bias=bias)
         assert len(said["reasoning"]) > 1
