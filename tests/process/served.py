@@ -4,19 +4,18 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import openai
-import uvicorn
 
 from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.pair import Pair
-from coordinator.http.serving import Named, application, listen, place_of, settings_for
+from coordinator.http.serving import Named, Server, application, limits_of, listen, place_of
 from coordinator.http.settings import ServeConfig
 
 LIMIT_S = 60.0
@@ -81,7 +80,7 @@ def client_of(served: Served) -> openai.OpenAI:
 def serving(
     pair: Pair,
     *,
-    key: str = "",
+    keys: Sequence[str] = (),
     max_queue: int = 64,
     speculation: SpeculationConfig = SpeculationConfig(),  # noqa: B008
     **settings: Any,
@@ -90,15 +89,16 @@ def serving(
     config = ServeConfig(port=0, max_queue=max_queue, **settings)
     llm = AsyncLLM.of(pair, speculation, max_queue)
     with listen(config) as bound:
-        app = application(llm, Named("embedded", "1.2.3"), config, key)
-        server = uvicorn.Server(settings_for(app, config))
+        door, work = limits_of(config)
+        app = application(llm, Named("embedded", "1.2.3"), config, keys, work)
+        server = Server(app, llm, config, door, work)
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True
         )
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         try:
             yield Served(place_of(bound), llm, headers)
         finally:

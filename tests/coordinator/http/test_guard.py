@@ -7,6 +7,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.http.guard import Guard, Rules, host_name, refusal
+from coordinator.http.work import Work
 
 KEY = "a-key-of-enough-letters"
 LOCAL = Rules(checks_host=True)
@@ -72,7 +73,7 @@ def test_a_cross_site_request_without_an_origin_is_refused() -> None:
 def test_every_route_but_health_and_the_files_of_the_page_wants_the_key(
     sent: str | None, status: int
 ) -> None:
-    rules = Rules(checks_host=False, key=KEY)
+    rules = Rules(checks_host=False, keys=(KEY,))
     headers = [] if sent is None else [("authorization", sent)]
     for path in ("/v1/models", "/metrics", "/status", "/health/x", "/page", "/page/../metrics"):
         assert status_of(rules, *headers, path=path) == status
@@ -101,7 +102,7 @@ def test_the_name_in_a_host_header(header: str, name: str) -> None:
     assert host_name(header) == name
 
 
-def answered(rules: Rules, parts: Iterable[Message]) -> tuple[int, bytes]:
+def answered(rules: Rules, parts: Iterable[Message], work: Work | None = None) -> tuple[int, bytes]:
     """Status, and what of the body has reached the routes."""
     left, sent, seen = list(parts), [], []
 
@@ -123,7 +124,7 @@ def answered(rules: Rules, parts: Iterable[Message]) -> tuple[int, bytes]:
         "path": "/",
         "headers": [(b"content-type", b"application/json")],
     }
-    asyncio.run(Guard(app, rules)(scope, receive, send))
+    asyncio.run(Guard(app, rules, work or Work(8))(scope, receive, send))
     return (sent[0]["status"] if sent else 0), b"".join(seen)
 
 
