@@ -28,6 +28,7 @@ class Served:
 
     url: str
     llm: AsyncLLM
+    server: Server
     headers: dict[str, str] = field(default_factory=dict)
 
     def client(self) -> httpx.Client:
@@ -56,6 +57,18 @@ class Served:
             lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
+
+    @contextmanager
+    def writing(self, prompt: Any, **body: Any) -> Iterator[Iterator[str]]:
+        """The events of a stream, as they come, without the marks of server-sent events."""
+        asked = {"prompt": prompt, "stream": True, "ignore_eos": True, **body}
+        with (
+            self.client() as client,
+            client.stream("POST", "/v1/completions", json=asked) as response,
+        ):
+            assert response.status_code == 200, response.read()
+            lines = response.iter_lines()
+            yield (line.removeprefix("data: ") for line in lines if line)
 
     def wait_until_idle(self) -> None:
         """Until no text is left anywhere: queue, coordinator, nodes."""
@@ -100,7 +113,7 @@ def serving(
             time.sleep(0.01)
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         try:
-            yield Served(place_of(bound), llm, headers)
+            yield Served(place_of(bound), llm, server, headers)
         finally:
             server.should_exit = True
             thread.join(LIMIT_S)
