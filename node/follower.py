@@ -550,5 +550,6 @@ def is_open(text: Machine, texts: Mapping[int, Machine]) -> bool:
 
 
 def _mark(text: Machine) -> SessionMark:
-    committed = text.tree.text
-    return SessionMark(text.opened.session, text.opened.incarnation, len(committed), committed.root)
+    committed, opened = text.tree.text, text.opened
+    num_read = min(len(committed), text.lane.slots.prefix_len)
+    return SessionMark(opened.session, opened.incarnation, len(committed), committed.root, num_read)
