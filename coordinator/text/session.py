@@ -193,6 +193,11 @@ class Session:
         return len(self.text) - self.num_prompt
 
     @property
+    def num_prompt_read(self) -> int:
+        """Return how many tokens of the prompt the target has read."""
+        return self.num_prompt if self.num_generated else min(self.num_read, self.num_prompt)
+
+    @property
     def is_watched(self) -> bool:
         """True if the reader wants to know what both devices do (`Emit.spans`)."""
         return self._watch is not None
@@ -312,11 +317,16 @@ class Session:
             self._reopens += 1
             is_long = now - self._stuck_since >= GIVE_UP_S
             if is_long and self._reopens > MAX_REOPENS_WITHOUT_PROGRESS:
-                line = f"the target did not continue the text after {self.num_generated} tokens, "
-                line += f"although it was told the text {self._reopens} times"
-                line += f"; {self._overrun}" if self._overrun else ""
-                return self._end(Fail(line))
+                return self._end(Fail(self._why_given_up))
         return self._open(node, role, now)
+
+    @property
+    def _why_given_up(self) -> str:
+        line = f"the target did not continue the text after {self.num_generated} tokens, "
+        line += f"although it was told the text {self._reopens} times"
+        if not self.num_generated and self.num_read:
+            line += f"; of the prompt it has read {self.num_read:,} of {self.num_prompt:,} tokens"
+        return f"{line}; {self._overrun}" if self._overrun else line
 
     def _on_fault(self, node: NodeId, fault: Fault, now: float) -> list[Action]:
         told = self._told.get(node)
