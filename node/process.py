@@ -10,6 +10,7 @@ is still the same process.
 
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -44,6 +45,7 @@ from proto.messages import (
 from proto.node_config import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
+    LOADING,
     NO_CONFIG,
     READY_BUT,
     NodeConfig,
@@ -94,7 +96,7 @@ class Heart:
             beat = Heartbeat(
                 self.marks,
                 self.progress,
-                self.state,
+                self._doing(),
                 self.watch.totals_us,
                 self.watch.beside_us,
                 self.num_uncaptured,
@@ -112,6 +114,14 @@ class Heart:
             if self._news.wait(HEARTBEAT_INTERVAL_S):
                 self._news.clear()
                 self._stop.wait(BETWEEN_NEWS_S)
+
+    def _doing(self) -> str:
+        """Return the state, with a sign that a long load goes on: the memory that it has taken."""
+        state = self.state
+        if not state.startswith(LOADING):
+            return state
+        taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return f"{state}, {taken / 1e9:.1f} GB so far"
 
     def record(self) -> None:
         """Record what the loop does from now on, and send the records with each heartbeat."""
