@@ -107,6 +107,7 @@ def test_how_far_a_long_prompt_was_read_is_shown_until_the_text_comes(open_page:
         says(page, "Reading the prompt: 6,144 of 8,000 tokens")
         says(page, "Generating")
         says(page, "Done: 6 tokens")
+        assert lines_of(page, "#answer").startswith("word")
 
 
 def test_where_plain_decoding_differs_is_shown(open_page: Open) -> None:
