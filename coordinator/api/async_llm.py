@@ -20,6 +20,7 @@ from coordinator.api.llm import LLM
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import RequestOutputKind, SamplingParams
+from coordinator.api.patience import Patience
 from coordinator.api.requests import Request, Step, teller
 from coordinator.api.vllm import EngineArgs
 from coordinator.text.stream import WAIT_S, Reader, TokenStream
@@ -73,7 +74,7 @@ class AsyncLLM:
         self._news: dict[str, asyncio.Queue[News]] = {}  # by request id
         self._requests: dict[str, Request] = {}  # by request id
         self._waiting: dict[Ticket, asyncio.Queue[News]] = {}  # who is told when it may begin
-        self._away_since: float | None = None  # since when no target is known to be there
+        self._patience: Patience | None = None  # with a target that is away; None: it is there
         self._is_closed = False
         self._ended: SlipstreamError | None = None  # what ends every request; None: nothing yet
 
@@ -222,15 +223,17 @@ class AsyncLLM:
         self.pair.service.check_alive()
         if not self.pair.is_ready:
             raise AwayError("the target is away; try again later")
-        self._away_since = None
+        self._patience = None
 
     def _check_away(self, now: float) -> None:
-        """Raise AwayError if the target has been away for longer than a start may take."""
+        """Raise AwayError if the target is away, and had nothing new to tell for too long."""
         if self.pair.is_ready:
-            self._away_since = None
-        elif self._away_since is None:
-            self._away_since = now
-        elif now - self._away_since > (limit_s := self.pair.config.start_timeout_s):
+            self._patience = None
+            return
+        patience = self._patience or Patience(self.pair.config.start_timeout_s, now)
+        self._patience = patience
+        if patience.is_over(self.pair.states(), now):
+            limit_s = patience.limit_s
             raise AwayError(f"the target has been away for {limit_s:.0f} s; try again later")
 
     def _check_open(self) -> None:

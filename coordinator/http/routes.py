@@ -139,6 +139,7 @@ class Routes:
         self, answer: "Completions | Chat", body: Common, request: Request
     ) -> Response:
         headers = {"X-Request-ID": answer.job.name}
+        answer.job.progress = body.wants_progress
         if not body.stream:
             whole = await unless_gone(request, answer.job.whole())
             return JSONResponse(answer.whole(whole), headers=headers)

@@ -57,8 +57,8 @@ class ServeConfig(Frozen):
         BeforeValidator(lambda value: Path(value) if isinstance(value, str) else value),
         Field(
             description="File with API keys, one in each line. Clients must send one of them. "
-            f"A key has at least {LEAST_KEY} characters. The environment variable {KEY_VARIABLE} may "
-            "hold a key instead."
+            f"A key has at least {LEAST_KEY} characters. The environment variable {KEY_VARIABLE} "
+            "may hold a key instead."
         ),
     ] = None
     insecure: Annotated[

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from coordinator.http.answers import events_of, speculation_of, usage
 from coordinator.http.bodies import Common
 from coordinator.http.errors import Refusal, RefusedRequestError, refusal_of
 from coordinator.http.jobs import Job
+from coordinator.text.session import EmitRead
 from proto.errors import SlipstreamError
 
 
@@ -46,6 +48,13 @@ def with_counts(
     if made.error is not None:
         chunk["error"] = Refusal(500, made.error).as_json()["error"]
     return chunk
+
+
+def progress(head: dict[str, Any], read: EmitRead, job: Job) -> dict[str, Any]:
+    """Return the chunk that says how far a prompt was read, as llama.cpp's server has it."""
+    told = {"total": read.num_prompt, "processed": read.num_read}
+    told["time_ms"] = round((time.monotonic() - job.begun) * 1e3)
+    return {**head, "choices": [], "prompt_progress": told}
 
 
 async def event_stream(
