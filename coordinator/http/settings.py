@@ -110,8 +110,8 @@ class ServeConfig(Frozen):
         Field(
             ge=2,
             le=1 << 16,
-            description="Most open connections. For more, those are closed that have no request "
-            "in work, first the oldest that has sent none.",
+            description="Most open connections. For others those are closed that have no "
+            "request in work, first the oldest that has sent none.",
         ),
     ] = 1024
     io_timeout_s: Annotated[
