@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from copy import copy
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -23,12 +24,20 @@ from coordinator.api.patience import Patience
 from coordinator.api.requests import Request, Step, teller
 from coordinator.api.vllm import EngineArgs
 from coordinator.text.stream import WAIT_S, Reader, TokenStream
-from proto.errors import AwayError, BusyError, ClosedError, ConfigurationError, TextError
+from proto.errors import (
+    AwayError,
+    BusyError,
+    ClosedError,
+    ConfigurationError,
+    SlipstreamError,
+    TextError,
+)
 
 MAX_WAITING = 256  # texts that may wait for a lane
 
 
-News = Ticket | TokenStream | None  # a text may begin; a text has something new; abort
+# A text may begin; a text has something new; every request is ended; this one is aborted.
+News = Ticket | TokenStream | SlipstreamError | None
 
 
 class AsyncLLM:
@@ -67,6 +76,7 @@ class AsyncLLM:
         self._waiting: dict[Ticket, asyncio.Queue[News]] = {}  # who is told when it may begin
         self._patience: Patience | None = None  # with a target that is away; None: it is there
         self._is_closed = False
+        self._ended: SlipstreamError | None = None  # what ends every request; None: nothing yet
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -141,6 +151,15 @@ class AsyncLLM:
         if (news := self._news.get(request_id)) is not None:
             news.put_nowait(None)
 
+    def end(self, error: SlipstreamError) -> None:
+        """End every request that waits or runs with this error, and refuse new ones with it.
+
+        What has come of a text until now is still yielded before the error is raised.
+        """
+        self._ended = error
+        for news in self._news.values():
+            news.put_nowait(error)
+
     async def _steps(self, request: Request, name: str, client: str) -> AsyncGenerator[Step, None]:
         self.check_ready()
         tickets = self.admission.ask(client, request.num_texts)
@@ -165,6 +184,8 @@ class AsyncLLM:
                             self._leave(running.pop(stream))
                         if step is not None:
                             yield step
+                    case SlipstreamError() as error:
+                        raise copy(error)  # each raise adds to the traceback of what is raised
                     case None:
                         request.want_no_more()
                         for stream in running:
@@ -216,6 +237,8 @@ class AsyncLLM:
             raise AwayError(f"the target has been away for {limit_s:.0f} s; try again later")
 
     def _check_open(self) -> None:
+        if self._ended is not None:
+            raise copy(self._ended)
         if self._is_closed:
             raise ClosedError("this AsyncLLM was closed; make a new one")
 

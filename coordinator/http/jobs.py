@@ -16,6 +16,7 @@ from coordinator.api.params import RequestOutputKind
 from coordinator.api.requests import Request as Asked
 from coordinator.http.errors import Refusal, RefusedRequestError
 from coordinator.http.figures import Figures
+from coordinator.http.guard import CLIENT
 from coordinator.text.session import EmitRead
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ class Job:
     """The texts that one HTTP request asked for, from its arrival until all have ended.
 
     requests  one for each prompt, with `n` texts each, in the order of their index in the answer
-    client    the API key or address of the client; clients share the lanes evenly
+    client    whose request it is; clients share the lanes evenly
     progress  True: parts also tell how far prompts were read
     """
 
@@ -132,6 +133,5 @@ class ClientGoneError(Exception):
 
 
 def client_of(request: Request) -> str:
-    """Return the API key header or address that names the client, for sharing out lanes."""
-    key = request.headers.get("authorization", "")
-    return key or (request.client.host if request.client else "")
+    """Return whose request it is, as the guard has found out, for sharing out lanes."""
+    return str(request.scope.get("state", {}).get(CLIENT, ""))

@@ -60,27 +60,36 @@ def progress(head: dict[str, Any], read: EmitRead, job: Job) -> dict[str, Any]:
 async def event_stream(
     first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]
 ) -> AsyncIterator[bytes]:
-    """Yield server-sent events; texts are read as they come, however slowly the client reads."""
+    """Yield server-sent events; texts are read as they come, however slowly the client reads.
+
+    The last one is `[DONE]`, also after an error; but where the server or its pair ends (status
+    503) it is the error: the answer is to be asked for again.
+    """
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    async def read() -> None:
+    async def read() -> bool:
+        """Read all events; return False if what came last was that the server ends."""
         try:
             async for event in events:
                 waiting.put_nowait(_event(event))
         except SlipstreamError as error:
-            waiting.put_nowait(_event(refusal_of(error).as_json()))
+            refusal = refusal_of(error)
+            waiting.put_nowait(_event(refusal.as_event()))
+            return refusal.status != 503
         except RefusedRequestError as error:
-            waiting.put_nowait(_event(error.refusal.as_json()))
+            waiting.put_nowait(_event(error.refusal.as_event()))
         finally:
             waiting.put_nowait(None)
+        return True
 
     reading = asyncio.create_task(read())
     try:
         yield _event(first)
         while (event := await waiting.get()) is not None:
             yield event
-        await reading  # raises what is no error of ours: such a stream breaks off, and is not done
-        yield b"data: [DONE]\n\n"
+        # Raises what is no error of ours: such a stream breaks off, and is not done.
+        if await reading:
+            yield b"data: [DONE]\n\n"
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
