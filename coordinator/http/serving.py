@@ -1,6 +1,7 @@
 """Runs the HTTP server: its socket, signals and limits, and its end within a limited time."""
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import Callable
@@ -157,6 +158,10 @@ def serve(
 ) -> None:
     """Answer requests until a signal, which is raised again. Raises what ended the pair."""
     server = Server(settings_for(application(llm, named, config, key), config), llm)
+
+    # What was made by now stays: looking for garbage in it would stop all streams for a moment.
+    gc.collect()
+    gc.freeze()
 
     async def run() -> None:
         watching = asyncio.create_task(server.watch())
