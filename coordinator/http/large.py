@@ -10,7 +10,7 @@ all.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,7 +26,8 @@ LARGE = 1 << 16  # bytes of a body
 NUM_THREADS = 2  # for what large requests need before their texts begin
 MOST_OF_A_CLIENT, MOST = 12, 32  # large requests that are being read
 KEEP_S = 1.0  # after a large request, until its memory is given back
-PIECE = 1 << 13  # items of a list that are written as JSON at once
+PIECE = 1 << 9  # items of a list that are written as JSON at once
+DEPTH = 4  # of the lists of log-probabilities: an answer's choices, one of them, its `logprobs`
 # A body may hold so many values in all, and so many lists, objects and fields of objects, which
 # take longer to read. One with fewer signs before values than MANY_SIGNS is read without a look.
 MOST_VALUES, MOST_PARTS = 1 << 20, 1 << 16
@@ -118,26 +119,37 @@ class Apart:
             loop.call_later(KEEP_S, give_back)
 
 
-def json_response(content: dict[str, Any]) -> Response:
+def json_response(content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     """Return an answer of JSON; made in a thread, no long list of it stops the others."""
-    return Response(b"".join(_written(content)), media_type="application/json")
+    return Response(json_bytes(content), media_type="application/json", headers=headers)
 
 
-def _written(content: dict[str, Any]) -> Iterator[bytes]:
-    yield b"{"
-    for number, (name, value) in enumerate(content.items()):
-        yield b"," * (number > 0) + _compact(name) + b":"
-        if isinstance(value, list):
-            yield b"[" + b",".join(_pieces(value)) + b"]"
-        else:
-            yield _compact(value)
-    yield b"}"
+def json_bytes(content: dict[str, Any]) -> bytes:
+    """Return JSON as starlette writes it, made piece by piece."""
+    return b"".join(_pieces(content, 0))
 
 
-def _pieces(values: Sequence[Any]) -> Iterator[bytes]:
-    """Yield the items of a list, many at a time, as they stand between its brackets."""
-    for begin in range(0, len(values), PIECE):
-        yield _compact(values[begin : begin + PIECE])[1:-1]
+def _pieces(value: Any, depth: int) -> Iterator[bytes]:
+    """Yield a value in pieces: its fields, the objects in a list of it, and many numbers at once.
+
+    depth  of the value in the answer; what lies deeper than DEPTH is no piece of its own
+    """
+    if isinstance(value, dict) and depth < DEPTH:
+        for number, (name, one) in enumerate(value.items()):
+            yield (b"," if number else b"{") + _compact(name) + b":"
+            yield from _pieces(one, depth + 1)
+        yield b"}" if value else b"{}"
+    elif isinstance(value, list) and depth == 1 and value and isinstance(value[0], dict):
+        for number, one in enumerate(value):
+            yield b"," if number else b"["
+            yield from _pieces(one, depth + 1)
+        yield b"]"
+    elif isinstance(value, list) and len(value) > PIECE:
+        for begin in range(0, len(value), PIECE):
+            yield (b"," if begin else b"[") + _compact(value[begin : begin + PIECE])[1:-1]
+        yield b"]"
+    else:
+        yield _compact(value)
 
 
 def _compact(value: Any) -> bytes:

@@ -145,12 +145,15 @@ class Routes:
         return asked
 
     async def _respond(
-        self, answer: "Completions | Chat", body: Common, request: Request
+        self, answer: "Completions | Chat", body: CompletionBody | ChatBody, request: Request
     ) -> Response:
         headers = {"X-Request-ID": answer.job.name}
         if not body.stream:
             whole = await unless_gone(request, answer.job.whole())
-            return JSONResponse(answer.whole(whole), headers=headers)
+            if body.logprobs is None or body.logprobs is False:
+                return JSONResponse(answer.whole(whole), headers=headers)
+            # Those of all tokens may be millions of numbers.
+            return await asyncio.to_thread(lambda: json_response(answer.whole(whole), headers))
         events = answer.events()
         # The first event is waited for here: what is refused at once has a status of its own.
         first = await unless_gone(request, anext(events))
