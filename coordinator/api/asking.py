@@ -84,7 +84,9 @@ class Asking:
                 f"chat_template_kwargs: expected a dict, got {shown(arguments)}"
             )
         pairs = [
-            self.pair.encode_chat(list(map(with_arguments, conversation)), arguments, form)
+            self.pair.encode_chat(
+                list(map(with_arguments, conversation)), arguments, form, is_limited=True
+            )
             for conversation in _conversations(messages)
         ]
         return self._with_params(pairs, params, speculation)
@@ -92,9 +94,12 @@ class Asking:
     def _read(self, prompt: Prompt, *, special_tokens: bool) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):
             _check_keys(prompt)
+        given = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+        if isinstance(given, list | tuple):
+            self.pair.check_length(len(given))  # before each of millions is looked at
         match prompt:
             case str(text) | {"prompt": str(text)}:
-                return text, self.pair.encode(text, special_tokens=special_tokens)
+                return text, self.pair.encode(text, special_tokens=special_tokens, is_limited=True)
             case {"prompt_token_ids": [*given]} | [*given] if not isinstance(prompt, memoryview):
                 ids = tuple(map(scalar, given))
                 if all(type(token) is int for token in ids):

@@ -74,6 +74,7 @@ class ChatTemplate:
     With tools the one named `tool_use` is taken, if there is one; else the one named `default`.
 
     source    a template, several by name, or None: PLAIN is used
+    made_of   what the constructor was given
     is_plain  the target has no template of its own
     sources   the templates' texts, by name
 
@@ -86,6 +87,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         where: str,
     ) -> None:
+        self.made_of = (source, special_tokens, where)
         self.is_plain = not source and not isinstance(source, str)
         self._special_tokens = dict(special_tokens)
         self._where = where

@@ -99,6 +99,21 @@ def plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
+def size_of(value: Any, most: int) -> int:
+    """Return about how many characters a value of JSON has, counted up to `most`."""
+    size, left = 0, [value]
+    while left and size < most:
+        one = left.pop()
+        if isinstance(one, str):
+            size += len(one)
+        elif isinstance(one, Mapping):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple):
+            left += one
+        size += 1
+    return size
+
+
 def with_arguments(message: Any) -> Any:
     """Return a message whose tool calls have their arguments as a dict, as in vLLM.
 

@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +15,13 @@ from coordinator.api.chat import NO_ARGUMENTS, USUAL, Arguments, ChatTemplate, P
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.config_base import reviewed
 from coordinator.api.conversations import Messages
+from coordinator.api.encoding import prompt_of
 from coordinator.api.models.lengths import how_longer, shortened, too_long
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
 from coordinator.api.patience import Patience
-from coordinator.api.prompts import Tokenization
+from coordinator.api.prompts import Tokenization, TooManyTokensError
 from coordinator.api.reasoning import Thoughts
 from coordinator.api.special_tokens import read_special_tokens
 from coordinator.api.structured import StructuredOutputsParams
@@ -266,34 +268,52 @@ class Pair:
         """Return the process ids of the nodes, by role."""
         return self._launcher.pids()
 
-    def encode(self, prompt: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a prompt. Raises ConfigurationError: no tokenizer.
+    def encode(
+        self, prompt: str, *, special_tokens: bool = True, is_limited: bool = False
+    ) -> tuple[int, ...]:
+        """Return the token ids of a prompt. Raises ConfigurationError, for long ones BusyError.
 
         special_tokens  add the tokens that the tokenizer itself puts around a text
+        is_limited      refuse a prompt that is too long for the target, as soon as that is known
         """
         if not isinstance(prompt, str):
             raise ConfigurationError(f"a prompt is a string here, not {shown(prompt)}")
-        return self._tokenizer().encode(prompt, special_tokens=special_tokens)
+        most = self.max_len - 1 if is_limited else None
+        with self._refusing_long():
+            return self._tokenizer().encode(prompt, special_tokens=special_tokens, most=most)
 
     def encode_chat(
-        self, messages: Messages, arguments: Arguments = NO_ARGUMENTS, form: PromptForm = USUAL
+        self,
+        messages: Messages,
+        arguments: Arguments = NO_ARGUMENTS,
+        form: PromptForm = USUAL,
+        *,
+        is_limited: bool = False,
     ) -> tuple[str, tuple[int, ...]]:
         """Return a conversation as (prompt, token ids); `arguments` go to the template.
 
-        Raises ConfigurationError, ModelError.
+        is_limited  as for `encode`
+
+        Raises ConfigurationError, ModelError, BusyError.
         """
-        tokenizer, template = self._tokenizer(), self.chat_template
-        prompt = template.render(
-            messages,
-            arguments,
-            add_generation_prompt=form.add_generation_prompt,
-            continue_final_message=form.continue_final_message,
-            template=form.template,
-        )
-        special_tokens = form.add_special_tokens
-        if special_tokens is None:
-            special_tokens = template.is_plain and form.template is None
-        return prompt, tokenizer.encode(prompt, special_tokens=special_tokens)
+        most = self.max_len - 1 if is_limited else None
+        said = (messages, arguments)
+        with self._refusing_long():
+            return prompt_of(self._tokenizer(), self.chat_template, said, form, most=most)
+
+    @contextmanager
+    def _refusing_long(self) -> Iterator[None]:
+        """Say of a prompt that has too many tokens how many the target takes."""
+        try:
+            yield
+        except TooManyTokensError as error:
+            raise self._too_long(error.num_tokens, is_least=error.is_least) from None
+
+    def _too_long(self, num_tokens: int, *, is_least: bool = False) -> ConfigurationError:
+        """Return the error for a prompt of so many tokens, or of so many at least."""
+        limit = too_long(self.config, num_tokens, self.max_len, has_heads=self._has_heads_at_home)
+        count = f"at least {num_tokens}" if is_least else num_tokens
+        return ConfigurationError(f"the prompt has {count} tokens, but {limit}")
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -509,16 +529,19 @@ class Pair:
             self._references = {"": (), file: tokens}
         return self._references[file]
 
+    def check_length(self, num_tokens: int) -> None:
+        """Raise ConfigurationError if the target cannot take a prompt of so many tokens."""
+        if num_tokens >= self.max_len:
+            raise self._too_long(num_tokens)
+
     def check(self, prompt: tuple[int, ...]) -> None:
         """Raise ConfigurationError if the target cannot take the prompt."""
         if not isinstance(prompt, tuple) or any(type(token) is not int for token in prompt):
             raise ConfigurationError(f"a prompt is a tuple of token ids here, not {shown(prompt)}")
-        max_len, size = self._limits()
+        _, size = self._limits()
         if not prompt:
             raise ConfigurationError("the prompt is empty: give at least one token")
-        if len(prompt) >= max_len:
-            limit = too_long(self.config, len(prompt), max_len, has_heads=self._has_heads_at_home)
-            raise ConfigurationError(f"the prompt has {len(prompt)} tokens, but {limit}")
+        self.check_length(len(prompt))
         beyond = next((token for token in prompt if not 0 <= token < size), None)
         if beyond is not None:
             raise ConfigurationError(
@@ -552,6 +575,8 @@ class Pair:
             self.service.close(why)
         if (grammars := self.__dict__.get("grammars")) is not None:  # a cached property
             grammars.close()
+        if (tokenization := self.__dict__.get("tokenization")) is not None:
+            tokenization.long_texts.close()
         self._launcher.close()
 
     def __enter__(self) -> "Pair":

@@ -15,6 +15,8 @@ from typing import BinaryIO
 
 from tokenizers import Tokenizer
 
+from coordinator.api.fewest_tokens import bytes_per_token
+from coordinator.api.long_texts import LongTexts, Read
 from coordinator.api.models import folders
 from coordinator.text.detokenization import TextStream
 from proto.errors import ConfigurationError, shown
@@ -25,6 +27,9 @@ from proto.system import cannot_read, is_folder, path_of
 # Converts text to tokens and back, with the `tokenizers` package alone (no torch).
 
 HUB_TIMEOUT_S = 5.0
+# The library's usual call holds Python's interpreter, a few ms for so many characters. Another one,
+# of the same ids, does not; still longer texts are read by a process of their own.
+AT_ONCE, HERE = 1 << 12, 1 << 17
 # The files that add tokens to those of tokenizer.json (`engine/checkpoint/tokenizer_files.py`).
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -69,6 +74,15 @@ def _fetched(model: str, revision: str | None, *names: str) -> Path | None:
         return None
 
 
+class TooManyTokensError(ConfigurationError):
+    """A text has more tokens than were wanted: `num_tokens`, or so many at least."""
+
+    def __init__(self, num_tokens: int, *, is_least: bool) -> None:
+        super().__init__(f"the text has {'at least ' if is_least else ''}{num_tokens} tokens")
+        self.num_tokens = num_tokens
+        self.is_least = is_least
+
+
 class Tokenization:
     """The target's tokenizer: encodes prompts and decodes answers.
 
@@ -82,6 +96,7 @@ class Tokenization:
         self.digests = digests
         added = tokenizer.get_added_tokens_decoder()
         self._special_tokens = {id_: token.content for id_, token in added.items() if token.special}
+        self.long_texts = LongTexts(self.packed)
 
     @classmethod
     def of_model(cls, model: str, revision: str | None) -> "Tokenization | None":
@@ -101,22 +116,60 @@ class Tokenization:
         """Return the tokenizer object of the `tokenizers` package."""
         return self._tokenizer
 
-    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text. Raises ConfigurationError: it is not valid Unicode.
+    def encode(
+        self, text: str, *, special_tokens: bool = True, most: int | None = None
+    ) -> tuple[int, ...]:
+        """Return the token ids of a text.
 
         special_tokens  add the tokens that the tokenizer itself puts around a text
+        most            raise TooManyTokensError if there are more; None: any number
+
+        Raises ConfigurationError, also if it is not valid Unicode; for long texts BusyError, too.
         """
         try:
-            text.encode()
+            num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
             raise ConfigurationError(
                 f"the prompt is not valid Unicode (character {error.start}); give it as UTF-8"
             ) from error
-        return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+        if most is not None and (least := self.least(num_bytes, most)) > most:
+            raise TooManyTokensError(least, is_least=True)
+        if len(text) <= HERE:
+            ids = self.encode_here(text, special_tokens=special_tokens)
+            return ids_of(Read(text, len(ids), ids), most)
+        read = self.long_texts.encode(text, special_tokens=special_tokens, most=most)
+        return ids_of(read, most)
 
-    def decode(self, tokens: tuple[int, ...]) -> str:
-        """Return a whole text without special tokens, decoded without a prompt before it."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+    def encode_here(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a text in this process, however long it is."""
+        if len(text) <= AT_ONCE:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
+        return tuple(found.ids)
+
+    def least(self, num_bytes: int, most: int) -> int:
+        """Return how many tokens a text of so many bytes has at least; 0: that cannot be told.
+
+        most  what it is compared with: of short texts nothing is asked
+        """
+        if num_bytes <= most or self._bytes_per_token is None:
+            return 0
+        return -(-num_bytes // self._bytes_per_token)
+
+    @cached_property
+    def _bytes_per_token(self) -> int | None:
+        """Return the most bytes of a text that one token can stand for; None: any number."""
+        return bytes_per_token(self._tokenizer)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return a whole text, by default without special tokens, as if no prompt were before it.
+
+        The library's usual call would hold Python's interpreter.
+        """
+        (text,) = self._tokenizer.decode_batch(
+            [list(tokens)], skip_special_tokens=skip_special_tokens
+        )
+        return str(text)
 
     def bans(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of each word at the start of a text, and of some also after a space.
@@ -162,6 +215,13 @@ class Tokenization:
         from engine.words import TokenBytes  # the command line starts without the engine
 
         return TokenBytes(self._tokenizer).of
+
+
+def ids_of(read: Read, most: int | None) -> tuple[int, ...]:
+    """Return the ids of a text. Raises TooManyTokensError."""
+    if read.ids is None or (most is not None and read.num_tokens > most):
+        raise TooManyTokensError(read.num_tokens, is_least=read.is_least)
+    return read.ids
 
 
 # -- prompts ---------------------------------------------------------------------------------------

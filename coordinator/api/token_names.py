@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tokenizers import Encoding
 
-from coordinator.api.prompts import Tokenization
+from coordinator.api.prompts import HERE, Tokenization
 from coordinator.text.detokenization import IdStream, Piece, TextStream
 
 
@@ -34,9 +34,17 @@ class TokenNames:
     def echo(self, prompt: str | None, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Return the text of a prompt, and where each of its tokens begins in it.
 
+        Long texts are read by a process of their own. Raises BusyError, ConfigurationError.
+
         prompt  the text as it was given; None: the prompt was given as token ids, and its text has
                 the special tokens by name
         """
+        if prompt is not None and self._tokenization is not None and len(prompt) > HERE:
+            return prompt, self._tokenization.long_texts.echo(prompt, ids)
+        return self.echo_here(prompt, ids)
+
+    def echo_here(self, prompt: str | None, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """Return the same, made in this process, however long the text is."""
         if self._tokenization is None:
             stream = IdStream()
             begins = [piece.begin for piece in stream.placed(ids)]

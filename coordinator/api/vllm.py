@@ -111,7 +111,7 @@ class TargetTokenizer:
     def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of one token or of several."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        return str(self._raw.decode(ids, skip_special_tokens=skip_special_tokens))
+        return self._tokenization.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
         """Return the tokens as spelled in the vocabulary; None for an id that has no token."""

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
@@ -14,9 +15,10 @@ from coordinator.api.config import ALONE, SpeculationConfig
 from coordinator.api.config_base import named_as
 from coordinator.api.params import MAX_TOKENS, SamplingParams
 from coordinator.api.structured import StructuredOutputsParams
-from coordinator.http.conversations import ChatMessage, Conversation
+from coordinator.http.conversations import MAX_MESSAGES, ChatMessage, Conversation, Many
 from coordinator.http.fields import Route, check
 from proto.errors import ConfigurationError, shown
+from proto.messages import MAX_TEXT_LEN
 from proto.policies import PolicyName
 
 MAX_TOKEN_ID = 1 << 31
@@ -123,19 +125,19 @@ class Common(Body):
     n: int | None = Field(None, ge=1, le=64)
     best_of: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(fail_fast=True)] | None = None
     # As vLLM has them.
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = None
-    bad_words: list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    allowed_token_ids: list[TokenId] | None = None
+    bad_words: Many[str] | None = None
+    stop_token_ids: Many[TokenId] | None = None
+    allowed_token_ids: Many[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     include_stop_str_in_output: bool | None = None
@@ -145,7 +147,7 @@ class Common(Body):
     # vLLM's older names of what is in structured_outputs.
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
     # As llama.cpp has it.
     return_progress: bool | None = None
@@ -263,7 +265,7 @@ class ChatBody(Conversation, Common):
 
     ROUTE: ClassVar[Route] = Route.CHAT
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Many[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
@@ -306,7 +308,7 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[Many[TokenId], Field(max_length=MAX_TEXT_LEN)]
 
 
 def _check_prompt(prompt: Any) -> None:
@@ -319,7 +321,8 @@ def _check_prompt(prompt: Any) -> None:
         )
     if not prompt:
         raise ConfigurationError("prompt: a list of token ids is empty; give at least one token")
-    for token in prompt:
+    # A list that is too long for any text is refused by its length, once that of texts is known.
+    for token in islice(prompt, MAX_TEXT_LEN):
         if type(token) is not int or not 0 <= token < MAX_TOKEN_ID:
             raise ConfigurationError(
                 f"prompt: a token id is a whole number from 0 on, not {shown(token)}"

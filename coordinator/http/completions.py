@@ -1,8 +1,10 @@
 """The answer of /v1/completions, whole or as a stream."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from coordinator.api.outputs import CompletionOutput, RequestOutput, TokenLogprobs
@@ -36,6 +38,7 @@ class Completions:
         self._head = {"id": job.name, "object": "text_completion", "created": int(time.time())}
         self._head["model"] = model
         self._n = body.n or 1
+        self._of_prompts: dict[int, dict[str, Any]] = {}  # by the place of the prompt
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the JSON body of the answer with all texts."""
@@ -62,8 +65,12 @@ class Completions:
                 for made in output.outputs:
                     counts.add(made)
                     place = index * self._n + made.index
-                    choice = self._choice(index, output, made, is_first=place not in begun)
+                    is_first = place not in begun
                     begun.add(place)
+                    make = partial(self._choice, index, output, made, is_first=is_first)
+                    # A prompt may have a hundred thousand tokens, each with its likeliest ones.
+                    has_prompt = is_first and self._body.echo and self._body.logprobs is not None
+                    choice = await asyncio.to_thread(make) if has_prompt else make()
                     chunk = {**self._head, "choices": [choice]}
                     yield with_counts(chunk, counts, self._body, made)
         if self._body.stream_options and self._body.stream_options.include_usage:
@@ -79,21 +86,32 @@ class Completions:
         if self._body.max_tokens == 0:  # one was written, because a text has at least one
             text, ids, rows, begins, stopped_by = "", [], [], [], None
             reason = "length" if reason == "stop" else reason
+        echoed = None
         if self._body.echo:
-            echo, begins_in_echo = self._echoes[index]
+            echo, _ = self._echoes[index]
             begins = [len(echo) + begin for begin in begins]
             if is_first:
-                text, prompt_ids = echo + text, output.prompt_token_ids
-                rows = [*(output.prompt_logprobs or [None] * len(prompt_ids)), *rows]
-                ids, begins = [*prompt_ids, *ids], [*begins_in_echo, *begins]
-        has_logprobs = self._body.logprobs is not None and bool(ids)
-        num_top = self._body.logprobs or 0
+                text, echoed = echo + text, self._echoed(index, output)
+        logprobs = None
+        if self._body.logprobs is not None and (ids or echoed):
+            logprobs = legacy_logprobs(rows, ids, begins, self._names, self._body.logprobs)
+            if echoed:
+                logprobs = {name: echoed[name] + part for name, part in logprobs.items()}
         return {
             "index": index * self._n + made.index,
             "text": text,
-            "logprobs": legacy_logprobs(rows, ids, begins, self._names, num_top)
-            if has_logprobs
-            else None,
+            "logprobs": logprobs,
             "finish_reason": reason,
             "stop_reason": stopped_by,
         }
+
+    def _echoed(self, index: int, output: RequestOutput) -> dict[str, Any] | None:
+        """Return the `logprobs` of an echoed prompt; the texts that continue it share them."""
+        if self._body.logprobs is None:
+            return None
+        if index not in self._of_prompts:
+            ids, (_, begins) = output.prompt_token_ids, self._echoes[index]
+            rows = output.prompt_logprobs or [None] * len(ids)
+            made = legacy_logprobs(rows, ids, begins, self._names, self._body.logprobs)
+            self._of_prompts[index] = made
+        return self._of_prompts[index]

@@ -4,10 +4,10 @@ What the client itself was given in an answer can be sent back as it is: fields 
 refusal in place of a content, and the forms that tool calls had earlier.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.api.conversations import with_arguments
 from coordinator.http.prompting import Prompting
@@ -16,6 +16,11 @@ from proto.errors import ConfigurationError, shown
 
 # The parts of a content that are text, and where each has it.
 TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+MAX_MESSAGES = 1 << 16
+
+T = TypeVar("T")
+# A list of which only the first wrong item is told: there may be millions.
+Many = Annotated[list[T], Field(fail_fast=True)]
 
 
 class ChatMessage(BaseModel):
@@ -24,18 +29,18 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Many[dict[str, Any]] | None = None
 
 
 class Conversation(Prompting):
     """The fields that decide what prompt a chat template makes of a conversation."""
 
-    messages: Sequence[ChatMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[Many[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Many[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
 
     def conversation(self) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from typing import Any
 
 from proto.errors import ConfigurationError, shown
 
+MAX_FIELDS = 1024  # of a request's body, unknown ones included
+
 
 class Route(StrEnum):
     """A route that reads the fields of the table."""
@@ -120,7 +122,12 @@ FIELDS: Mapping[str, Known] = {
 
 
 def check(given: Mapping[str, Any], route: Route) -> None:
-    """Raise ConfigurationError for a known field of a request that this route does not obey."""
+    """Raise ConfigurationError for a known field of a request that this route does not obey.
+
+    The same for too many fields.
+    """
+    if len(given) > MAX_FIELDS:
+        raise ConfigurationError(f"the body has {len(given)} fields; at most {MAX_FIELDS}")
     for name, value in given.items():
         known = FIELDS.get(name, Known())
         if value is None or route not in known.refused:

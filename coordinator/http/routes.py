@@ -41,6 +41,7 @@ from coordinator.http.errors import (
 )
 from coordinator.http.figures import Figures
 from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
+from coordinator.http.large import Apart, LargeRoute, json_response
 from coordinator.http.pages import FILES, page_file
 from coordinator.http.streams import event_stream
 from proto.errors import ConfigurationError, SlipstreamError, shown
@@ -70,6 +71,7 @@ class Routes:
     """The handlers of one HTTP server, for one running pair.
 
     model    name of the target in the API
+    apart    reads large requests
     most     tokens that a request may ask for; 0: any number
     version  of this software
     reasoning_parser  how the target marks its thoughts
@@ -80,6 +82,7 @@ class Routes:
         llm: AsyncLLM,
         model: str,
         figures: Figures,
+        apart: Apart,
         most: int,
         version: str,
         reasoning_parser: ParserName,
@@ -93,23 +96,14 @@ class Routes:
         self._version = version
         self._reasoning_parser = reasoning_parser
         self._since = int(time.time())
+        self._apart = apart
 
     # -- texts ------------------------------------------------------------------------------------
 
     async def completions(self, body: CompletionBody, request: Request) -> Response:
         """Continue one prompt or several. Raises RefusedRequestError, SlipstreamError."""
         self._check(body)
-        speculation = body.speculation(self._llm.asking)
-        params = body.params(self._most)
-        asked = await asyncio.to_thread(
-            self._llm.asking.requests,
-            body.prompts(),
-            params,
-            speculation,
-            add_special_tokens=body.add_special_tokens is not False,
-        )
-        _watch(asked, body)
-        echoes = await asyncio.to_thread(self._echoes, asked) if body.echo else []
+        asked, echoes = await self._apart.run(request, self._completions_asked, body)
         job = self._job("cmpl", asked, request)
         answer = Completions(job, body, self._model, self._token_names, echoes)
         return await self._respond(answer, body, request)
@@ -120,29 +114,47 @@ class Routes:
         Raises RefusedRequestError, SlipstreamError.
         """
         self._check(body)
-        speculation = body.speculation(self._llm.asking)
-        params = body.params(self._most)
-        asked = await asyncio.to_thread(
-            self._llm.asking.chat_requests,
+        asked = await self._apart.run(request, self._chat_asked, body)
+        job = self._job("chatcmpl", asked, request)
+        return await self._respond(Chat(job, body, self._model, self._token_names), body, request)
+
+    def _completions_asked(
+        self, body: CompletionBody
+    ) -> tuple[list[Asked], list[tuple[str, list[int]]]]:
+        """Return the requests for the prompts, and what is echoed of them."""
+        asked = self._llm.asking.requests(
+            body.prompts(),
+            body.params(self._most),
+            body.speculation(self._llm.asking),
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+        _watch(asked, body)
+        return asked, self._echoes(asked) if body.echo else []
+
+    def _chat_asked(self, body: ChatBody) -> list[Asked]:
+        """Return the request for a conversation."""
+        asked = self._llm.asking.chat_requests(
             body.conversation(),
-            params,
-            speculation,
+            body.params(self._most),
+            body.speculation(self._llm.asking),
             body.arguments(),
             body.prompt_form(),
         )
         _watch(asked, body)
         self._expect(asked, body)
-        job = self._job("chatcmpl", asked, request)
-        return await self._respond(Chat(job, body, self._model, self._token_names), body, request)
+        return asked
 
     async def _respond(
-        self, answer: "Completions | Chat", body: Common, request: Request
+        self, answer: "Completions | Chat", body: CompletionBody | ChatBody, request: Request
     ) -> Response:
         headers = {"X-Request-ID": answer.job.name}
         answer.job.progress = body.wants_progress
         if not body.stream:
             whole = await unless_gone(request, answer.job.whole())
-            return JSONResponse(answer.whole(whole), headers=headers)
+            if body.logprobs is None or body.logprobs is False:
+                return JSONResponse(answer.whole(whole), headers=headers)
+            # Those of all tokens may be millions of numbers.
+            return await asyncio.to_thread(lambda: json_response(answer.whole(whole), headers))
         events = answer.events()
         # The first event is waited for here: what is refused at once has a status of its own.
         first = await unless_gone(request, anext(events))
@@ -218,14 +230,15 @@ class Routes:
             "max_model_len": self._llm.pair.max_len,
         }
 
-    # These are no coroutines, so that long texts are read in a thread of their own.
-
-    def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeBody, request: Request) -> Response:
         """Return token ids of a text, or of a conversation as the chat route reads it.
 
-        Raises ConfigurationError, ModelError, RefusedRequestError.
+        Raises ConfigurationError, ModelError, BusyError, RefusedRequestError.
         """
         self._check_model(body.model or self._model)
+        return await self._apart.run(request, self._tokenized, body)
+
+    def _tokenized(self, body: TokenizeBody) -> Response:
         pair = self._llm.pair
         if (body.prompt is None) == (body.messages is None):
             raise ConfigurationError("give either prompt or messages")
@@ -241,15 +254,18 @@ class Routes:
         made = {"count": len(ids), "max_model_len": pair.max_len, "tokens": ids}
         if body.return_token_strs:
             made["token_strs"] = TargetTokenizer(pair).convert_ids_to_tokens(ids)
-        return made
+        return json_response(made)
 
-    def detokenize(self, body: DetokenizeBody) -> dict[str, str]:
+    async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
         """Return the text of token ids.
 
-        Raises ConfigurationError if there is no tokenizer, RefusedRequestError.
+        Raises ConfigurationError if there is no tokenizer, BusyError, RefusedRequestError.
         """
         self._check_model(body.model or self._model)
-        return {"prompt": TargetTokenizer(self._llm.pair).decode(body.tokens)}
+        return await self._apart.run(request, self._detokenized, body)
+
+    def _detokenized(self, body: DetokenizeBody) -> Response:
+        return json_response({"prompt": TargetTokenizer(self._llm.pair).decode(body.tokens)})
 
     async def health(self) -> Response:
         """Answer 200 if texts can be written now. Raises AwayError, ClosedError, NodeError."""
@@ -314,7 +330,9 @@ def make_app(
 ) -> FastAPI:
     """Return the application: the routes and error handlers, without the guard in front of them."""
     app = FastAPI(title="Slipstream", version=version or "?", docs_url=None, redoc_url=None)
-    routes = Routes(llm, model, figures, most, version, reasoning_parser)
+    app.router.route_class = LargeRoute
+    app.state.apart = apart = Apart()
+    routes = Routes(llm, model, figures, apart, most, version, reasoning_parser)
     _add_routes(app, routes)
 
     def answered(refusal: Refusal) -> JSONResponse:

@@ -6,6 +6,7 @@ error that says when to ask again, and the server ends.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -237,6 +238,10 @@ def serve(
     """Answer requests until a signal, which is raised again. Raises what ended the pair."""
     door, work = limits_of(config)
     server = Server(application(llm, named, config, keys, work), llm, config, door, work)
+
+    # What was made by now stays: looking for garbage in it would stop all streams for a moment.
+    gc.collect()
+    gc.freeze()
 
     async def run() -> None:
         asyncio.get_running_loop().set_default_executor(Unawaited(thread_name_prefix="request"))

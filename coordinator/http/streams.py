@@ -11,8 +11,11 @@ from coordinator.http.answers import events_of, speculation_of, usage
 from coordinator.http.bodies import Common
 from coordinator.http.errors import Refusal, RefusedRequestError, refusal_of
 from coordinator.http.jobs import Job
+from coordinator.http.large import json_bytes
 from coordinator.text.session import EmitRead
 from proto.errors import SlipstreamError
+
+MANY_TOKENS = 256  # with their log-probabilities in one chunk
 
 
 class Counts:
@@ -71,7 +74,7 @@ async def event_stream(
         """Read all events; return False if what came last was that the server ends."""
         try:
             async for event in events:
-                waiting.put_nowait(_event(event))
+                waiting.put_nowait(await _written(event))
         except SlipstreamError as error:
             refusal = refusal_of(error)
             waiting.put_nowait(_event(refusal.as_event()))
@@ -84,7 +87,7 @@ async def event_stream(
 
     reading = asyncio.create_task(read())
     try:
-        yield _event(first)
+        yield await _written(first)
         while (event := await waiting.get()) is not None:
             yield event
         # Raises what is no error of ours: such a stream breaks off, and is not done.
@@ -94,6 +97,14 @@ async def event_stream(
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await events.aclose()
+
+
+async def _written(event: dict[str, Any]) -> bytes:
+    """Return a chunk as it is sent; one with the log-probabilities of a prompt is made apart."""
+    found = [choice.get("logprobs") for choice in event.get("choices", ())]
+    if any(one and len(one.get("tokens", ())) > MANY_TOKENS for one in found):
+        return b"data: " + await asyncio.to_thread(json_bytes, event) + b"\n\n"
+    return _event(event)
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -86,19 +86,21 @@ async def served(*flags: str) -> AsyncIterator[Server]:
         limit=1 << 20,
     )
     assert process.stderr is not None
+    telling = None
     try:
         while line := (await process.stderr.readline()).decode():
             print(f"  {line.rstrip()}")
             if found := SERVED.search(line):
                 break
-        assert found, "the server has not started"
+        assert line, "the server has not started"
         telling = asyncio.create_task(_tell(process.stderr))
         yield Server(f"{found[1]}:{found[2]}", int(found[2]), process.pid)
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), 60.0)
-        telling.cancel()
+        if telling is not None:
+            telling.cancel()
 
 
 async def _tell(lines: asyncio.StreamReader) -> None:

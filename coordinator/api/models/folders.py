@@ -237,6 +237,13 @@ def packed(tokenizer: Tokenizer) -> bytes:
     return words.packed(tokenizer)
 
 
+def unpacked(data: bytes) -> Tokenizer:
+    """Return the tokenizer that `packed` has made these bytes of."""
+    from engine import words
+
+    return words.unpacked(data)
+
+
 def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:
     """Return how many tokens a text of a model may have so that all of it is read in one way.
 

@@ -222,9 +222,11 @@ class FakePair:
     def simulated(self) -> None:
         return None
 
-    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-        del special_tokens
+    def encode(self, text: str, **_: bool) -> tuple[int, ...]:
         return tuple(range(len(text)))
+
+    def check_length(self, num_tokens: int) -> None:
+        """Any length is right."""
 
     def check(self, ids: tuple[int, ...]) -> None:
         assert all(type(token) is int for token in ids)
@@ -234,7 +236,7 @@ class FakePair:
             raise ConfigurationError("sampling_params: expected SamplingParams")
         return params
 
-    def encode_chat(self, messages: Any, *_: Any) -> tuple[str, tuple[int, ...]]:
+    def encode_chat(self, messages: Any, *_: Any, **__: bool) -> tuple[str, tuple[int, ...]]:
         from coordinator.api.chat import ChatTemplate
 
         text = ChatTemplate(None, {}, "a model").render(messages)

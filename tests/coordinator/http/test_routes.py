@@ -34,7 +34,8 @@ SPECULATION = SimpleNamespace(speculation=None, requests=None)  # nothing comes 
 class Reading:
     """A pair that only reads prompts; of a conversation it makes a plain transcript."""
 
-    encode_chat = Pair.encode_chat
+    encode, encode_chat = Pair.encode, Pair.encode_chat
+    _refusing_long = Pair._refusing_long
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(target=str(OUR_TARGET))
