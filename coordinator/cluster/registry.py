@@ -20,6 +20,7 @@ heads that fit the target but read hidden states of different layers, the first 
 may replace another one in the middle of a text only if it is the same model with the same settings.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -187,6 +188,8 @@ class Registry:
         self._secret = secret
         self._looked_at = 0.0  # when `newly_silent` was last called
         self._nodes: dict[NodeId, Node] = {}
+        # How many nodes that had been ready have ended or fallen silent, by role.
+        self.losses: Counter[Role] = Counter()
 
     def expect(
         self,
@@ -451,10 +454,12 @@ class Registry:
         ]
         for node in silent:
             node.health = Health.SILENT
+            self.losses[node.role] += 1
         return silent
 
     def gone(self, node: Node) -> None:
         """Mark a node as gone: its process has ended or failed, or was sent away."""
+        self.losses[node.role] += node.health is Health.READY
         node.health = Health.GONE
 
     def _introduced(self) -> list[Node]:

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from copy import copy
 from functools import partial
@@ -190,6 +190,11 @@ class Service:
             is_by_hand = self._launcher.is_by_hand
             for name in names_by_hand(config.role) if is_by_hand else (identity,):
                 self._network.slow_down(name, link)
+
+    @property
+    def restarts(self) -> Counter[Role]:
+        """Return how many nodes of each role have taken the place of one that had ended."""
+        return self.tally.restarts + self._router.successors
 
     @property
     def num_texts(self) -> int:

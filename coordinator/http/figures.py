@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter as Count
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -20,6 +21,22 @@ from proto.messages import Role
 MAX_POSITIONS = 48  # drafts of a pass that are counted by their place in it
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of a coordinator, as far as figures tell of them.
+
+    ready          the roles of the nodes that can work, one for each node
+    restarts       nodes that took the place of one that had ended, by role
+    losses         nodes that had been ready, and ended or fell silent, by role
+    round_trips_s  seconds of a message to a node and its answer, by the node's name
+    """
+
+    ready: Sequence[Role] = ()
+    restarts: Count[Role] = field(default_factory=Count)
+    losses: Count[Role] = field(default_factory=Count)
+    round_trips_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class Figures:
@@ -91,6 +108,16 @@ class Figures:
         self._refusals = counter("slipstream:refused_requests", "Refused requests.", "status")
         self._nodes = gauge("slipstream:nodes_ready", "Nodes that can work.", "role")
         self._lanes = gauge("slipstream:lanes", "Most texts that are written at once.")
+        self._restarts = counter(
+            "slipstream:node_restarts", "Nodes that took the place of one that had ended.", "role"
+        )
+        self._losses = counter(
+            "slipstream:nodes_lost", "Nodes that had been ready, and ended or fell silent.", "role"
+        )
+        self._counted: Count[tuple[Counter, Role]] = Count()  # what the two count already
+        self._round_trips = gauge(
+            "slipstream:round_trip_seconds", "Of a message to a node and its answer.", "node"
+        )
 
     def refused(self, status: int) -> None:
         """Count a request that was answered with this HTTP status instead of a text."""
@@ -139,7 +166,7 @@ class Figures:
         num_lanes: int,
         max_len: int,
         kv_cache_usage: float,
-        ready: Sequence[Role],
+        nodes: Nodes,
     ) -> bytes:
         """Set the gauges to these numbers, and return all figures in Prometheus' text format.
 
@@ -151,5 +178,16 @@ class Figures:
         self._kv_room.labels(self._model).set(num_lanes * max_len)
         self._kv_usage.labels(self._model).set(kv_cache_usage)
         for role in Role:
-            self._nodes.labels(self._model, str(role)).set(sum(one is role for one in ready))
+            number = sum(one is role for one in nodes.ready)
+            self._nodes.labels(self._model, str(role)).set(number)
+            self._count_to(self._restarts, role, nodes.restarts[role])
+            self._count_to(self._losses, role, nodes.losses[role])
+        self._round_trips.clear()  # of nodes that are gone
+        for name, seconds in nodes.round_trips_s.items():
+            self._round_trips.labels(self._model, name).set(seconds)
         return generate_latest(self._registry)
+
+    def _count_to(self, counter: Counter, role: Role, number: int) -> None:
+        """Raise a counter of a role to a number that is counted elsewhere."""
+        counter.labels(self._model, str(role)).inc(number - self._counted[counter, role])
+        self._counted[counter, role] = number

@@ -39,7 +39,7 @@ from coordinator.http.errors import (
     fault_of,
     refusal_of,
 )
-from coordinator.http.figures import Figures
+from coordinator.http.figures import Figures, Nodes
 from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
 from coordinator.http.large import Apart, LargeRoute, json_response
 from coordinator.http.pages import FILES, page_file
@@ -287,8 +287,15 @@ class Routes:
 
     async def metrics(self) -> Response:
         """Return all figures in Prometheus' text format."""
-        nodes = self._llm.pair.service.registry.nodes
-        ready = [node.role for node in nodes if node.health is Health.READY]
+        service = self._llm.pair.service
+        registry = service.registry
+        trips = {registry.name(node): node.round_trips.now_s for node in registry.present}
+        nodes = Nodes(
+            [node.role for node in registry.nodes if node.health is Health.READY],
+            service.restarts,
+            registry.losses,
+            {name: seconds for name, seconds in trips.items() if seconds is not None},
+        )
         admission = self._llm.admission
         text = self._figures.text(
             num_running=admission.num_running,
@@ -296,7 +303,7 @@ class Routes:
             num_lanes=admission.num_lanes,
             max_len=self._llm.pair.max_len,
             kv_cache_usage=self._llm.kv_cache_usage,
-            ready=ready,
+            nodes=nodes,
         )
         return Response(text, media_type=self._figures.content_type)
 

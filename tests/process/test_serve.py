@@ -440,7 +440,17 @@ def test_a_target_that_dies_ends_the_server_with_its_line() -> None:
     process = started()
     url = url_of(process)
     target = next(node for node in descendants(process.pid) if "target_node" in command_of(node))
-    os.kill(target, signal.SIGKILL)
+    body = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with (
+        httpx.Client(base_url=url, timeout=LIMIT_S) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        lines = (one for one in response.iter_lines() if one)
+        next(lines)
+        os.kill(target, signal.SIGKILL)
+        error = json.loads(list(lines)[-1].removeprefix("data: "))["error"]
+        assert (error["status"], error["retry_after"]) == (503, 1)
+        assert error["message"].startswith("the target")
     status, line = ends(process)
     assert status == 1
     assert line.startswith("error: the target")

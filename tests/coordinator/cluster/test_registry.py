@@ -31,6 +31,12 @@ def test_a_node_that_says_nothing_is_silent_after_the_limit() -> None:
     assert [node.role for node in silent] == [Role.DRAFTER]
     assert SILENCE_LIMIT_S < now - 100.0 <= SILENCE_LIMIT_S + OWN_PAUSE_S
     assert registry.newly_silent(now) == []
+    assert registry.losses == {Role.DRAFTER: 1}
+    for role in Role:
+        node = registry.of(role)
+        assert node is not None
+        registry.gone(node)
+    assert registry.losses == {Role.TARGET: 1, Role.DRAFTER: 1}, "the silent one was counted"
 
 
 def test_whoever_was_stopped_itself_blames_nobody() -> None:

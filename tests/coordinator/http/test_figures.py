@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from coordinator.api.outputs import CompletionOutput
-from coordinator.http.figures import Figures
+from coordinator.http.figures import Figures, Nodes
 from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
 from proto.messages import Role
 
@@ -34,7 +34,7 @@ def metrics_of(*passes: tuple[int, int]) -> Metrics:
     )
 
 
-def figures_of(figures: Figures) -> dict[str, float]:
+def figures_of(figures: Figures, nodes: Nodes = Nodes([Role.TARGET])) -> dict[str, float]:  # noqa: B008
     """By name and labels."""
     text = figures.text(
         num_running=2,
@@ -42,7 +42,7 @@ def figures_of(figures: Figures) -> dict[str, float]:
         num_lanes=8,
         max_len=512,
         kv_cache_usage=0.25,
-        ready=[Role.TARGET],
+        nodes=nodes,
     ).decode()
     found = {}
     for line in text.splitlines():
@@ -78,6 +78,19 @@ def test_an_ended_text_is_counted_under_vllms_names() -> None:
     assert found['slipstream:nodes_ready{role="drafter"}'] == 0
     assert found["vllm:time_to_first_token_seconds_sum"] == 0.75
     assert found['vllm:request_success_total{finished_reason="length"}'] == 1
+
+
+def test_lost_and_restarted_nodes_are_counted_and_round_trips_are_of_those_that_are_there() -> None:
+    figures = Figures("m")
+    drafters = Counter({Role.DRAFTER: 2})
+    trips = {"target-1": 0.001, "drafter-1": 0.02}
+    figures_of(figures, Nodes([], Counter({Role.DRAFTER: 1}), drafters, trips))
+    found = figures_of(figures, Nodes([], drafters, drafters, {"target-1": 0.002}))
+    assert found['slipstream:node_restarts_total{role="drafter"}'] == 2
+    assert found['slipstream:nodes_lost_total{role="drafter"}'] == 2
+    assert found['slipstream:nodes_lost_total{role="target"}'] == 0
+    assert found['slipstream:round_trip_seconds{node="target-1"}'] == 0.002
+    assert 'slipstream:round_trip_seconds{node="drafter-1"}' not in found
 
 
 def test_every_figure_of_the_dashboard_is_there() -> None:
