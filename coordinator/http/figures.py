@@ -78,9 +78,7 @@ class Figures:
             "vllm:time_to_first_token_seconds", "From the request to its first token.", SECONDS
         )
         self._between = histogram(
-            "vllm:inter_token_latency_seconds",
-            "Between two tokens, in the mean of a text.",
-            SECONDS,
+            "vllm:inter_token_latency_seconds", "Between two tokens, the mean of a text.", SECONDS
         )
         self._whole = histogram(
             "vllm:e2e_request_latency_seconds", "From the request to its last token.", SECONDS
