@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from coordinator.http.guard import CLIENT
 from coordinator.http.large import (
     LARGE,
     MOST,
@@ -27,7 +28,7 @@ def request_of(client: str, size: int) -> Any:
         await asyncio.sleep(60)
         return {}
 
-    scope = {"type": "http", "headers": [(b"authorization", client.encode())], "client": None}
+    scope = {"type": "http", "headers": [], "state": {CLIENT: client}}
     request = Request(scope, receive)
     request._body = b"x" * size
     return request
