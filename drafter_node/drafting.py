@@ -266,6 +266,11 @@ class Drafting:
         return [tip for tip in tips if tip.chance >= self._least]
 
     @property
+    def num_read(self) -> int:
+        """Return how many tokens of the text are in the cache, or will be after this forward."""
+        return self.lane.slots.prefix_len
+
+    @property
     def may_copy(self) -> bool:
         """True if tokens that are cached in another lane may be copied to this text's lane."""
         return self._state is State.SOUND

@@ -72,7 +72,7 @@ def serve(
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     inner: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
     follower = inner if languages is None else TranslatingFollower(inner, languages, known.max_len)
-    forwards = Forwards(executor, heart, device, vocabulary_of(config))
+    forwards = Forwards(executor, heart, device, vocabulary_of(config), engine.pass_s)
     worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames, languages)
     Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
 

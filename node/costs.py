@@ -134,6 +134,35 @@ class Passes:
         return below_s + (above_s - below_s) * (num_rows - below) / (above - below)
 
 
+class Durations:
+    """How long forwards of any kind take, roughly: for limits, where `Passes` is for prices.
+
+    measured  seconds of forwards by their rows, timed at load
+
+    Forwards whose numbers of rows are within the same power of 2 count as alike.
+    """
+
+    def __init__(self, measured: Measured = NOTHING_KNOWN) -> None:
+        self._means: dict[int, Mean] = {}  # seconds, by the bit length of the number of rows
+        for num_rows, seconds in measured.items():
+            self.took(num_rows, seconds)
+
+    def took(self, num_rows: int, seconds: float) -> None:
+        """Note that a forward of `num_rows` rows has taken so long."""
+        self._means.setdefault(num_rows.bit_length(), Mean()).add(seconds)
+
+    def of(self, num_rows: int) -> float:
+        """Return the expected seconds of a forward; 0 if none was measured.
+
+        Where none of about so many rows was, it is in proportion to those of fewer rows.
+        """
+        size = num_rows.bit_length()
+        known = max((one for one in self._means if one <= size), default=None)
+        if known is not None:
+            return self._means[known].value * 2.0 ** (size - known)
+        return min((mean.value for mean in self._means.values()), default=0.0)
+
+
 def rising(values: Sequence[tuple[float, float]]) -> list[float]:
     """Return the values that never fall and are nearest to these, by squared errors.
 

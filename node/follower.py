@@ -338,6 +338,10 @@ class Machine(Protocol):
     lane: Lane
     tree: SpeculationTree
 
+    @property
+    def num_read(self) -> int:
+        """Return how many tokens of the text the model has read."""
+
     def begin(self) -> Sequence[SharedAction]:
         """Return the actions with which the life begins."""
 
@@ -550,5 +554,6 @@ def is_open(text: Machine, texts: Mapping[int, Machine]) -> bool:
 
 
 def _mark(text: Machine) -> SessionMark:
-    committed = text.tree.text
-    return SessionMark(text.opened.session, text.opened.incarnation, len(committed), committed.root)
+    committed, opened = text.tree.text, text.opened
+    num_read = min(len(committed), text.num_read)
+    return SessionMark(opened.session, opened.incarnation, len(committed), committed.root, num_read)

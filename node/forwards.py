@@ -17,6 +17,7 @@ from engine.executor import Executor
 from engine.forward.forward import Layers, Output
 from engine.forward.not_finite import Again, run_again
 from engine.layout.slots import Feed
+from node.costs import NOTHING_KNOWN, Durations, Measured
 from node.process import Heart
 from proto.messages import Open
 from proto.node_config import NodeConfig
@@ -120,6 +121,7 @@ class Forwards:
     """Runs one forward at a time: call `run`, choose tokens from its logits, then call `done`.
 
     vocabulary  of the target, for texts with a grammar; None: there is none here
+    measured    seconds of forwards by their rows, timed at load
     """
 
     def __init__(
@@ -128,7 +130,9 @@ class Forwards:
         heart: Heart,
         device: SimulatedDevice,
         vocabulary: Vocabulary | None = None,
+        measured: Measured = NOTHING_KNOWN,
     ) -> None:
+        self._times = Durations(measured)
         self._executor = executor
         self._heart = heart
         self._device = device
@@ -155,6 +159,7 @@ class Forwards:
         self._started = time.perf_counter()
         self._num_rows = sum(len(feed.tokens) for feed in feeds)
         self._num_forwards, self._unread = 1, None
+        self._heart.begins(self._num_rows, self._expected_s(self._num_rows))
         num_asked = sum(map(len, asks))
         self._heart.watch.enter(Phase.PREPARE)
         self._heart.watch.forward(self._num_rows, num_asked)
@@ -191,6 +196,7 @@ class Forwards:
         running.begin()
         self._started = time.perf_counter()
         self._num_rows, self._num_forwards = 1, len(feeds)
+        self._heart.begins(len(feeds), len(feeds) * self._expected_s(1))
         self._heart.watch.enter(Phase.PREPARE)  # so that a trace separates it from the last step
         for _ in feeds:
             self._heart.watch.forward(1, 1)
@@ -217,6 +223,10 @@ class Forwards:
         """
         processors = self._processors.of(opened, committed, logits.shape[1])
         return processors.apply(logits, drafted)
+
+    def _expected_s(self, num_rows: int) -> float:
+        """Return how many seconds a forward of so many rows usually takes; 0: it is not known."""
+        return max(self._times.of(num_rows), self._device.forward_s(num_rows))
 
     def trouble(self, line: str) -> None:
         """Report a problem to people (`Heart.trouble`)."""
@@ -255,6 +265,7 @@ class Forwards:
         self._heart.progress += self._num_forwards
         self._heart.num_uncaptured = self._executor.num_uncaptured
         ended = time.perf_counter()
+        self._times.took(self._num_rows, (ended - self._started) / self._num_forwards)
         if self._device.is_simulated:
             ended, late_s = self._device.end_of(self._started, self._num_rows)
             self.ends_at = ended

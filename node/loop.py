@@ -394,6 +394,7 @@ class Loop(Generic[Compute, Result]):
         enter(Phase.DECIDE)
         if running is not None and running.left_s <= 0:
             self.heart.watch.device_ended()
+            self.heart.ends()
             if was_asleep:
                 running.woke()
             self._running = None
@@ -464,6 +465,7 @@ class Loop(Generic[Compute, Result]):
                     self._running = launched
                     self.heart.watch.device_ends_in(launched.left_s)
                     return IDLE_S
+                self.heart.ends()
                 self._handle(launched.result)
                 self._handle(Afterwards())
                 return 0.0

@@ -10,6 +10,7 @@ is still the same process.
 
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -44,6 +45,7 @@ from proto.messages import (
 from proto.node_config import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
+    LOADING,
     NO_CONFIG,
     READY_BUT,
     NodeConfig,
@@ -71,6 +73,9 @@ class Heart:
         self.num_overruns = 0  # forwards that took longer than on the simulated device
         self.late_us = 0  # microseconds by which all of them together were late
         self.marks: tuple[SessionMark, ...] = ()  # how far each open text is here
+        # The forward that is under way: its rows, when it began (ns), and how many microseconds
+        # such a forward usually takes (0: unknown). A tuple, because two threads use it.
+        self._under_way: tuple[int, int, int] | None = None
         self.watch = Stopwatch(time.monotonic_ns)  # of the node's loop, on the heart's own clock
         self._recorder: Recorder | None = None
         self._num_parts = 0
@@ -86,11 +91,12 @@ class Heart:
     def _beat(self) -> None:
         while not self._stop.is_set():
             stamp_us, came_ns = self._stamp or (0, 0)
+            rows, since_ns, expected_us = self._under_way or (0, 0, 0)
             now_ns = time.monotonic_ns()
             beat = Heartbeat(
                 self.marks,
                 self.progress,
-                self.state,
+                self._doing(),
                 self.watch.totals_us,
                 self.watch.beside_us,
                 self.num_uncaptured,
@@ -99,12 +105,23 @@ class Heart:
                 stamp_us,
                 (now_ns - came_ns) // 1000 if stamp_us else 0,
                 now_ns // 1000,
+                rows,
+                max(0, now_ns - since_ns) // 1000 if rows else 0,
+                expected_us,
             )
             self._connection.send(encode(beat))
             self._send_records()
             if self._news.wait(HEARTBEAT_INTERVAL_S):
                 self._news.clear()
                 self._stop.wait(BETWEEN_NEWS_S)
+
+    def _doing(self) -> str:
+        """Return the state, with a sign that a long load goes on: the memory that it has taken."""
+        state = self.state
+        if not state.startswith(LOADING):
+            return state
+        taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return f"{state}, {taken / 1e9:.1f} GB so far"
 
     def record(self) -> None:
         """Record what the loop does from now on, and send the records with each heartbeat."""
@@ -117,6 +134,14 @@ class Heart:
         self._num_parts += 1
         part = TracePart(self._num_parts, self._recorder.num_dropped, records)
         self._connection.send(encode(part))
+
+    def begins(self, num_rows: int, expected_s: float) -> None:
+        """Note that a forward of so many rows begins, and how long it usually takes; 0: unknown."""
+        self._under_way = num_rows, time.monotonic_ns(), round(expected_s * 1e6)
+
+    def ends(self) -> None:
+        """Note that no forward is under way any more."""
+        self._under_way = None
 
     def overran(self, late_s: float) -> None:
         """Count a forward that took `late_s` too long, and send a heartbeat soon to report it."""

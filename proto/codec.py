@@ -371,7 +371,7 @@ _ACK = record(m.Ack, _SOURCE, _INCARNATION, _COUNT)
 _FINGERPRINT = record(m.Fingerprint, integer(1, I31), text(128), array("i", 0, I31, 256), text(128))
 _TRACE_RECORDS = binary(m.TRACE_RECORD_BYTES, 0, m.MAX_TRACE_RECORDS)
 _LAYERS = array("i", -1, U16, m.MAX_LAYERS)
-_MARK = record(m.SessionMark, _SESSION, _INCARNATION, _LENGTH, _HASH)
+_MARK = record(m.SessionMark, _SESSION, _INCARNATION, _LENGTH, _HASH, _LENGTH)
 
 _SCHEMAS: dict[type[Any], Field] = {
     m.Open: record(
@@ -455,6 +455,8 @@ _SCHEMAS: dict[type[Any], Field] = {
         *[array("q", 0, U63, len(Phase))] * 2,
         *[_COUNT] * 2,
         *[_MICROSECONDS] * 4,
+        _COUNT,
+        *[_MICROSECONDS] * 2,
     ),
     m.Fault: record(m.Fault, _SESSION, _INCARNATION, enum(m.FaultCode), text(LONGEST_TEXT)),
     m.Features: record(

@@ -3,6 +3,17 @@
 HEARTBEAT_INTERVAL_S = 0.25
 SILENCE_LIMIT_S = 5.0
 MAX_BAD_FRAMES = 8  # garbled frames that are tolerated from one peer
+# A forward pass is waited for so many times as long as its node expects of it, and never less than
+# the minimum. What a node expects counts up to a limit, so that every wait ends.
+OVERRUN, OVERRUN_S_MIN, EXPECTED_S_MAX = 10.0, 60.0, 360.0
+
+
+def pass_limit_s(expected_s: float) -> float:
+    """Return for how many seconds a forward pass is waited for.
+
+    expected_s  how long its node expects it to take; 0: it does not know
+    """
+    return max(OVERRUN_S_MIN, OVERRUN * min(expected_s, EXPECTED_S_MAX))
 
 
 class FaultDetector:

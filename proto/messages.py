@@ -18,7 +18,7 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # The handshake: the roles, and what each side tells about itself before any work.
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 
 
 class Role(StrEnum):
@@ -489,12 +489,14 @@ class SessionMark:
     """States how far the sender's copy of a session has come: its length and path hash.
 
     incarnation  from a node: its own; from the coordinator: that of the newest Open to that node
+    num_read     from a node: how many of these tokens its cache holds; from the coordinator: 0
     """
 
     session: int
     incarnation: int
     length: int
     path_hash: int
+    num_read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,6 +514,9 @@ class Heartbeat:
                     time that it received
     held_us         of a node: how long ago it received that
     clock_us        of a node: its own clock when this was sent, the clock of its `TracePart`s
+    pass_rows       of a node: rows of the forward pass that is under way; 0: there is none
+    pass_us         of a node: for how long that pass has been under way
+    pass_expected_us  of a node: how long such a pass usually takes there; 0: it is not known
     """
 
     marks: tuple[SessionMark, ...]
@@ -525,6 +530,9 @@ class Heartbeat:
     stamp_us: int = 0
     held_us: int = 0
     clock_us: int = 0
+    pass_rows: int = 0
+    pass_us: int = 0
+    pass_expected_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ NO_CONFIG = (
 Placement = Literal["auto", "apart", "shared"]
 READY_BUT = "ready, but "  # a node's state that begins so is shown to people
 FETCHING = "fetching the model"  # a node's state in which its start has no time limit
+LOADING = "loading"  # a node's state in which it reads weights begins so
 MAX_RANKS = 64  # processes that share a model
 EXIT_FAILED = 1
 # Means the same as FaultCode.UNUSABLE: the process may end before its Fault message has arrived.

@@ -1,5 +1,6 @@
 """Explains errors of the operating system, and checks paths and open-file limits beforehand."""
 
+import contextlib
 import errno
 import os
 import resource
@@ -129,6 +130,24 @@ def check_spare() -> None:
             f"this process may have {limit} files open, of which fewer than {SPARE} are left; "
             f"{RAISE_THE_LIMIT}"
         )
+
+
+def may_open(wanted: int) -> int:
+    """Return how many more files this process may open, SPARE left over; at most `wanted`.
+
+    The limit is raised as far as that needs and the system allows. Not further: what this process
+    starts has the same limit, and some programs close every number below it.
+    """
+    limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return wanted
+    needed = _num_open(limit) + wanted + SPARE
+    if needed > limit:
+        allowed = needed if highest == resource.RLIM_INFINITY else min(needed, highest)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, allowed), highest))
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(0, min(wanted, limit - _num_open(limit) - SPARE))
 
 
 def _num_open(limit: int) -> int:

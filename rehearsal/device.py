@@ -47,7 +47,8 @@ class Handle:
     began, ends_at  when the device computes it (seconds of virtual time)
     """
 
-    def __init__(self, buffer: _Buffer, began: float, ends_at: float) -> None:
+    def __init__(self, buffer: _Buffer, num_rows: int, began: float, ends_at: float) -> None:
+        self.num_rows = num_rows
         self.began = began
         self.ends_at = ends_at
         self._buffer = buffer
@@ -133,8 +134,9 @@ class Device:
         """
         began = max(self._free_at, self._timeline.now) + host_s
         self._free_at = began + cost_s
-        handle = self._buffer.owner = Handle(self._buffer, began, self._free_at)
         given = tuple(feeds)
+        num_rows = sum(len(feed.tokens) for feed in given)
+        handle = self._buffer.owner = Handle(self._buffer, num_rows, began, self._free_at)
         self._queue.append(_Forward(given, hash(given), compute, handle))
         self._timeline.at(self._free_at, self._end)
         return handle

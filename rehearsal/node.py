@@ -289,8 +289,19 @@ class Node:
         held_us = round((self.world.timeline.now - came) * 1e6) if stamp_us else 0
         marks = self.follower.marks
         beat = Heartbeat(marks, self.progress, "", stamp_us=stamp_us, held_us=held_us)
+        if self._running is not None:
+            beat = self._with_pass(beat, self._running)
         self.world.uplinks[self.id].send(codec.encode(beat))
         self._later(HEARTBEAT_INTERVAL_S, self._beat)
+
+    def _with_pass(self, beat: Heartbeat, running: _Pass | _Step) -> Heartbeat:
+        """Return the heartbeat with what it says of the forward that is under way."""
+        return replace(
+            beat,
+            pass_rows=running.handle.num_rows,
+            pass_us=round(max(0.0, self.world.timeline.now - running.handle.began) * 1e6),
+            pass_expected_us=running.model_us,
+        )
 
     def _later(self, delay_s: float, happen: Callable[[], None]) -> None:
         life = self.life

@@ -11,7 +11,15 @@ from typing import Any, Protocol
 
 from coordinator.cluster import router_events as e
 from coordinator.cluster.routing import Router
-from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Session, SessionFigures
+from coordinator.text.session import (
+    Emit,
+    EmitPrompt,
+    EmitRead,
+    NodeId,
+    Result,
+    Session,
+    SessionFigures,
+)
 from drafter_node import compute as drafter
 from proto import codec
 from proto.errors import RemoteProtocolError
@@ -54,7 +62,7 @@ class Watcher(Protocol):
     def routed(self, router: Router) -> None:
         """Called when the router has handled an event."""
 
-    def delivered(self, session: int, item: Emit | EmitPrompt) -> None:
+    def delivered(self, session: int, item: Emit | EmitPrompt | EmitRead) -> None:
         """Called when a text's reader is given tokens, or logprobs of the prompt."""
 
     def completed(self, session: int, result: Result) -> None:

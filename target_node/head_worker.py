@@ -48,7 +48,7 @@ class WithHeads:
         self._have_failed = False
         self._launch = launch
         self._executor = heads.executor
-        self._steps = Forwards(heads.executor, heart, device, vocabulary_of(config))
+        self._steps = Forwards(heads.executor, heart, device, vocabulary_of(config), heads.pass_s)
         self._heads = drafting.Worker(config, heads, self._steps, vocab_size, lambda: False)
         steps = Passes(device.at_least(heads.pass_s))
         chunk = PREFILL_CHUNKS[heads.loaded.device.type]

@@ -50,8 +50,6 @@ from proto.messages import (
     Cause,
     Close,
     Draft,
-    Fault,
-    FaultCode,
     Hit,
     Open,
     Rule,
@@ -60,6 +58,7 @@ from proto.messages import (
 from proto.tree import CommittedText, SpeculationTree
 from target_node.compute import Judge, Outcome, Part
 from target_node.drafts import Chances, Drafts, Judged, chosen_of, judge_of, laid_out, rest_of
+from target_node.failures import Failures, not_finite_at
 from target_node.resting import Course
 from target_node.sending import (
     Reports,
@@ -71,61 +70,6 @@ from target_node.sending import (
 )
 from target_node.statistics import Known
 from target_node.waiting import Ready, Waiting
-
-# -- failures --------------------------------------------------------------------------------------
-
-# A text fails if its pass finds no memory, or if the logits for its next token are not finite.
-#
-# The reason can be other texts: one that was in its lane before, or copied rows. So the text is
-# read anew once, in a lane that is all zeros, and nothing is copied. If it fails again, its own
-# tokens are at fault: the text ends, and the others go on. If a pass of this text alone finds no
-# memory, the text ends at once.
-
-
-class Failures:
-    """Failures of one life of a text: whether it is read anew, and whether it has ended.
-
-    has_ended  True: the text cannot go on
-    said       the messages about it, which are repeated until the coordinator closes the text
-    """
-
-    def __init__(self, opened: Open) -> None:
-        self._opened = opened
-        self._read_anew_at: int | None = None  # length of the text when it was last read anew
-        self.has_ended = False
-        self.said: Sequence[Send] = ()
-
-    @property
-    def is_reading_anew(self) -> bool:
-        """True if nothing that was computed for other texts may be copied to its lane."""
-        return self._read_anew_at is not None
-
-    def met(self, length: int, why: str, *, is_cause: bool) -> Sequence[Send]:
-        """Note a failure of the text at this length; return messages that end it, or ().
-
-        why       reason, for people
-        is_cause  True: it is known to be this text's own fault
-        """
-        if self._read_anew_at != length and not is_cause:
-            self._read_anew_at = length
-            return ()
-        self.has_ended = True
-        session, incarnation = self._opened.session, self._opened.incarnation
-        fault = Fault(session, incarnation, FaultCode.FAILED, why)
-        self.said = (Send(fault),)
-        return self.said
-
-
-def line(position: int) -> str:
-    """Return the message to people about logits that are not finite."""
-    return (
-        f"the target's logits are not finite at token position {position} (from 0, prompt "
-        "included): float16 overflows in some models, use bfloat16 or float32; else leave this "
-        "token out, or get the checkpoint again"
-    )
-
-
-# -- verifying -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +262,12 @@ class Verifying:
         return () if is_alone else self.slots.next_chunk(text, len(text), limit)
 
     @property
+    def num_read(self) -> int:
+        """Return how many tokens of the text are in the cache, without those of a running pass."""
+        running = self._running
+        return self.slots.prefix_len if running is None else running.start
+
+    @property
     def may_copy(self) -> bool:
         """True if tokens that are cached in another lane may be copied to this text's lane."""
         if self._failures.is_reading_anew:
@@ -465,7 +415,7 @@ class Verifying:
         if outcome.failure:
             return self._on_failure(outcome.failure, now, is_cause=outcome.is_cause)
         if outcome.bad_at is not None:
-            return self._on_failure(line(outcome.bad_at), now, is_cause=False)
+            return self._on_failure(not_finite_at(outcome.bad_at), now, is_cause=False)
         if running.nodes is None:
             return self._on_read(running, outcome, now)
         judged = self._judge(running, running.nodes, outcome)

@@ -70,7 +70,8 @@ def serve(
     lanes = Lanes(executor.lanes.count, executor.capacity, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
-    worker = Worker(Forwards(executor, heart, device, vocabulary_of(config)), places)
+    forwards = Forwards(executor, heart, device, vocabulary_of(config), engine.pass_s)
+    worker = Worker(forwards, places)
     if engine.heads is None:
         Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
     from target_node.head_worker import WithHeads  # a target without heads loads no drafter

@@ -44,6 +44,11 @@ class Admission:
         return self._lanes.total()
 
     @property
+    def clients(self) -> tuple[str, ...]:
+        """Return the clients whose texts have lanes."""
+        return tuple(self._lanes)
+
+    @property
     def num_waiting(self) -> int:
         """Return the number of texts that wait for a lane."""
         return len(self._waiting)

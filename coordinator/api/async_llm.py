@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from copy import copy
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -19,15 +20,24 @@ from coordinator.api.llm import LLM
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import Pair
 from coordinator.api.params import RequestOutputKind, SamplingParams
+from coordinator.api.patience import Patience
 from coordinator.api.requests import Request, Step, teller
 from coordinator.api.vllm import EngineArgs
 from coordinator.text.stream import WAIT_S, Reader, TokenStream
-from proto.errors import AwayError, BusyError, ClosedError, ConfigurationError, TextError
+from proto.errors import (
+    AwayError,
+    BusyError,
+    ClosedError,
+    ConfigurationError,
+    SlipstreamError,
+    TextError,
+)
 
 MAX_WAITING = 256  # texts that may wait for a lane
 
 
-News = Ticket | TokenStream | None  # a text may begin; a text has something new; abort
+# A text may begin; a text has something new; every request is ended; this one is aborted.
+News = Ticket | TokenStream | SlipstreamError | None
 
 
 class AsyncLLM:
@@ -64,8 +74,9 @@ class AsyncLLM:
         self._news: dict[str, asyncio.Queue[News]] = {}  # by request id
         self._requests: dict[str, Request] = {}  # by request id
         self._waiting: dict[Ticket, asyncio.Queue[News]] = {}  # who is told when it may begin
-        self._away_since: float | None = None  # since when no target is known to be there
+        self._patience: Patience | None = None  # with a target that is away; None: it is there
         self._is_closed = False
+        self._ended: SlipstreamError | None = None  # what ends every request; None: nothing yet
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -140,6 +151,15 @@ class AsyncLLM:
         if (news := self._news.get(request_id)) is not None:
             news.put_nowait(None)
 
+    def end(self, error: SlipstreamError) -> None:
+        """End every request that waits or runs with this error, and refuse new ones with it.
+
+        What has come of a text until now is still yielded before the error is raised.
+        """
+        self._ended = error
+        for news in self._news.values():
+            news.put_nowait(error)
+
     async def _steps(self, request: Request, name: str, client: str) -> AsyncGenerator[Step, None]:
         self.check_ready()
         tickets = self.admission.ask(client, request.num_texts)
@@ -164,6 +184,8 @@ class AsyncLLM:
                             self._leave(running.pop(stream))
                         if step is not None:
                             yield step
+                    case SlipstreamError() as error:
+                        raise copy(error)  # each raise adds to the traceback of what is raised
                     case None:
                         request.want_no_more()
                         for stream in running:
@@ -201,18 +223,22 @@ class AsyncLLM:
         self.pair.service.check_alive()
         if not self.pair.is_ready:
             raise AwayError("the target is away; try again later")
-        self._away_since = None
+        self._patience = None
 
     def _check_away(self, now: float) -> None:
-        """Raise AwayError if the target has been away for longer than a start may take."""
+        """Raise AwayError if the target is away, and had nothing new to tell for too long."""
         if self.pair.is_ready:
-            self._away_since = None
-        elif self._away_since is None:
-            self._away_since = now
-        elif now - self._away_since > (limit_s := self.pair.config.start_timeout_s):
+            self._patience = None
+            return
+        patience = self._patience or Patience(self.pair.config.start_timeout_s, now)
+        self._patience = patience
+        if patience.is_over(self.pair.states(), now):
+            limit_s = patience.limit_s
             raise AwayError(f"the target has been away for {limit_s:.0f} s; try again later")
 
     def _check_open(self) -> None:
+        if self._ended is not None:
+            raise copy(self._ended)
         if self._is_closed:
             raise ClosedError("this AsyncLLM was closed; make a new one")
 

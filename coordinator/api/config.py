@@ -179,7 +179,13 @@ class PairConfig(ModelsConfig):
         ),
     ] = None
     start_timeout_s: Annotated[
-        float, Field(gt=0, le=86_400, description="How long the nodes may take to load.")
+        float,
+        Field(
+            gt=0,
+            le=86_400,
+            description="How long the nodes may load without telling anything new. A node that "
+            "reads weights tells how much it has read.",
+        ),
     ] = 600.0
     drafter_restarts: Annotated[
         int,

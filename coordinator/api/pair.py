@@ -20,6 +20,7 @@ from coordinator.api.models.lengths import how_longer, shortened, too_long
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
+from coordinator.api.patience import Patience
 from coordinator.api.prompts import Tokenization, TooManyTokensError
 from coordinator.api.reasoning import Thoughts
 from coordinator.api.special_tokens import read_special_tokens
@@ -43,7 +44,6 @@ from proto.messages import (
     Role,
     SamplingSpec,
 )
-from proto.node_config import FETCHING
 from proto.system import check_spare
 
 if TYPE_CHECKING:
@@ -130,19 +130,17 @@ class Pair:
             registry.words = TargetWords(digests, tokenization.packed)
 
     def _wait_until_ready(self, say: Say | None) -> None:
-        deadline = time.monotonic() + self.config.start_timeout_s
+        patience = Patience(self.config.start_timeout_s, time.monotonic())
         while not self.service.registry.none_expected():
             self.service.check_alive()
-            if FETCHING in self.states().values():  # a node on another host is fetching its model
-                deadline = time.monotonic() + self.config.start_timeout_s
-            if time.monotonic() > deadline:
+            if patience.is_over(self.states(), time.monotonic()):
                 states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
                 advice = "raise --start-timeout-s if the models are large"
                 if NOT_JOINED in self.states().values():
                     advice = "start it, or raise --start-timeout-s"
                 raise NodeError(
-                    f"the nodes were not ready after {self.config.start_timeout_s:.0f} s "
-                    f"({states}); {advice}"
+                    "the nodes are not ready and have told nothing new for "
+                    f"{patience.limit_s:.0f} s ({states}); {advice}"
                 )
             if say is not None:
                 say(self.states())

@@ -19,7 +19,7 @@ from coordinator.api.params import RequestOutputKind, SamplingParams
 from coordinator.api.reasoning import Marks, Thoughts
 from coordinator.api.speculation import TokenTexts
 from coordinator.text.metrics import Metrics
-from coordinator.text.session import Emit, EmitPrompt, Result
+from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result
 from coordinator.text.stream import WAIT_S, Item, Reader, TokenStream
 from proto.errors import SlipstreamError, TextError
 
@@ -34,6 +34,7 @@ class Request:
     """A prompt, its sampling parameters, and its texts (continuations) so far.
 
     failure   the error that ended one of its texts or kept it from being started
+    on_read   is told how far the target has read the prompt, while it takes a while
     thoughts  what the answers may begin with, before what a grammar holds; None: no thoughts
     shown     special tokens that are part of the texts in any case
     """
@@ -57,6 +58,7 @@ class Request:
         self._complete: dict[int, RequestOutput] = {}  # the complete texts, by their index
         self._num_texts = params.n
         self._is_watched = False
+        self.on_read: Callable[[EmitRead], object] | None = None
         self.thoughts: Thoughts | None = None
         self.shown: tuple[str, ...] = ()
 
@@ -198,6 +200,8 @@ class Request:
         match item:
             case EmitPrompt(logprobs):
                 assembly.scored(logprobs)
+            case EmitRead() if self.on_read is not None:
+                self.on_read(item)
             case Emit() if not assembly.is_stopped:
                 emit, part = assembly.cut(item)
                 if assembly.is_stopped:

@@ -335,7 +335,10 @@ class Run:
             if total == 1:
                 raise
             return _Prompt(place, None, str(error))
-        return _Prompt(place, Request(self.pair, self.speculation, text, ids, self.request))
+        request = Request(self.pair, self.speculation, text, ids, self.request)
+        if total == self.request.n == 1:  # of several, others may be shown meanwhile
+            request.on_read = self.writer.reading
+        return _Prompt(place, request)
 
     def _show(self, prompts: Sequence[_Prompt], turns: Turns) -> None:
         """Show each prompt in turn. After a failure or Ctrl-C, complete ones are still shown."""

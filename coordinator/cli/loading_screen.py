@@ -223,8 +223,9 @@ class Loading:
 
     def say(self, phase: str, now: float) -> None:
         """Note what the node is doing now."""
-        if phase != self.phase:
-            self.phase, self.phase_since = phase, now
+        if phase.partition(",")[0] != self.phase.partition(",")[0]:  # behind it: how much is done
+            self.phase_since = now
+        self.phase = phase
         if phase == READY and self.ready_at is None:
             self.ready_at = now
 

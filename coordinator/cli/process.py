@@ -21,6 +21,7 @@ from proto import memory
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_FAILED = 1
+END_LIMIT_S = 15.0  # for the cleaning up after a signal; usually it takes less than one
 SIGNALLED = 128  # plus the number of the signal: the exit status of a process that it ended
 NO_MEMORY = (
     "error: there is too little memory for the coordinator, or no room for a thread; give it more, "
@@ -64,7 +65,12 @@ def _write_error(text: str) -> None:
 
 
 class Interruption:
-    """In its `with` block the first signal raises KeyboardInterrupt; later ones are ignored."""
+    """In its `with` block the first signal raises KeyboardInterrupt; later ones are ignored.
+
+    From then on the process has END_LIMIT_S seconds, whatever hangs in it: a library that keeps the
+    interpreter, a thread that is waited for. Then the kernel ends it (SIGALRM). The nodes end with
+    it, and the next start removes the folder that it leaves behind.
+    """
 
     def __init__(self) -> None:
         self._number: int = signal.SIGINT  # the default, where a library raised KeyboardInterrupt
@@ -97,6 +103,8 @@ class Interruption:
     def _interrupt(self, number: int, _frame: "FrameType | None") -> NoReturn:
         self._number = number
         _ignore_signals()  # a second signal would interrupt the cleaning up
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, END_LIMIT_S)
         raise KeyboardInterrupt(self.line)
 
 

@@ -36,7 +36,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"serve needs {missing(str(error.name), 'serve')}") from error
     speculation.check(pair)
-    key = server.read_key()
+    keys = server.read_keys()
     bound = serving.listen(server)
     with bound:
         with Progress(Console(stderr=True), models_of(pair)) as progress:
@@ -65,7 +65,7 @@ def serve(
                 typer.echo(harmless(line), err=True)
 
             version = context.meta.get(VERSION, "")
-            serving.serve(llm, serving.Named(model, version), server, key, bound, ready)
+            serving.serve(llm, serving.Named(model, version), server, keys, bound, ready)
 
 
 def _name_of(pair: PairConfig) -> str:

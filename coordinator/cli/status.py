@@ -30,6 +30,7 @@ from proto.errors import NodeError
 # Every wait has a limit. An answer is read up to a limit of bytes, and used only as far as it has
 # the expected form.
 
+LONG_S = 1.0  # a pass that takes longer is shown
 LIMIT_S = 5.0  # longer than a coordinator takes to say that its loop hangs
 AGAIN_S = 0.1
 MAX_COORDINATORS = 64
@@ -212,9 +213,18 @@ def _about(node: Answer) -> list[str]:
     trip, first = node["round_trip_ms"], node["round_trip_at_start_ms"]
     if trip is not None and first is not None and trip > 2 * first + 1:
         words.append(f"round trip at the start {first:.1f} ms")
+    if node.get("pass_rows") and node["pass_s"] >= LONG_S:
+        words.append(_pass_of(node))
     if node["bad_frames"]:
         words.append(f"{node['bad_frames']} frames could not be read")
     return _wrapped("; ".join(words))
+
+
+def _pass_of(node: Answer) -> str:
+    """Return which pass a node is in, for how long, and how long such a pass usually takes."""
+    rows = "1 row" if node["pass_rows"] == 1 else f"{node['pass_rows']:,} rows"
+    usual = f", usually {node['pass_expected_s']:.1f} s" if node["pass_expected_s"] else ""
+    return f"in a pass of {rows} for {_duration(node['pass_s'])}{usual}"
 
 
 def _texts(answer: Answer) -> list[str]:
@@ -231,7 +241,7 @@ def _texts(answer: Answer) -> list[str]:
                 str(one["number"]),
                 str(one["tokens"]),
                 str(one["max_tokens"]),
-                str(one["prompt_tokens"]),
+                _prompt(one),
                 _duration(one["running_s"]),
                 f"{one['tokens_per_s']:.1f}",
                 "-" if rate is None else f"{rate:.0%}",
@@ -240,6 +250,13 @@ def _texts(answer: Answer) -> list[str]:
         )
     more = answer["open"] - min(len(texts), MAX_TEXTS)
     return [line, *_table(rows), *([f"and {more} more"] if more > 0 else [])]
+
+
+def _prompt(text: Answer) -> str:
+    """Return the length of a text's prompt, and how far it was read while that is under way."""
+    length = text["prompt_tokens"]
+    read = text.get("prompt_read", length)  # an older release does not say
+    return str(length) if read >= length else f"{read:,} of {length:,}"
 
 
 def _since_the_start(answer: Answer) -> list[str]:

@@ -15,6 +15,8 @@ from textwrap import fill
 from typing import Protocol, TextIO
 
 import typer
+from rich.console import Console
+from rich.status import Status
 
 from coordinator.api.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from coordinator.api.params import SamplingParams
@@ -26,7 +28,7 @@ from coordinator.cli.wrapping import for_stderr
 from coordinator.cluster.registry import Node
 from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import MODEL, TITLES, Metrics, Simulated
-from coordinator.text.session import Emit
+from coordinator.text.session import Emit, EmitRead
 from proto.errors import OutputError
 from proto.system import cannot_write
 
@@ -114,6 +116,11 @@ def _details(m: Metrics, policy: str) -> list[str]:
     if m.speculative_decoding is not None:
         lines.append("; ".join(_what_failed(m)))
     return lines
+
+
+def how_far(read: EmitRead) -> str:
+    """Return how far the target has read a prompt, in words."""
+    return f"prompt: {read.num_read:,} of {read.num_prompt:,} tokens read"
 
 
 def engines(nodes: Iterable[Node]) -> str:
@@ -228,6 +235,9 @@ class Writer(Protocol):
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
         """Write what a pass adds to the text; `emit` is None at the end of the text."""
 
+    def reading(self, read: EmitRead) -> None:
+        """Called now and then while the target reads a long prompt."""
+
     def break_off(self) -> None:
         """Called when no more of this text will come; the error is reported next."""
 
@@ -254,6 +264,9 @@ class JsonWriter:
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
         """Do nothing: the object is printed at the end."""
+
+    def reading(self, read: EmitRead) -> None:
+        """Do nothing: programs read the object alone."""
 
     def break_off(self) -> None:
         """Do nothing: half an object is never printed."""
@@ -322,6 +335,7 @@ class TextWriter:
         self._is_only = True  # one text gets all of its figures; several get a line each
         self._ends_line = True  # the last character written was a newline
         self._done: list[Metrics] = []
+        self._status: Status | None = None  # shows how far the prompt was read
 
     def begin(self, place: Place) -> None:
         """Show which of several prompts it is, and what the colours mean."""
@@ -343,6 +357,7 @@ class TextWriter:
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
         """Write the text that a pass adds, coloured by who drafted it if that was asked for."""
+        self._end_reading()
         if part.outputs[0].index != self._text_index:
             self._end_line()
             self._begin_text(part.outputs[0].index)
@@ -357,8 +372,24 @@ class TextWriter:
         assert self._place is not None
         return view_of(self._place.decoder(prompt))
 
+    def reading(self, read: EmitRead) -> None:
+        """Show on a terminal how far the prompt was read, until the first of its text comes."""
+        if self._status is None:
+            console = Console(stderr=True)
+            if not console.is_terminal:
+                return
+            self._status = console.status("")
+            self._status.start()
+        self._status.update(how_far(read))
+
+    def _end_reading(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
     def break_off(self) -> None:
         """Close open marks, and on a terminal end the line."""
+        self._end_reading()
         if self._view is not None:
             self._write(self._view.close())
         if not self._ends_line and sys.stdout.isatty():

@@ -33,7 +33,7 @@ from coordinator.cluster.fitting import (
 )
 from coordinator.cluster.round_trips import RoundTrips
 from coordinator.text.session import NodeId
-from proto.liveness import SILENCE_LIMIT_S, FaultDetector
+from proto.liveness import SILENCE_LIMIT_S, FaultDetector, pass_limit_s
 from proto.messages import (
     MAX_SOURCES,
     NGRAM_SOURCE,
@@ -65,6 +65,35 @@ class Health(Enum):
     GONE = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """The forward pass that a node is in, by its last heartbeat; 0 rows: it is in none.
+
+    took_s, expected_s  for how long, and how long it usually takes there (0: not known)
+    """
+
+    num_rows: int = 0
+    took_s: float = 0.0
+    expected_s: float = 0.0
+
+    @classmethod
+    def of(cls, beat: Heartbeat) -> "UnderWay":
+        """Return the pass that a heartbeat tells of."""
+        return cls(beat.pass_rows, beat.pass_us / 1e6, beat.pass_expected_us / 1e6)
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if it takes so long that it may never end."""
+        return bool(self.num_rows) and self.took_s > pass_limit_s(self.expected_s)
+
+    @property
+    def words(self) -> str:
+        """Return the pass and its time, for people."""
+        usual = f"{self.expected_s:.1f} s are usual" if self.expected_s else "no time is known"
+        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows:,} rows"
+        return f"its pass of {rows} has not ended in {self.took_s:.0f} s ({usual})"
+
+
 @dataclass(slots=True)
 class Node:
     """What is known of one node process.
@@ -75,6 +104,7 @@ class Node:
     state     what the node says it is doing, for people
     progress  number of forward passes that it has finished
     marks     the sessions that it has open, by its last heartbeat
+    under_way  the forward pass that it is in, by its last heartbeat
     times_us  time in each phase of its loop while no device computed, by its last heartbeat
     beside_us  the same while a device computed
     num_uncaptured  decode passes that fitted no captured CUDA graph, by its last heartbeat
@@ -100,6 +130,7 @@ class Node:
     state: str = "starting"
     progress: int = 0
     marks: tuple[SessionMark, ...] = ()
+    under_way: UnderWay = UnderWay()
     times_us: tuple[int, ...] = ()
     beside_us: tuple[int, ...] = ()
     num_uncaptured: int = 0
@@ -126,6 +157,16 @@ class Node:
     def layers(self) -> tuple[int, ...]:
         """Return the target's layers whose hidden states this drafter reads; (): it is no head."""
         return self.hello.layers if self.hello is not None else ()
+
+    def is_replaced_by(self, hello: Hello) -> bool:
+        """True if the process that sends this Hello replaces another one."""
+        return self.is_again if self.hello is None else self.hello != hello
+
+
+def on_host(host: str) -> str:
+    """Return " on HOST" with the host that a node names, printable; "" if it names none."""
+    name = "".join(letter if letter.isprintable() else "?" for letter in host[:80])
+    return f" on {name}" if name else ""
 
 
 class Registry:
@@ -370,6 +411,7 @@ class Registry:
         if node.ready_at is None:
             node.ready_at = now
         node.state, node.progress, node.marks = beat.state, beat.progress, beat.marks
+        node.under_way = UnderWay.of(beat)
         node.times_us, node.beside_us = beat.times_us, beat.beside_us
         node.num_uncaptured = beat.num_uncaptured
         node.num_overruns, node.late_us = beat.num_overruns, beat.late_us

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, SessionFigures
+from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, SessionFigures
 from proto.errors import SlipstreamError
 from proto.messages import Draft, Features, Message
 
@@ -71,10 +71,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Give new tokens, or the prompt's logprobs, to the reader of a text."""
+    """Give new tokens, the prompt's logprobs or how far it was read to the reader of a text."""
 
     session: int
-    item: Emit | EmitPrompt
+    item: Emit | EmitPrompt | EmitRead
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ it, so that the number means one drafter.
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from coordinator.cluster.registry import Health, Node, Registry
+from coordinator.cluster.registry import Health, Node, Registry, on_host
 from coordinator.cluster.router_events import (
     UNREAD,
     Abort,
@@ -292,13 +292,22 @@ class Router:
             self._do(Warn(f"a message to {title} and back takes longer: {words}"))
         if (trip_s := node.round_trips.now_s) is not None:
             self._step_each(node, s.RoundTripMeasured(node.id, trip_s), now)
-        if has_worked and node.role is Role.TARGET:
-            self._step_each(node, s.Progressed(), now)
+        if node.role is Role.TARGET:
+            self._on_work(node, beat, now, has_worked=has_worked)
+
+    def _on_work(self, node: Node, beat: Heartbeat, now: float, *, has_worked: bool) -> None:
+        """Tell a target's texts whether it works, and how far it has read each of them."""
+        if node.under_way.is_overdue and not has_worked:
+            self._step_each(node, s.Overran(node.under_way.words), now)
+        elif has_worked or node.under_way.num_rows:
+            read = {mark.session: mark.num_read for mark in beat.marks}
+            for session in self._sessions_of(node):
+                self._step(session, s.Progressed(read.get(session, 0)), now)
 
     def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
         known = (source for text in self._open.values() for source in text.sources)
         source = self.registry.free_source(node, known)
-        line, is_successor = self._word_of(node, hello), _takes_over(node, hello)
+        line, is_successor = self._word_of(node, hello), node.is_replaced_by(hello)
         answer: Welcome | Fault
         if source is None:
             reason = f"there is no source number left for one more {node.role}"
@@ -321,11 +330,11 @@ class Router:
 
     def _word_of(self, node: Node, hello: Hello) -> str:
         """Return the line that people see if this node is accepted; "" for none."""
-        if node.health is Health.SILENT or _takes_over(node, hello):
+        if node.health is Health.SILENT or node.is_replaced_by(hello):
             return f"{self.registry.title(node)} is there again"
         is_late = not node.is_awaited or self.registry.has_others(node)
         if node.is_by_hand and node.hello is None and is_late:
-            return f"{self.registry.title(node)} has joined{_on(hello.host)}"
+            return f"{self.registry.title(node)} has joined{on_host(hello.host)}"
         return ""
 
     def _refused(
@@ -351,7 +360,7 @@ class Router:
         if reason not in said and len(said) < MAX_REFUSALS_SAID:
             said.add(reason)
             others = "waiting for another" if node.role is Role.TARGET else "going on without it"
-            name = f"{self.registry.title(node)}{_on(host)}"
+            name = f"{self.registry.title(node)}{on_host(host)}"
             self._do(Warn(f"refused {name}: {reason}; {others}"))
 
     def _turn_out(self, drafter: Node, reason: str, now: float) -> None:
@@ -563,9 +572,13 @@ class Router:
 
     def _step_each(self, node: Node, event: s.Event, now: float) -> None:
         """Give an event to the state machines of all texts that a node works on."""
-        for session, text in tuple(self._open.items()):
-            if node.id in text.workers(node.role):
-                self._step(session, event, now)
+        for session in self._sessions_of(node):
+            self._step(session, event, now)
+
+    def _sessions_of(self, node: Node) -> tuple[int, ...]:
+        """Return the open texts that a node works on, the oldest first."""
+        texts = self._open.items()
+        return tuple(session for session, text in texts if node.id in text.workers(node.role))
 
     def _perform(self, running: SessionFigures, action: s.Action, now: float) -> None:
         session = running.machine.session
@@ -575,7 +588,7 @@ class Router:
             case s.Emit():
                 running.emitted.append((now, len(action.tokens)))
                 self._do(Deliver(session, action))
-            case s.EmitPrompt():
+            case s.EmitPrompt() | s.EmitRead():
                 self._do(Deliver(session, action))
             case s.Finish(reason):
                 self._end(running, running.result(reason))
@@ -584,14 +597,3 @@ class Router:
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)
-
-
-def _takes_over(node: Node, hello: Hello) -> bool:
-    """True if the process that sends this Hello replaces another one."""
-    return node.is_again if node.hello is None else node.hello != hello
-
-
-def _on(host: str) -> str:
-    """Return " on HOST" with the host that a node names, printable; "" if it names none."""
-    name = "".join(letter if letter.isprintable() else "?" for letter in host[:80])
-    return f" on {name}" if name else ""

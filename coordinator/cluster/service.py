@@ -455,17 +455,25 @@ class Service:
             try:
                 starting.start()
             except RuntimeError as error:
-                self._not_started(restart.config, error)
+                self._not_started(restart.config, str(error))
 
     def _start_again(self, config: NodeConfig) -> None:
+        """Start a node in the place of one that has ended; if that fails, plan the next attempt.
+
+        Runs in a thread of its own. Whatever fails here would otherwise end that thread alone, and
+        the router would wait for the node forever.
+        """
         try:
             self._launcher.start(config)
         except SlipstreamError as error:
-            self._not_started(config, error)
+            self._not_started(config, str(error))
+        except Exception as error:  # noqa: BLE001 (of the system, of Python, of Ray)
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            self._not_started(config, f"cannot start the {config.role} process ({why})")
 
-    def _not_started(self, config: NodeConfig, error: Exception) -> None:
+    def _not_started(self, config: NodeConfig, line: str) -> None:
         if not self._stopping:
-            self._tell(NodeEnded(config.identity.encode(), str(error), is_unusable=False))
+            self._tell(NodeEnded(config.identity.encode(), line, is_unusable=False))
 
     def _handle(self, event: Event, now: float) -> None:
         if isinstance(event, NodeEnded):

@@ -88,6 +88,8 @@ class NodeState:
     doing       what the node says it is doing
     texts       number of texts that it works on; at most max_texts
     forwards    number of forward passes that it has finished
+    pass_rows   rows of the pass that it is in; 0: it is in none
+    pass_s, pass_expected_s  for how long it is in that pass, and how long such a pass usually takes
     bad_frames  frames from it that could not be decoded
     ready_s     seconds since it was ready; None: it never was
     silent_s    seconds since its last message
@@ -107,6 +109,9 @@ class NodeState:
     texts: int
     max_texts: int
     forwards: int
+    pass_rows: int
+    pass_s: float
+    pass_expected_s: float
     bad_frames: int
     ready_s: float | None
     silent_s: float
@@ -119,6 +124,7 @@ class TextState:
     """The state of a text that is being generated.
 
     number            the text's number, as in the coordinator's log
+    prompt_read       tokens of the prompt that the target has read
     max_tokens        most tokens that it may get after the prompt
     acceptance_rate   accepted / verified drafts; None: there were no drafts
     without_drafter   its policy has a drafter, but no drafter works on it now
@@ -126,6 +132,7 @@ class TextState:
 
     number: int
     prompt_tokens: int
+    prompt_read: int
     tokens: int
     max_tokens: int
     running_s: float
@@ -201,6 +208,9 @@ def _node(node: Node, texts: tuple[SessionNodes, ...], pid: int | None, now: flo
         texts=sum(node.id in text.workers(node.role) for text in texts),
         max_texts=node.num_lanes,
         forwards=node.progress + node.num_forwards_before,
+        pass_rows=node.under_way.num_rows,
+        pass_s=_rounded(node.under_way.took_s),
+        pass_expected_s=_rounded(node.under_way.expected_s),
         bad_frames=node.num_bad_frames,
         ready_s=None if node.ready_at is None else _rounded(now - node.ready_at),
         silent_s=_rounded(node.detector.silence_s(now)),
@@ -216,6 +226,7 @@ def _text(text: SessionNodes, now: float) -> TextState:
     return TextState(
         number=number_of(machine.session),
         prompt_tokens=machine.num_prompt,
+        prompt_read=machine.num_prompt_read,
         tokens=machine.num_generated,
         max_tokens=machine.limits.max_len - machine.num_prompt,
         running_s=_rounded(running_s),

@@ -149,6 +149,8 @@ class Common(Body):
     guided_regex: str | None = None
     guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
+    # As llama.cpp has it.
+    return_progress: bool | None = None
     # Ours.
     speculative: Speculative | None = None
 
@@ -162,6 +164,13 @@ class Common(Body):
         if (form := self.form()) is not None:
             given["structured_outputs"] = form
         return given
+
+    @property
+    def wants_progress(self) -> bool:
+        """True if chunks tell how far the prompt was read. Raises ConfigurationError."""
+        if self.return_progress and not self.stream:
+            raise ConfigurationError("return_progress goes with stream: true")
+        return bool(self.return_progress)
 
     @property
     def wants_events(self) -> bool:

@@ -11,7 +11,8 @@ from coordinator.http.answers import chat_logprobs, speculation_of, usage_of
 from coordinator.http.bodies import ChatBody
 from coordinator.http.call_stream import AnswerStream
 from coordinator.http.jobs import Job
-from coordinator.http.streams import Counts, with_counts
+from coordinator.http.streams import Counts, progress, with_counts
+from coordinator.text.session import EmitRead
 
 
 class Chat:
@@ -66,6 +67,9 @@ class Chat:
         streams: dict[int, AnswerStream] = {}
         async with aclosing(self.job.parts()) as parts:
             async for _, output in parts:
+                if isinstance(output, EmitRead):
+                    yield progress(head, output, self.job)
+                    continue
                 for made in output.outputs:
                     if made.index not in streams:
                         streams[made.index] = self._stream()

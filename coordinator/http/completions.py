@@ -12,7 +12,8 @@ from coordinator.api.token_names import TokenNames
 from coordinator.http.answers import legacy_logprobs, speculation_of, usage, usage_of
 from coordinator.http.bodies import CompletionBody
 from coordinator.http.jobs import Job
-from coordinator.http.streams import Counts, with_counts
+from coordinator.http.streams import Counts, progress, with_counts
+from coordinator.text.session import EmitRead
 
 
 class Completions:
@@ -58,6 +59,9 @@ class Completions:
         begun: set[int] = set()  # places of the choices that have had a chunk
         async with aclosing(self.job.parts()) as parts:
             async for index, output in parts:
+                if isinstance(output, EmitRead):
+                    yield progress(self._head, output, self.job)
+                    continue
                 for made in output.outputs:
                     counts.add(made)
                     place = index * self._n + made.index

@@ -6,16 +6,21 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from coordinator.http.work import RETRY_AFTER_S
 from proto.errors import (
     AwayError,
     BusyError,
     ClosedError,
     ConfigurationError,
+    IncompatibleError,
     ModelError,
+    NodeError,
     SlipstreamError,
+    TextError,
+    TransportError,
 )
 
-RETRY_AFTER_S = 1
+RETRY_AFTER = "Retry-After"
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -39,6 +44,17 @@ class Refusal:
     line: str
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+
+    def as_event(self) -> dict[str, Any]:
+        """Return the JSON of the last event of a stream, which has no status of its own any more.
+
+        The error has it in `status`, and in `retry_after` the seconds after which to ask again.
+        """
+        told = self.as_json()
+        told["error"]["status"] = self.status
+        if (seconds := self.headers.get(RETRY_AFTER)) is not None:
+            told["error"]["retry_after"] = int(seconds)
+        return told
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON body of the answer, in the form of OpenAI's API."""
@@ -67,10 +83,18 @@ def refusal_of(error: SlipstreamError) -> Refusal:
         case ConfigurationError() | ModelError():
             return Refusal(400, line)
         case BusyError():
-            return Refusal(429, line, headers={"Retry-After": str(RETRY_AFTER_S)})
-        case AwayError() | ClosedError():
-            return Refusal(503, line, headers={"Retry-After": str(RETRY_AFTER_S)})
+            return Refusal(429, line, headers=again_after())
+        case TextError():
+            return Refusal(500, line)
+        # The pair is away, or has ended with the server: another one can answer.
+        case AwayError() | ClosedError() | NodeError() | IncompatibleError() | TransportError():
+            return Refusal(503, line, headers=again_after())
     return Refusal(500, line)
+
+
+def again_after(seconds: int = RETRY_AFTER_S) -> dict[str, str]:
+    """Return the header that says after how many seconds a client should ask again."""
+    return {RETRY_AFTER: str(seconds)}
 
 
 def error_response(refusal: Refusal) -> JSONResponse:

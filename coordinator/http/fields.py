@@ -72,7 +72,7 @@ FIELDS: Mapping[str, Known] = {
     **_obeyed("ignore_eos min_tokens include_stop_str_in_output skip_special_tokens", TEXTS),
     **_obeyed("response_format structured_outputs", TEXTS),
     **_obeyed("guided_json guided_regex guided_choice guided_grammar", TEXTS),
-    **_obeyed("speculative", TEXTS),
+    **_obeyed("speculative return_progress", TEXTS),
     "echo": Known(COMPLETIONS, CHAT, (False,), "continue_final_message continues a message"),
     # These change no text.
     **dict.fromkeys(("user", "metadata", "store", "safety_identifier", "service_tier"), Known()),

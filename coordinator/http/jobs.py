@@ -16,6 +16,8 @@ from coordinator.api.params import RequestOutputKind
 from coordinator.api.requests import Request as Asked
 from coordinator.http.errors import Refusal, RefusedRequestError
 from coordinator.http.figures import Figures
+from coordinator.http.guard import CLIENT
+from coordinator.text.session import EmitRead
 
 T = TypeVar("T")
 
@@ -25,7 +27,8 @@ class Job:
     """The texts that one HTTP request asked for, from its arrival until all have ended.
 
     requests  one for each prompt, with `n` texts each, in the order of their index in the answer
-    client    the API key or address of the client; clients share the lanes evenly
+    client    whose request it is; clients share the lanes evenly
+    progress  True: parts also tell how far prompts were read
     """
 
     llm: AsyncLLM
@@ -33,6 +36,7 @@ class Job:
     name: str
     requests: list[Asked]
     client: str
+    progress: bool = False
     begun: float = field(default_factory=time.monotonic)
 
     @property
@@ -43,14 +47,19 @@ class Job:
     def _id(self, index: int) -> str:
         return f"{self.name}-{index}"
 
-    async def parts(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    async def parts(self) -> AsyncGenerator[tuple[int, RequestOutput | EmitRead], None]:
         """Start all requests; yield (index of the prompt, new output) as outputs come.
+
+        Where progress is wanted, the output may also be how far that prompt was read.
 
         Raises SlipstreamError. Leaving the loop early ends every text.
         """
-        news: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
+        news: asyncio.Queue[tuple[int, RequestOutput | EmitRead | BaseException | None]]
+        news = asyncio.Queue()
 
         async def follow(index: int, request: Asked) -> None:
+            if self.progress:
+                request.on_read = lambda read: news.put_nowait((index, read))
             outputs = self.llm.answer(
                 request, self._id(index), output_kind=RequestOutputKind.DELTA, client=self.client
             )
@@ -77,8 +86,9 @@ class Job:
                 if item is None:
                     left -= 1
                     continue
-                for made in item.outputs:
-                    self.figures.came(made, self.begun)
+                if isinstance(item, RequestOutput):
+                    for made in item.outputs:
+                        self.figures.came(made, self.begun)
                 yield index, item
         finally:
             for task in tasks:
@@ -123,6 +133,5 @@ class ClientGoneError(Exception):
 
 
 def client_of(request: Request) -> str:
-    """Return the API key header or address that names the client, for sharing out lanes."""
-    key = request.headers.get("authorization", "")
-    return key or (request.client.host if request.client else "")
+    """Return whose request it is, as the guard has found out, for sharing out lanes."""
+    return str(request.scope.get("state", {}).get(CLIENT, ""))

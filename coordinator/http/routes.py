@@ -148,6 +148,7 @@ class Routes:
         self, answer: "Completions | Chat", body: CompletionBody | ChatBody, request: Request
     ) -> Response:
         headers = {"X-Request-ID": answer.job.name}
+        answer.job.progress = body.wants_progress
         if not body.stream:
             whole = await unless_gone(request, answer.job.whole())
             if body.logprobs is None or body.logprobs is False:

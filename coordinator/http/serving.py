@@ -1,29 +1,43 @@
-"""Runs the HTTP server: its socket, signals and limits, and its end within a limited time."""
+"""Runs the HTTP server: its socket, signals and limits, and its end within a limited time.
+
+After a signal the server drains (`work.py`): requests in work go on, new ones are refused, and
+connections are still accepted, so that clients are told so. Then what is left is broken off with an
+error that says when to ask again, and the server ends.
+"""
 
 import asyncio
 import gc
 import logging
+import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
-import h11
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.api.async_llm import AsyncLLM
+from coordinator.http.clients import networks
+from coordinator.http.door import Door
 from coordinator.http.figures import Figures
 from coordinator.http.guard import Guard, Rules
 from coordinator.http.routes import make_app
 from coordinator.http.settings import ServeConfig
-from proto.errors import ConfigurationError, SlipstreamError
+from coordinator.http.work import Phase, Work
+from proto.errors import ClosedError, ConfigurationError, SlipstreamError
+from proto.system import RAISE_THE_LIMIT, may_open
 
-GRACE_S = 6  # in which texts may be finished after a signal; then they are cancelled
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FLUSH_S = 2  # in which clients may take what an answer ends with; then it is broken off
 MAX_HEADER_BYTES = 1 << 16
-LOOK_S = 0.5  # between looks at whether the pair is alive
+FEWEST_CONNECTIONS = 4
 
 
 def listen(config: ServeConfig) -> socket.socket:
@@ -64,8 +78,13 @@ class Named:
     version: str = ""
 
 
-def application(llm: AsyncLLM, named: Named, config: ServeConfig, key: str) -> ASGIApp:
-    """Return the complete application: the routes, and the guard in front of them."""
+def application(
+    llm: AsyncLLM, named: Named, config: ServeConfig, keys: Sequence[str], work: Work
+) -> ASGIApp:
+    """Return the complete application: the routes, and the guard in front of them.
+
+    keys  the API keys, one of which clients must send; empty: none is wanted
+    """
     app: ASGIApp = make_app(
         llm,
         named.model,
@@ -85,115 +104,155 @@ def application(llm: AsyncLLM, named: Named, config: ServeConfig, key: str) -> A
         checks_host=config.is_loopback,
         hosts=tuple(host.lower() for host in config.allowed_host),
         origins=config.allow_origin,
-        key=key,
+        keys=tuple(keys),
+        proxies=networks(config.forwarded_allow_ips),
         max_body=config.max_body_mb << 20,
         io_timeout_s=config.io_timeout_s,
     )
-    return Guard(app, rules)
+    return Guard(app, rules, work)
 
 
-class HurriedProtocol(H11Protocol):
-    """Closes a connection whose client does not send a whole header within `limit_s`.
+def limits_of(config: ServeConfig) -> tuple[Door, Work]:
+    """Return what bounds the connections and the requests in work.
 
-    uvicorn itself limits only the time between an answer and the next request.
+    Where this process may not open as many files, there are fewer connections, and always some that
+    have no request in work: by these a client can be told that there are too many.
     """
-
-    limit_s = 30.0
-    _hurry: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit when a client has connected."""
-        super().connection_made(transport)
-        self._begin()
-
-    def data_received(self, data: bytes) -> None:
-        """Handle bytes of the client; the time limit runs until a whole header has come."""
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._end()
-        elif self.cycle is None or self.cycle.response_complete:
-            self._begin()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the time limit when the client has gone."""
-        self._end()
-        super().connection_lost(exc)
-
-    def _begin(self) -> None:
-        if self._hurry is None:
-            self._hurry = self.loop.call_later(self.limit_s, self.transport.close)
-
-    def _end(self) -> None:
-        if self._hurry is not None:
-            self._hurry.cancel()
-            self._hurry = None
+    most = max(FEWEST_CONNECTIONS, may_open(config.max_connections))
+    most = min(most, config.max_connections)
+    if most < config.max_connections:
+        logger.warning(
+            "at most %d connections are open at once, not --max-connections %d: %s",
+            most,
+            config.max_connections,
+            RAISE_THE_LIMIT,
+        )
+    return Door(most), Work(min(config.max_requests, most - max(1, most // 8)))
 
 
 class Server(uvicorn.Server):
-    """A server that also ends when the pair has ended, while `watch` runs; `failure` says why."""
+    """uvicorn's server with our own door, which drains after a signal, and ends with its pair.
 
-    def __init__(self, config: uvicorn.Config, llm: AsyncLLM) -> None:
-        super().__init__(config)
-        self._llm = llm
+    failure  the error that ended the pair; None: it has not ended
+    """
+
+    def __init__(
+        self, app: ASGIApp, llm: AsyncLLM, config: ServeConfig, door: Door, work: Work
+    ) -> None:
+        super().__init__(settings_for(app, config, door))
         self.failure: SlipstreamError | None = None
+        self._llm = llm
+        self._door = door
+        self._work = work
+        self._drain_s = config.drain_timeout_s
+        self._signals: list[int] = []  # those that have come
 
-    async def watch(self) -> None:
-        """Check the pair every LOOK_S seconds; when it has ended, note why and end the server."""
-        while not self.should_exit:
-            try:
-                self._llm.pair.service.check_alive()
-            except SlipstreamError as error:
-                self.failure = error
-                self.should_exit = True
-            await asyncio.sleep(LOOK_S)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections at the sockets."""
+        await super().startup(sockets=[])
+
+        def make() -> asyncio.Protocol:
+            kind = self.config.http_protocol_class
+            state = self.lifespan.state
+            made: asyncio.Protocol = kind(self.config, self.server_state, state)  # type: ignore
+            return made
+
+        (bound,) = sockets or []
+        self._door.open(bound, make)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look, ten times a second, whether the server ends now; True if it does."""
+        now = time.monotonic()
+        try:
+            self._llm.pair.service.check_alive()
+        except SlipstreamError as error:
+            self.failure = error
+            self._work.end(f"the models have ended: {error}")
+            self.should_exit = True
+        if self._signals and not self._work.is_ending:
+            self._work.drain(now, self._drain_s)
+            if self._work.num:
+                logger.warning(
+                    "ending: %d requests have up to %g s; a second signal ends them at once",
+                    self._work.num,
+                    self._drain_s,
+                )
+        self.should_exit |= len(self._signals) > 1 or self._work.is_drained(now)
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what is still in work with an error, close all connections, and end."""
+        if self._work.phase is not Phase.ENDED:
+            self._work.end("the server has ended; ask again later, or another one")
+        self._llm.end(self.failure or ClosedError(self._work.why))
+        self._door.close()
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """While inside, let signals end the server in order; then raise the first one again.
+
+        Ignored signals, as under nohup, stay ignored.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = [(number, signal.signal(number, self.handle_exit)) for number in heeded]
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+        for first in self._signals[:1]:
+            signal.raise_signal(first)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note a signal; the second one ends the server at once."""
+        del frame
+        self._signals.append(sig)
+        self.force_exit = len(self._signals) > 1
 
 
 def serve(
     llm: AsyncLLM,
     named: Named,
     config: ServeConfig,
-    key: str,
+    keys: Sequence[str],
     bound: socket.socket,
     ready: Callable[[], None],
 ) -> None:
     """Answer requests until a signal, which is raised again. Raises what ended the pair."""
-    server = Server(settings_for(application(llm, named, config, key), config), llm)
+    door, work = limits_of(config)
+    server = Server(application(llm, named, config, keys, work), llm, config, door, work)
 
     # What was made by now stays: looking for garbage in it would stop all streams for a moment.
     gc.collect()
     gc.freeze()
 
     async def run() -> None:
-        watching = asyncio.create_task(server.watch())
         ready()
-        try:
-            await server.serve(sockets=[bound])
-        finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+        await server.serve(sockets=[bound])
 
     asyncio.run(run())
     if server.failure is not None:
         raise server.failure
 
 
-def settings_for(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
+def settings_for(app: ASGIApp, config: ServeConfig, door: Door) -> uvicorn.Config:
     """Return uvicorn's settings for the application: with limits, and no logs of requests."""
     # Requests have prompts and keys in them: nothing of theirs is logged.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    limits = {"limit_s": config.io_timeout_s}
     return uvicorn.Config(
         app,
-        http=type("Protocol", (HurriedProtocol,), limits),
+        http=door.protocol(config.io_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=config.max_connections,
         timeout_keep_alive=int(config.io_timeout_s) or 1,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=FLUSH_S,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )

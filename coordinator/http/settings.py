@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from coordinator.api.async_llm import MAX_WAITING
 from coordinator.api.config_base import Frozen
 from coordinator.api.reasoning import AUTO, ParserName
+from coordinator.http.clients import networks
 from proto.errors import ConfigurationError
 from proto.system import cannot_read
 
@@ -19,6 +20,9 @@ LEAST_KEY = 16  # characters; a shorter key could be guessed
 
 def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
+
+
+# -- settings --------------------------------------------------------------------------------------
 
 
 class ServeConfig(Frozen):
@@ -39,12 +43,22 @@ class ServeConfig(Frozen):
             "with none the thoughts stay in the answer."
         ),
     ] = AUTO
+    api_key: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_listed),
+        Field(
+            description="API key that clients must send; each key is a client. May be given "
+            "several times. Other users of this machine can see it in the list of processes: "
+            "--api-key-file keeps it from them."
+        ),
+    ] = ()
     api_key_file: Annotated[
         Path | None,
         BeforeValidator(lambda value: Path(value) if isinstance(value, str) else value),
         Field(
-            description="File with the API key that clients must send. The key is a line of at "
-            f"least 16 characters. The environment variable {KEY_VARIABLE} may hold it instead."
+            description="File with the API keys that clients must send, one in each line. A key "
+            f"has at least {LEAST_KEY} characters. The environment variable {KEY_VARIABLE} may "
+            "hold a key instead."
         ),
     ] = None
     insecure: Annotated[
@@ -69,6 +83,15 @@ class ServeConfig(Frozen):
             "https://example.org; may be given several times."
         ),
     ] = ()
+    forwarded_allow_ips: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_listed),
+        Field(
+            description="Address or network of a reverse proxy whose X-Forwarded-For is believed. "
+            "Such as 10.0.0.1 or 10.0.0.0/8; may be given several times. Without API keys each "
+            "address is a client."
+        ),
+    ] = ()
     max_queue: Annotated[
         int,
         Field(ge=0, le=1 << 16, description="Texts that may wait for a lane. More are refused."),
@@ -79,8 +102,18 @@ class ServeConfig(Frozen):
     max_body_mb: Annotated[
         int, Field(ge=1, le=1024, description="Largest request body, in megabytes.")
     ] = 8
+    max_requests: Annotated[
+        int,
+        Field(ge=1, le=1 << 16, description="Most requests in work at once. More get status 503."),
+    ] = 512
     max_connections: Annotated[
-        int, Field(ge=1, le=1 << 16, description="Most open connections.")
+        int,
+        Field(
+            ge=2,
+            le=1 << 16,
+            description="Most open connections. For more, those are closed that have no request "
+            "in work, first the oldest that has sent none.",
+        ),
     ] = 1024
     io_timeout_s: Annotated[
         float,
@@ -91,6 +124,15 @@ class ServeConfig(Frozen):
             "must send its request, take a part of the answer, or send the next request.",
         ),
     ] = 30.0
+    drain_timeout_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=86400,
+            description="Seconds that requests in work have after SIGTERM or Ctrl-C. New ones get "
+            "status 503 meanwhile; a second signal ends the server at once.",
+        ),
+    ] = 6.0
 
     @property
     def is_loopback(self) -> bool:
@@ -102,29 +144,25 @@ class ServeConfig(Frozen):
         except ValueError:
             return False
 
-    def read_key(self) -> str:
-        """Return the API key that clients must send; "": none wanted. Raises ConfigurationError."""
-        key, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    def read_keys(self) -> tuple[str, ...]:
+        """Return the API keys that clients may send; empty: none is wanted.
+
+        Raises ConfigurationError.
+        """
+        keys = [("--api-key", key) for key in self.api_key]
         if self.api_key_file is not None:
             where = str(self.api_key_file)
-            try:
-                key = self.api_key_file.read_text("utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise ConfigurationError(f"{where} is no text file; write the key there") from error
-            except OSError as error:
-                raise ConfigurationError(f"{where}: {cannot_read(error)}") from error
-        elif not key:
-            if not self.is_loopback and not self.insecure:
-                raise ConfigurationError(
-                    f"other machines reach --host {self.host}: give --api-key-file FILE, or "
-                    "--insecure to let everybody in"
-                )
-            return ""
-        if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+            keys += [(where, key) for key in _lines_of(self.api_key_file)]
+        if not keys and (key := os.environ.get(KEY_VARIABLE, "")):
+            keys = [(KEY_VARIABLE, key)]
+        if not keys and not self.is_loopback and not self.insecure:
             raise ConfigurationError(
-                f"{where} holds no API key: one line of at least {LEAST_KEY} letters and digits"
+                f"other machines reach --host {self.host}: give --api-key-file FILE, or "
+                "--insecure to let everybody in"
             )
-        return key
+        for where, key in keys:
+            _check_key(where, key)
+        return tuple(dict.fromkeys(key for _, key in keys))
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -134,4 +172,29 @@ class ServeConfig(Frozen):
                 raise ConfigurationError(
                     f"--allow-origin: expected an origin like https://example.org, got {origin}"
                 )
+        try:
+            networks(self.forwarded_allow_ips)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--forwarded-allow-ips: expected an address or a network like 10.0.0.0/8; {error}"
+            ) from error
         return self
+
+
+def _lines_of(file: Path) -> list[str]:
+    """Return the lines of a file of keys, at least one. Raises ConfigurationError."""
+    try:
+        text = file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file} is no text file; write the key there") from error
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {cannot_read(error)}") from error
+    return [line.strip() for line in text.splitlines() if line.strip()] or [""]
+
+
+def _check_key(where: str, key: str) -> None:
+    """Raise ConfigurationError if it is no key. Its message does not show the key."""
+    if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigurationError(
+            f"{where} holds no API key: one line of at least {LEAST_KEY} letters and digits"
+        )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from coordinator.http.bodies import Common
 from coordinator.http.errors import Refusal, RefusedRequestError, refusal_of
 from coordinator.http.jobs import Job
 from coordinator.http.large import json_bytes
+from coordinator.text.session import EmitRead
 from proto.errors import SlipstreamError
 
 MANY_TOKENS = 256  # with their log-probabilities in one chunk
@@ -51,30 +53,46 @@ def with_counts(
     return chunk
 
 
+def progress(head: dict[str, Any], read: EmitRead, job: Job) -> dict[str, Any]:
+    """Return the chunk that says how far a prompt was read, as llama.cpp's server has it."""
+    told = {"total": read.num_prompt, "processed": read.num_read}
+    told["time_ms"] = round((time.monotonic() - job.begun) * 1e3)
+    return {**head, "choices": [], "prompt_progress": told}
+
+
 async def event_stream(
     first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]
 ) -> AsyncIterator[bytes]:
-    """Yield server-sent events; texts are read as they come, however slowly the client reads."""
+    """Yield server-sent events; texts are read as they come, however slowly the client reads.
+
+    The last one is `[DONE]`, also after an error; but where the server or its pair ends (status
+    503) it is the error: the answer is to be asked for again.
+    """
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    async def read() -> None:
+    async def read() -> bool:
+        """Read all events; return False if what came last was that the server ends."""
         try:
             async for event in events:
                 waiting.put_nowait(await _written(event))
         except SlipstreamError as error:
-            waiting.put_nowait(_event(refusal_of(error).as_json()))
+            refusal = refusal_of(error)
+            waiting.put_nowait(_event(refusal.as_event()))
+            return refusal.status != 503
         except RefusedRequestError as error:
-            waiting.put_nowait(_event(error.refusal.as_json()))
+            waiting.put_nowait(_event(error.refusal.as_event()))
         finally:
             waiting.put_nowait(None)
+        return True
 
     reading = asyncio.create_task(read())
     try:
         yield await _written(first)
         while (event := await waiting.get()) is not None:
             yield event
-        await reading  # raises what is no error of ours: such a stream breaks off, and is not done
-        yield b"data: [DONE]\n\n"
+        # Raises what is no error of ours: such a stream breaks off, and is not done.
+        if await reading:
+            yield b"data: [DONE]\n\n"
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

@@ -222,8 +222,8 @@ class Launcher:
 
     def start(self, config: NodeConfig) -> None:
         """Start a node process and send it its config. Raises NodeError if that cannot be done."""
-        config = self._completed(config)
         try:
+            config = self._completed(config)  # reads files of the system: descriptors may run out
             with self._lock:
                 if self._is_closed:
                     raise NodeError(f"cannot start the {config.role} process: all are being ended")

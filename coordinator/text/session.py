@@ -14,7 +14,9 @@ incarnation (a number that grows with every Open, so that older messages are ign
     FaultArrived(failed)    the target cannot go on with this text                 -> Fail
     NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
     NodeJoined (a head)     the target must send hidden states of other layers     -> Open
-    Tick                    no verdict has come for too long                       -> Open
+    Progressed              the target works: however long a pass takes, it is waited for
+    Overran                 its pass takes so long that it may never end: no longer waited for
+    Tick                    no verdict has come for too long, and no pass is under way -> Open
 
 Coupled verification makes the target a function of prefix and seed, so any verdict is right,
 whichever process computed it and whenever. Its base may be any committed position; where its tokens
@@ -32,6 +34,7 @@ from coordinator.text.session_events import Action as Action
 from coordinator.text.session_events import DraftArrived as DraftArrived
 from coordinator.text.session_events import Emit as Emit
 from coordinator.text.session_events import EmitPrompt as EmitPrompt
+from coordinator.text.session_events import EmitRead as EmitRead
 from coordinator.text.session_events import Event as Event
 from coordinator.text.session_events import Fail as Fail
 from coordinator.text.session_events import FaultArrived as FaultArrived
@@ -39,6 +42,7 @@ from coordinator.text.session_events import Finish as Finish
 from coordinator.text.session_events import NodeId as NodeId
 from coordinator.text.session_events import NodeJoined as NodeJoined
 from coordinator.text.session_events import NodeLost as NodeLost
+from coordinator.text.session_events import Overran as Overran
 from coordinator.text.session_events import Progressed as Progressed
 from coordinator.text.session_events import PromptScored as PromptScored
 from coordinator.text.session_events import RoundTripMeasured as RoundTripMeasured
@@ -112,7 +116,9 @@ class PromptScores:
 
 # -- session ---------------------------------------------------------------------------------------
 
-WORK_LIMIT_S_MIN = 2.0
+# How long a text waits for its target's next message while no pass is under way there: ten passes,
+# because a target may wait for drafts, but within these limits.
+WORK_LIMIT_S_MIN, WORK_LIMIT_S_MAX = 2.0, 10.0
 # An Open counts as lost if, after a time limit, the node still sends messages of an older
 # incarnation. The limit is ANSWER_TRIPS round trips and some more, at most ANSWER_LIMIT_S, which is
 # also the limit where no round trip is known.
@@ -174,7 +180,10 @@ class Session:
         self._round_trips: dict[NodeId, float] = {}  # seconds, by node; only those that are known
         self._reopens = 0  # repeated Opens to the target since the text last grew
         self._stuck_since = 0.0  # when the first of these was sent
-        self._owed_since = 0.0  # since when we have waited for the target's next message
+        self.num_read = 0  # tokens of the text that the target that is there has read, at most
+        self._overrun = ""  # words about a pass of the target that takes too long; "": none does
+        self._owed_since = 0.0  # since when we have waited for a sign of the target's work
+        self._passed_at = 0.0  # when the last verdict came, or the text was opened
         self._forward_s = 0.0  # duration of the target's latest pass
         self._pass_s = 0.0  # running mean of the time between verdicts
 
@@ -182,6 +191,11 @@ class Session:
     def num_generated(self) -> int:
         """Return the number of committed tokens after the prompt."""
         return len(self.text) - self.num_prompt
+
+    @property
+    def num_prompt_read(self) -> int:
+        """Return how many tokens of the prompt the target has read."""
+        return self.num_prompt if self.num_generated else min(self.num_read, self.num_prompt)
 
     @property
     def is_watched(self) -> bool:
@@ -217,15 +231,17 @@ class Session:
                 return self._on_fault(node, fault, now)
             case NodeJoined(node, role, layers):
                 if role is Role.TARGET:
-                    self._target_since = self._incarnation + 1
+                    self._target_since, self.num_read = self._incarnation + 1, 0
                 return [*self._ask_for_features(layers, now), *self._open(node, role, now)]
             case NodeLost(node, role):
                 self._told.pop(node, None)
                 if role is Role.DRAFTER and self.policy.has_drafter and not self._any(role):
                     self.drafter_lost_at = self.num_generated
                 return []
-            case Progressed():
-                self._owed_since = now
+            case Progressed(num_read):
+                return self._on_progress(num_read, now)
+            case Overran(words):
+                self._overrun = words
                 return []
             case RoundTripMeasured(node, seconds):
                 self._round_trips[node] = seconds
@@ -252,7 +268,7 @@ class Session:
         self._incarnation += 1
         self._told[node] = _Told(role, self._incarnation, now)
         if role is Role.TARGET:
-            self._owed_since = now
+            self._owed_since = self._passed_at = now
             if self.rule is not Rule.COUPLED and self._has_begun:
                 self._attempt = self._incarnation << ATTEMPT_BITS
             self._has_begun = True
@@ -301,10 +317,16 @@ class Session:
             self._reopens += 1
             is_long = now - self._stuck_since >= GIVE_UP_S
             if is_long and self._reopens > MAX_REOPENS_WITHOUT_PROGRESS:
-                line = f"the target did not continue the text after {self.num_generated} tokens, "
-                line += f"although it was told the text {self._reopens} times"
-                return self._end(Fail(line))
+                return self._end(Fail(self._why_given_up))
         return self._open(node, role, now)
+
+    @property
+    def _why_given_up(self) -> str:
+        line = f"the target did not continue the text after {self.num_generated} tokens, "
+        line += f"although it was told the text {self._reopens} times"
+        if not self.num_generated and self.num_read:
+            line += f"; of the prompt it has read {self.num_read:,} of {self.num_prompt:,} tokens"
+        return f"{line}; {self._overrun}" if self._overrun else line
 
     def _on_fault(self, node: NodeId, fault: Fault, now: float) -> list[Action]:
         told = self._told.get(node)
@@ -343,8 +365,16 @@ class Session:
             limit_s *= 2 ** min(MOST_DOUBLINGS, max(0, self._reopens - NUM_QUICK_REOPENS))
         return min(ANSWER_LIMIT_S, limit_s)
 
+    def _on_progress(self, num_read: int, now: float) -> list[Action]:
+        """Wait on for a target that works; more of the text read means that no Open was in vain."""
+        self._owed_since, self._overrun = now, ""
+        if num_read <= self.num_read:
+            return []
+        self.num_read, self._reopens = num_read, 0
+        return [EmitRead(num_read, self.num_prompt)] if num_read < self.num_prompt else []
+
     def _on_tick(self, now: float) -> list[Action]:
-        limit = max(WORK_LIMIT_S_MIN, WORK_LIMIT_PASSES * self._pass_s)
+        limit = min(WORK_LIMIT_S_MAX, max(WORK_LIMIT_S_MIN, WORK_LIMIT_PASSES * self._pass_s))
         target = self._any(Role.TARGET)
         if target is None or now - self._owed_since <= limit:
             return []
@@ -371,8 +401,9 @@ class Session:
         self._reopens = 0
         self._attempt = max(self._attempt, verdict.attempt)
         self._forward_s = (verdict.model_us + verdict.host_us) / 1e6
-        self._pass_s += 0.1 * (now - self._owed_since - self._pass_s)
-        self._owed_since = now
+        self._pass_s += 0.1 * (now - self._passed_at - self._pass_s)
+        self._owed_since = self._passed_at = now
+        self._overrun = ""
         num_known = len(verdict.tokens) - len(news)
         num_accepted = max(0, min(verdict.num_accepted - num_known, len(tokens)))
         self.counts.count(PassFigures.of(verdict, len(tokens), num_accepted, num_known))

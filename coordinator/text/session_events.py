@@ -86,7 +86,19 @@ class RoundTripMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The target has finished a forward pass, as its heartbeat says."""
+    """The target works, as its heartbeat says: a pass has ended, or one is under way.
+
+    num_read  tokens of the text that its cache holds
+    """
+
+    num_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overran:
+    """A pass of the target takes far longer than is expected there; `words` say how long."""
+
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +155,14 @@ class EmitPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class EmitRead:
+    """Tell the reader how far the target has read the prompt, which takes it a while."""
+
+    num_read: int
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The text is complete; `reason` says why it ended."""
 
@@ -166,6 +186,7 @@ Event = (
     | NodeLost
     | RoundTripMeasured
     | Progressed
+    | Overran
     | Tick
 )
-Action = Send | Emit | EmitPrompt | Finish | Fail
+Action = Send | Emit | EmitPrompt | EmitRead | Finish | Fail

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 
-from coordinator.text.session import Emit, EmitPrompt, Result
+from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result
 from proto.errors import SlipstreamError
 
 WAIT_S = 1.0  # how long a reader waits before it checks that the service is alive
 
 
-Item = Emit | EmitPrompt | Result
+Item = Emit | EmitPrompt | EmitRead | Result
 
 
 @dataclass(frozen=True, slots=True)

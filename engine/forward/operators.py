@@ -222,7 +222,8 @@ def _fastest(products: Mapping[str, Product], weight: torch.Tensor, *, streams: 
     streams  True: each call finds the weights in memory, not in a cache
     """
     costs = dict.fromkeys(products, 0.0)
-    other = torch.ones(_cache_bytes() // 2, dtype=torch.int32) if streams else None
+    # Not of integers: to add them up torch makes a copy with twice as many bytes.
+    other = torch.ones(_cache_bytes() // 2, dtype=torch.float32) if streams else None
     for num_rows, row_weight in _ROW_WEIGHTS.items():
         x = _rows(num_rows, weight)
         best = dict.fromkeys(products, math.inf)

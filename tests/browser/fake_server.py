@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from coordinator.http.pages import FILES, page_file
 
+READ, NUM_PROMPT = (3072, 6144), 8000  # what it tells of the prompt before the first pass
 DRAFTED = 3  # drafts of each pass; every other pass rejects the last of them
 
 Token = dict[str, Any]  # as the field `speculation` of a chunk has it
@@ -69,6 +70,9 @@ async def events(
 ) -> AsyncIterator[bytes]:
     """The stream of an answer, each pass at its time."""
     begun = time.monotonic()
+    for read in READ:
+        told = {"choices": [], "prompt_progress": {"total": NUM_PROMPT, "processed": read}}
+        yield f"data: {json.dumps(told)}\n\n".encode()
     for number, tokens in enumerate(passes):
         wait_s = begun + (number + 1) * pass_ms / 1e3 - time.monotonic()
         if wait_s > 0:

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.api.pair import Pair
 from tests.browser.conftest import Open
-from tests.browser.fake_server import faking
+from tests.browser.fake_server import faking, pairs
 from tests.process.served import Served, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.browser]
@@ -98,6 +98,16 @@ def test_a_generation_that_is_stopped_leaves_no_text(server: Served, open_page: 
     says(page, "Stopped")
     generate(page, max_tokens=8)
     says(page, "Done: 8 tokens")
+
+
+def test_how_far_a_long_prompt_was_read_is_shown_until_the_text_comes(open_page: Open) -> None:
+    with faking(pairs(3), pass_ms=700.0) as url:
+        page = open_page(url)
+        generate(page)
+        says(page, "Reading the prompt: 6,144 of 8,000 tokens")
+        says(page, "Generating")
+        says(page, "Done: 6 tokens")
+        assert lines_of(page, "#answer").startswith("word")
 
 
 def test_where_plain_decoding_differs_is_shown(open_page: Open) -> None:

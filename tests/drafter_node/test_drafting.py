@@ -328,7 +328,7 @@ def test_its_mark_is_where_its_root_is() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, incarnation=4))
     drafter.drafts(5)
-    assert drafter.follower.marks == (SessionMark(1, 4, 2, name(1, 2)),)
+    assert drafter.follower.marks == (SessionMark(1, 4, 2, name(1, 2), num_read=2),)
     assert drafter.machine.tree.text.key == KEY
     assert drafter.machine.opened.policy == SYNC_4
 

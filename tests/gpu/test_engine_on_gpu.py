@@ -346,7 +346,9 @@ def test_a_pass_that_is_asked_for_nothing_has_ended_when_it_is_done() -> None:
         return Output(torch.zeros(0, 4, device=GPU))
 
     executor: Any = SimpleNamespace(lay_out=lambda *_: None, forward=forward, num_uncaptured=0)
-    heart: Any = SimpleNamespace(watch=Stopwatch(time.monotonic_ns), progress=0)
+    heart: Any = SimpleNamespace(
+        watch=Stopwatch(time.monotonic_ns), progress=0, begins=lambda rows, s: None
+    )
     forwards = Forwards(executor, heart, SimulatedDevice(0.0, 0.0))
     forwards.run([Feed((1,), (5,), (5,), 5, (1,))], [()])
     forwards.done()

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Mean, Passes, crowd, rising
+from node.costs import (
+    NOTHING_KNOWN,
+    SPENT_ON_TRIALS,
+    Costs,
+    Durations,
+    Mean,
+    Passes,
+    crowd,
+    rising,
+)
 from node.economics import (
     FIRST_OF_MODEL,
     MAX_TRIES,
@@ -36,6 +45,18 @@ def test_what_was_not_seen_costs_what_its_neighbours_say() -> None:
     assert passes.of(7) == 3.5
     assert passes.of(30) == 4.0
     assert Passes(NOTHING_KNOWN).of(3) == 0.0
+
+
+def test_a_forward_of_more_rows_than_any_yet_is_expected_in_proportion_to_them() -> None:
+    durations = Durations({1: 0.1, 9: 0.4})
+    assert durations.of(1) == 0.1
+    assert durations.of(15) == 0.4
+    assert durations.of(100) == 8 * 0.4
+    durations.took(128, 9.0)
+    assert durations.of(128) == durations.of(200) == 9.0
+    assert durations.of(512) == 4 * 9.0
+    assert Durations({9: 0.4}).of(1) == 0.4, "fewer rows than any take no longer"
+    assert Durations().of(128) == 0.0, "of nothing nothing follows"
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.1, 10.0)), max_size=12))

@@ -51,6 +51,11 @@ class Notes:
         self._told = told
         lane.begin(self.tree.text)
 
+    @property
+    def num_read(self) -> int:
+        """All but the last token."""
+        return len(self.tree.text) - 1
+
     def begin(self) -> Sequence[SharedAction]:
         """Say something."""
         return (gap(7, 7, 7),)

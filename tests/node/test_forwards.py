@@ -34,7 +34,9 @@ class Executor:
 
 def test_a_chain_that_is_one_call_counts_as_its_steps() -> None:
     times = iter(range(0, 10**9, 1000))
-    heart: Any = SimpleNamespace(watch=Stopwatch(lambda: next(times)), progress=0)
+    heart: Any = SimpleNamespace(
+        watch=Stopwatch(lambda: next(times)), progress=0, begins=lambda rows, s: None
+    )
     recorder = Recorder()
     heart.watch.record(recorder)
     executor: Any = Executor()
@@ -51,7 +53,9 @@ def test_a_chain_that_is_one_call_counts_as_its_steps() -> None:
 
 def test_a_forward_that_fails_leaves_no_device_at_work() -> None:
     times = iter(range(0, 10**9, 1000))
-    heart: Any = SimpleNamespace(watch=Stopwatch(lambda: next(times)), progress=0)
+    heart: Any = SimpleNamespace(
+        watch=Stopwatch(lambda: next(times)), progress=0, begins=lambda rows, s: None
+    )
 
     def fails(*_: Any) -> None:
         raise ValueError("no such row")
@@ -74,7 +78,9 @@ def test_a_pass_that_is_asked_for_nothing_is_waited_for(
     num_asked: int, waits: list[str], device: StandIn
 ) -> None:
     # Else what a chunk of a prompt takes on a GPU would be counted as the next pass's.
-    heart: Any = SimpleNamespace(watch=Stopwatch(lambda: 0), progress=0)
+    heart: Any = SimpleNamespace(
+        watch=Stopwatch(lambda: 0), progress=0, begins=lambda rows, s: None
+    )
     executor: Any = Executor()
     forwards = Forwards(executor, heart, SimulatedDevice(0.0, 0.0))
     with device.watch() as noted:
@@ -87,7 +93,9 @@ def test_a_pass_that_is_asked_for_nothing_is_waited_for(
 
 
 def test_a_pass_that_has_failed_is_not_waited_for(device: StandIn) -> None:
-    heart: Any = SimpleNamespace(watch=Stopwatch(lambda: 0), progress=0)
+    heart: Any = SimpleNamespace(
+        watch=Stopwatch(lambda: 0), progress=0, begins=lambda rows, s: None
+    )
     executor: Any = Executor()
     forwards = Forwards(executor, heart, SimulatedDevice(0.0, 0.0))
     forwards.run([ROW], [()])

@@ -113,6 +113,15 @@ class Heart:
         self.state = ""
         self.marks: tuple[SessionMark, ...] = ()
         self.watch = Stopwatch(lambda: 0)
+        self.num_rows = 0  # of the pass under way
+
+    def begins(self, num_rows: int, expected_s: float) -> None:
+        """A pass is under way."""
+        self.num_rows = num_rows
+
+    def ends(self) -> None:
+        """No pass is under way."""
+        self.num_rows = 0
 
 
 class Script:
@@ -177,6 +186,33 @@ def test_a_result_is_handled_at_once_and_the_next_turn_does_not_wait() -> None:
     assert link.sent == [CLOSE]
     assert device.did == [(Move((5,), (4,)), Move((9,), (8,), 1))]
     assert link.waits == [0.0, 0.0, IDLE_S]
+
+
+@pytest.mark.parametrize("ends_at", [None, 10.0])
+def test_the_heart_knows_of_a_pass_until_its_result_is_there(
+    monkeypatch: pytest.MonkeyPatch, ends_at: float | None
+) -> None:
+    clock = iter([9.4, 9.4, 9.5, 9.9, 10.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    asked, seen = iter([Compute(1)]), list[tuple[str, int]]()
+
+    def answers(event: Event) -> Sequence[Action]:
+        seen.append((type(event).__name__, heart.num_rows))
+        return list(asked) if event == Tick() else []
+
+    heart = Heart()
+    make: Any = Loop
+    link = Link([[], [encode(CLOSE)], [], []])
+
+    def launch(action: Compute) -> Launched[Done]:
+        heart.begins(5, 0.1)
+        return Launched(Done(action.ticket), ends_at)
+
+    with pytest.raises(Ended):
+        make(link, heart, Device(), Script(answers), launch).run()
+    assert ("Done", 0) in seen
+    assert (("Arrived", 5) in seen) == (ends_at is not None), "a host that computes hears nothing"
+    assert seen[-1] == ("Tick", 0)
 
 
 def test_while_a_device_is_at_work_messages_are_heard_and_its_result_is_shown_at_its_end(
@@ -464,7 +500,10 @@ def timed(
     """The stopwatch of a loop that is asked for two forwards, decides for 200 us at each tick, for
     700 us of each message and for 400 us of each result, and sends a message of each."""
     monkeypatch.setattr(time, "perf_counter", clock.seconds)
-    heart = SimpleNamespace(marks=(), progress=0, watch=Stopwatch(lambda: clock.us * 1000))
+    watch = Stopwatch(lambda: clock.us * 1000)
+    heart = SimpleNamespace(
+        marks=(), progress=0, watch=watch, begins=lambda rows, s: None, ends=lambda: None
+    )
     executor: Any = TimedExecutor(clock)
     forwards = Forwards(executor, cast(Any, heart), device)
     asked = iter([Compute(1), Compute(2)])

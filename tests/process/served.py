@@ -4,19 +4,18 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import openai
-import uvicorn
 
 from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.pair import Pair
-from coordinator.http.serving import Named, application, listen, place_of, settings_for
+from coordinator.http.serving import Named, Server, application, limits_of, listen, place_of
 from coordinator.http.settings import ServeConfig
 
 LIMIT_S = 60.0
@@ -29,6 +28,7 @@ class Served:
 
     url: str
     llm: AsyncLLM
+    server: Server
     headers: dict[str, str] = field(default_factory=dict)
 
     def client(self) -> httpx.Client:
@@ -58,6 +58,18 @@ class Served:
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
 
+    @contextmanager
+    def writing(self, prompt: Any, **body: Any) -> Iterator[Iterator[str]]:
+        """The events of a stream, as they come, without the marks of server-sent events."""
+        asked = {"prompt": prompt, "stream": True, "ignore_eos": True, **body}
+        with (
+            self.client() as client,
+            client.stream("POST", "/v1/completions", json=asked) as response,
+        ):
+            assert response.status_code == 200, response.read()
+            lines = response.iter_lines()
+            yield (line.removeprefix("data: ") for line in lines if line)
+
     def wait_until_idle(self) -> None:
         """Until no text is left anywhere: queue, coordinator, nodes."""
         deadline = time.monotonic() + LIMIT_S
@@ -81,7 +93,7 @@ def client_of(served: Served) -> openai.OpenAI:
 def serving(
     pair: Pair,
     *,
-    key: str = "",
+    keys: Sequence[str] = (),
     max_queue: int = 64,
     speculation: SpeculationConfig = SpeculationConfig(),  # noqa: B008
     **settings: Any,
@@ -90,17 +102,18 @@ def serving(
     config = ServeConfig(port=0, max_queue=max_queue, **settings)
     llm = AsyncLLM.of(pair, speculation, max_queue)
     with listen(config) as bound:
-        app = application(llm, Named("embedded", "1.2.3"), config, key)
-        server = uvicorn.Server(settings_for(app, config))
+        door, work = limits_of(config)
+        app = application(llm, Named("embedded", "1.2.3"), config, keys, work)
+        server = Server(app, llm, config, door, work)
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True
         )
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         try:
-            yield Served(place_of(bound), llm, headers)
+            yield Served(place_of(bound), llm, server, headers)
         finally:
             server.should_exit = True
             thread.join(LIMIT_S)

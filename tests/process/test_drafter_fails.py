@@ -1,5 +1,6 @@
 """A drafter that fails costs speed, never a text, and it is said once what became of it."""
 
+import errno
 import json
 import logging
 import os
@@ -17,10 +18,11 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.launching import launcher
+from coordinator.launching import launcher, restarts
 from lab.measure.shares import profile
 from proto.errors import NodeError
 from proto.messages import Role
+from proto.node_config import NodeConfig
 from tests.forking.server import command_of
 from tests.process.reference import generate
 from tests.process.test_faults import children, start_cli, wait_for
@@ -167,6 +169,33 @@ def test_a_drafter_that_keeps_failing_is_started_again_a_few_times(
     again = "the drafter is started again"
     assert [one for one in caplog.messages if one.startswith(again)] == [again, again]
     assert caplog.messages.count(ends) == 3
+
+
+def test_whatever_keeps_a_drafter_from_its_start_it_is_tried_again_and_said_once(
+    tiny: PairConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(restarts, "BACK_OFF_S", 0.02)
+    full = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    hindrances: list[Exception] = [full, full, full, LookupError("no such\npackage")]
+    completed = launcher.Launcher._completed
+
+    def hindered(self: launcher.Launcher, config: NodeConfig) -> NodeConfig:
+        if hindrances:
+            raise hindrances.pop(0)
+        return completed(self, config)
+
+    with Pair(tiny.model_copy(update={"drafter_restarts": 5})) as pair:
+        monkeypatch.setattr(launcher.Launcher, "_completed", hindered)
+        os.kill(pair.pids()["drafter"], signal.SIGKILL)
+        assert wait_for(lambda: "the drafter is there again" in caplog.messages, LIMIT_S)
+    said = [one for one in caplog.messages if "is started again" not in one]
+    assert said == [
+        "the drafter process was ended by signal 9 (SIGKILL); going on without drafts",
+        "cannot start the drafter process: [Errno 24] Too many open files; raise the limit of open "
+        "files (ulimit -n); going on without drafts",
+        "cannot start the drafter process (LookupError: no such package); going on without drafts",
+        "the drafter is there again",
+    ]
 
 
 def test_nothing_is_started_when_the_coordinator_ends_in_between(

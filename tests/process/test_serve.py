@@ -265,7 +265,7 @@ def test_a_full_queue_refuses_and_says_when_to_try_again(embedded: Pair) -> None
 
 
 def test_with_a_key_nobody_else_gets_in(embedded: Pair) -> None:
-    with serving(embedded, key="a-key-of-enough-letters") as served:
+    with serving(embedded, keys=["a-key-of-enough-letters"]) as served:
         served.complete("x", max_tokens=2)
         with httpx.Client(base_url=served.url) as stranger:
             assert stranger.get("/health").status_code == 200

@@ -193,7 +193,7 @@ def verdicts(draw: st.DrawFn) -> m.Verdict:
     )
 
 
-marks = st.builds(m.SessionMark, sessions, incarnations, lengths, hashes)
+marks = st.builds(m.SessionMark, sessions, incarnations, lengths, hashes, lengths)
 
 messages: st.SearchStrategy[m.Message] = st.one_of(
     opens(),
@@ -235,6 +235,9 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
         counts,
         microseconds,
         microseconds,
+        microseconds,
+        microseconds,
+        counts,
         microseconds,
         microseconds,
     ),

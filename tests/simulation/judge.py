@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.cluster.registry import Health
 from coordinator.cluster.routing import Router
-from coordinator.text.session import Emit, EmitPrompt, NodeId, Result, Session
+from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, Session
 from drafter_node import compute as drafter
 from drafter_node.translation.follower import TranslatingFollower
 from node.economics import WAIT_S_MAX
@@ -173,10 +173,13 @@ class Judge:
             f"a {kind} reaches a node that does not have its text"
         )
 
-    def delivered(self, session: int, item: Emit | EmitPrompt) -> None:
+    def delivered(self, session: int, item: Emit | EmitPrompt | EmitRead) -> None:
         """The reader of a text is handed something."""
         truth = self.truths[session]
         assert truth.finished is None, "tokens are emitted after the end"
+        if isinstance(item, EmitRead):
+            assert 0 < item.num_read <= truth.num_prompt, "more is read than there is"
+            return
         assert isinstance(item, Emit)
         truth.emitted += item.tokens
         so_far = truth.num_prompt + len(truth.emitted)

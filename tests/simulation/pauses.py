@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 from coordinator.cluster.link import Direction, Link
-from coordinator.text.session import Emit, EmitPrompt, Result, Session
+from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result, Session
 from proto.messages import Limits, Policy, Rule
 from proto.policies import TABLE, PolicyRow, as_chain
 from rehearsal import world
@@ -42,12 +42,13 @@ LIMIT_S = 600.0  # of virtual time
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a seed has drawn."""
+    """What a seed has drawn. `limit_s` of virtual time are enough for all texts."""
 
     seed: int
     setting: Setting
     model: ToyModel
-    reorder: bool
+    link: Link
+    limit_s: float = LIMIT_S
 
     @property
     def kind(self) -> str:
@@ -96,7 +97,7 @@ def draw(seed: int) -> Case:
         submit_every_s=0.0,
         is_head=random.random() < 0.25,
     )
-    return Case(seed, setting, model, reorder=random.random() < 0.5)
+    return Case(seed, setting, model, Link(DELAY_S, JITTER_S, LOSS, random.random() < 0.5))
 
 
 def _policy(random: Random, row: PolicyRow, rule: Rule) -> Policy:
@@ -113,6 +114,7 @@ class Run:
         self.worst = Worst(0.0, 0, 0.0)
         self.num_accepted = 0  # drafts, of all texts
         self._tell = tell
+        self.sessions: list[Session] = []
         self._prompts: dict[int, Text] = {}  # by session
         self._written: dict[int, list[int]] = defaultdict(list)
         self._handed_at: dict[int, float] = {}  # when the newest piece of each was
@@ -142,9 +144,10 @@ class Run:
 
     def begun(self, session: Session, text: Text) -> None:
         """A text begins."""
+        self.sessions.append(session)
         self._prompts[session.session] = text
 
-    def delivered(self, session: int, item: Emit | EmitPrompt) -> None:
+    def delivered(self, session: int, item: Emit | EmitPrompt | EmitRead) -> None:
         """The reader of a text is handed something."""
         now = self.timeline.now
         if isinstance(item, Emit):
@@ -163,7 +166,7 @@ class Run:
 
     def watch_clock(self) -> None:
         """No text may hang."""
-        assert self.timeline.now < LIMIT_S, "a text does not end"
+        assert self.timeline.now < self.case.limit_s, "a text does not end"
 
     def _ignore(self, *_: Any) -> None:
         pass
@@ -179,9 +182,8 @@ class Lossy:
         self._run = run
         self._name = name
         self._deliver = deliver
-        link = Link(DELAY_S, JITTER_S, LOSS, run.case.reorder)
         draw = Random(f"{run.case.seed} {name}").random
-        self._direction: Direction[bytes] = Direction(link, draw)
+        self._direction: Direction[bytes] = Direction(run.case.link, draw)
 
     def send(self, frame: bytes) -> None:
         """Put a frame on the way."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from coordinator.text.session import Emit, Session
+from coordinator.text.session import Emit, EmitRead, Session
 from coordinator.text.session import Result as TextResult
 from proto.messages import (
     Limits,
@@ -108,9 +108,10 @@ class Recorder:
         self._texts[session.session] = []
         self._begun_at = self.timeline.now
 
-    def delivered(self, session: int, item: Emit) -> None:
-        """Tokens."""
-        self._texts[session] += item.tokens
+    def delivered(self, session: int, item: Emit | EmitRead) -> None:
+        """Tokens, or how far the prompt was read."""
+        if isinstance(item, Emit):
+            self._texts[session] += item.tokens
 
     def completed(self, session: int, _result: TextResult) -> None:
         """The end."""

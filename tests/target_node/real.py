@@ -31,7 +31,9 @@ def heart() -> Any:
     """Of a node that nobody watches."""
     watch = SimpleNamespace(enter=lambda phase: None, forward=lambda rows, asked: None)
     trouble = list[str]().append
-    return SimpleNamespace(watch=watch, progress=0, num_uncaptured=0, trouble=trouble)
+    return SimpleNamespace(
+        watch=watch, progress=0, num_uncaptured=0, trouble=trouble, begins=lambda rows, s: None
+    )
 
 
 class RealTarget:

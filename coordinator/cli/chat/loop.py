@@ -36,7 +36,7 @@ from coordinator.cli.chat.screen import TWICE, Pipe, Screen, Terminal, typed
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.generate import launcher_for
 from coordinator.cli.loading_screen import models_of
-from coordinator.cli.writers import Progress, engines
+from coordinator.cli.writers import Progress, engines, how_far
 from coordinator.text.detokenization import REPLACEMENT
 from coordinator.text.metrics import Metrics
 from proto.errors import (
@@ -215,7 +215,9 @@ class Chat:
         answer = Answer(self._pair, request)
         text = ""
         with screen.answering(answer.stop), ExitStack() as until_text:
-            until_text.enter_context(screen.waiting(f"reading {len(rendered.ids)} tokens"))
+            words = f"reading {len(rendered.ids):,} tokens"
+            say = until_text.enter_context(screen.waiting(words))
+            request.on_read = lambda read: say(how_far(read))
             try:
                 for piece in _pieces(answer):
                     until_text.close()

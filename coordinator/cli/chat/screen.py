@@ -49,8 +49,11 @@ class Screen(Protocol):
     def answering(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context in which Ctrl-C stops the answer, by calling `stop`."""
 
-    def waiting(self, words: str) -> AbstractContextManager[object]:
-        """Return a context that shows `words` until the first token has come."""
+    def waiting(self, words: str) -> AbstractContextManager[Callable[[str], object]]:
+        """Return a context that shows `words` until the first token has come.
+
+        It is entered with a function that shows others in their place.
+        """
 
     def write(self, text: str) -> None:
         """Write a part of an answer. Raises OutputError, BrokenPipeError."""
@@ -60,6 +63,10 @@ class Screen(Protocol):
 
     def note(self, line: str) -> None:
         """Show a line that is not part of an answer."""
+
+
+def _unsaid(_words: str) -> None:
+    """Show nothing."""
 
 
 class _Output:
@@ -116,8 +123,13 @@ class Terminal:
         with _typed_ahead(), self._interrupts.answering(stop):
             yield
 
-    def waiting(self, words: str) -> AbstractContextManager[object]:
-        return self._console.status(words) if self._console.is_terminal else nullcontext()
+    @contextmanager
+    def waiting(self, words: str) -> Iterator[Callable[[str], object]]:
+        if not self._console.is_terminal:
+            yield _unsaid
+            return
+        with self._console.status(words) as status:
+            yield status.update
 
     def write(self, text: str) -> None:
         self._output.write(text)
@@ -181,8 +193,8 @@ class Pipe:
     def answering(self, stop: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
         return nullcontext()  # Ctrl-C ends the program, as usual
 
-    def waiting(self, words: str) -> AbstractContextManager[object]:  # noqa: ARG002
-        return nullcontext()
+    def waiting(self, words: str) -> AbstractContextManager[Callable[[str], object]]:  # noqa: ARG002
+        return nullcontext(_unsaid)
 
     def write(self, text: str) -> None:
         self._output.write(text)

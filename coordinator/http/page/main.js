@@ -51,6 +51,10 @@ class Figures {
   }
 }
 
+function grouped(number) {
+  return number.toLocaleString("en-US");
+}
+
 function percent(share) {
   return `${Math.round(share * 100)}\u00a0%`;
 }
@@ -152,7 +156,7 @@ function settings() {
   const speculative = { enabled: byId("speculate").checked, events: true };
   if (byId("policy").value && speculative.enabled) speculative.policy = byId("policy").value;
   return { temperature: number("temperature") ?? 0, seed, max_tokens: number("max-tokens") ?? 160,
-    speculative };
+    speculative, return_progress: true };
 }
 
 function request() {
@@ -170,8 +174,15 @@ function textOf(chunk) {
 // Stream one answer into a view; return how it ended.
 async function run({ path, body }, view, figures, spansTo) {
   let reason = "";
+  const doing = byId("state").textContent;
   for await (const chunk of chunks(path, body, running.signal)) {
     const text = textOf(chunk);
+    if (chunk.prompt_progress) {
+      const { processed, total } = chunk.prompt_progress;
+      say(`Reading the prompt: ${grouped(processed)} of ${grouped(total)} tokens …`);
+    } else if (text) {
+      say(doing);
+    }
     if (chunk.speculation) {
       figures.add(chunk.speculation);
       view.push(chunk.speculation.tokens, text, chunk.choices[0]?.delta?.reasoning);

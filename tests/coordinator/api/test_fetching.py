@@ -209,7 +209,7 @@ def test_the_limit_begins_when_a_node_elsewhere_has_its_model() -> None:
     pair.config = PairConfig(start_timeout_s=0.05)
     pair.service = StillFetching(0.3)  # type: ignore[assignment]
     before = time.monotonic()
-    with pytest.raises(NodeError, match=r"not ready after 0 s \(target: loading weights\)"):
+    with pytest.raises(NodeError, match=r"nothing new for 0 s \(target: loading weights\)"):
         pair._wait_until_ready(None)
     assert time.monotonic() - before >= 0.3
 

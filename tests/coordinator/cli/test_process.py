@@ -72,6 +72,20 @@ def test_a_signal_at_the_very_end_changes_nothing() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_hangs_after_a_signal_does_not_keep_the_process() -> None:
+    hanging = """
+import contextlib, os, signal, threading
+from coordinator.cli import process
+process.END_LIMIT_S = 0.3
+with contextlib.suppress(KeyboardInterrupt), process.Interruption():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        threading.Event().wait(60)  # as a node that cannot be ended, or a thread that is joined
+"""
+    assert python(hanging).returncode == -signal.SIGALRM
+
+
 def test_what_is_ignored_stays_ignored() -> None:
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     done = python(ignoring + WHEN_ALL_IS_SAID.format(late=False), str(int(signal.SIGHUP)))

@@ -187,9 +187,12 @@ def test_on_a_terminal_the_lines_of_both_nodes_are_there_while_they_load() -> No
         progress.say({Role.TARGET: "starting", Role.DRAFTER: "starting"})
         clock.now += 3.0
         progress.say({Role.TARGET: "loading weights", Role.DRAFTER: "starting"})
+        clock.now += 2.0
+        progress.say({Role.TARGET: "loading weights, 3.2 GB so far", Role.DRAFTER: "starting"})
     assert re.search(
         r"target   loading weights, 0\.0 s +large\s+drafter  starting, 3\.0 s", out.getvalue()
     )
+    assert "loading weights, 3.2 GB so far, 2.0 s" in out.getvalue(), "how much does not begin anew"
 
 
 TARGET = NodeConfig(Role.TARGET, "", "target-1", "", "~/my target", outside="tcp://0.0.0.0:7")

@@ -168,3 +168,16 @@ def test_a_coordinator_whose_nodes_are_started_by_hand_says_where_it_listens(
         assert f"nodes: by hand, listens at {service.endpoint}" in capsys.readouterr().out
     finally:
         service.close()
+
+
+def test_how_far_a_prompt_was_read_and_a_pass_that_takes_long_are_shown() -> None:
+    reading = {**TEXT, "prompt_tokens": 8000, "prompt_read": 3072, "tokens": 0}
+    target = {**NODE, "pass_rows": 256, "pass_s": 7.4, "pass_expected_s": 3.25}
+    lines = lines_of({**ANSWER, "nodes": [target], "texts": [reading]}, [], now=2000.0)
+    assert max(map(len, lines)) <= WIDTH
+    shown = " ".join(" ".join(lines).split())
+    assert "17 0 4096 3,072 of 8,000 2 min 5 s" in shown
+    assert "in a pass of 256 rows for 7 s, usually 3.2 s" in shown
+    usual = {**target, "pass_s": 0.2}
+    lines = lines_of({**ANSWER, "nodes": [usual], "texts": [reading]}, [], now=2000.0)
+    assert "in a pass" not in " ".join(lines), "of every pass it would be noise"

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from coordinator.http.guard import Guard, Rules, host_name, refusal
+from coordinator.http.clients import networks
+from coordinator.http.guard import Guard, Rules, client_of, host_name, refusal
+from coordinator.http.work import Work
 
 KEY = "a-key-of-enough-letters"
 LOCAL = Rules(checks_host=True)
@@ -72,12 +74,33 @@ def test_a_cross_site_request_without_an_origin_is_refused() -> None:
 def test_every_route_but_health_and_the_files_of_the_page_wants_the_key(
     sent: str | None, status: int
 ) -> None:
-    rules = Rules(checks_host=False, key=KEY)
+    rules = Rules(checks_host=False, keys=(KEY,))
     headers = [] if sent is None else [("authorization", sent)]
     for path in ("/v1/models", "/metrics", "/status", "/health/x", "/page", "/page/../metrics"):
         assert status_of(rules, *headers, path=path) == status
     for path in ("/health", "/", "/page/main.js"):
         assert status_of(rules, *headers, path=path) == 200
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_each_of_several_keys_lets_in_and_is_a_client_of_its_own(number: int) -> None:
+    keys = tuple(f"{KEY}-{name}" for name in "abc")
+    rules = Rules(checks_host=False, keys=keys)
+    sent = ("authorization", f"Bearer {keys[number]}")
+    assert status_of(rules, sent, path="/v1/models") == 200
+    assert status_of(rules, ("authorization", f"Bearer {KEY}"), path="/v1/models") == 401
+    raw = [
+        (name.encode(), value.encode()) for name, value in (sent, ("x-forwarded-for", "1.1.1.1"))
+    ]
+    assert client_of(rules, "5.5.5.5", raw) == f"key {number}"
+
+
+def test_without_keys_the_address_alone_is_the_client() -> None:
+    raw = [(b"authorization", b"Bearer x"), (b"x-forwarded-for", b"1.1.1.1")]
+    assert client_of(LOCAL, "5.5.5.5", raw) == "5.5.5.5"
+    behind = Rules(checks_host=False, proxies=networks(("5.5.5.5",)))
+    raw.append((b"X-Forwarded-For", b"6.6.6.6"))
+    assert client_of(behind, "5.5.5.5", raw) == "6.6.6.6"
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
@@ -101,7 +124,7 @@ def test_the_name_in_a_host_header(header: str, name: str) -> None:
     assert host_name(header) == name
 
 
-def answered(rules: Rules, parts: Iterable[Message]) -> tuple[int, bytes]:
+def answered(rules: Rules, parts: Iterable[Message], work: Work | None = None) -> tuple[int, bytes]:
     """Status, and what of the body has reached the routes."""
     left, sent, seen = list(parts), [], []
 
@@ -120,10 +143,10 @@ def answered(rules: Rules, parts: Iterable[Message]) -> tuple[int, bytes]:
     scope = {
         "type": "http",
         "method": "POST",
-        "path": "/",
+        "path": "/v1",
         "headers": [(b"content-type", b"application/json")],
     }
-    asyncio.run(Guard(app, rules)(scope, receive, send))
+    asyncio.run(Guard(app, rules, work or Work(8))(scope, receive, send))
     return (sent[0]["status"] if sent else 0), b"".join(seen)
 
 
@@ -149,3 +172,26 @@ def test_a_body_that_does_not_come_is_refused_in_time() -> None:
 def test_a_client_that_goes_while_it_sends_is_answered_nothing() -> None:
     rules = Rules(checks_host=False)
     assert answered(rules, [part(b"ab", more=True), {"type": "http.disconnect"}]) == (0, b"")
+
+
+def test_a_request_that_cannot_begin_is_refused_before_its_body_is_read() -> None:
+    rules, full = Rules(checks_host=False, io_timeout_s=20), Work(1)
+    full.begin()
+    assert answered(rules, [], full) == (503, b"")
+    full.leave()
+    assert answered(rules, [part(b"ab", more=False)], full) == (200, b"ab")
+    assert full.num == 0
+
+
+def test_a_body_that_comes_when_the_server_ends_is_too_late() -> None:
+    rules, work = Rules(checks_host=False), Work(8)
+
+    class Ending(dict[str, object]):
+        """The last part of a body; while it is read, a signal comes."""
+
+        def get(self, name: str, default: object = None) -> object:
+            work.drain(0.0, 6.0)
+            return super().get(name, default)
+
+    last = Ending(part(b"ab", more=False))
+    assert answered(rules, [last], work) == (503, b"")

@@ -12,6 +12,7 @@ from coordinator.http.figures import Figures
 from coordinator.http.guard import Guard, Rules
 from coordinator.http.pages import FILES, FOLDER
 from coordinator.http.routes import make_app
+from coordinator.http.work import Work
 from proto.errors import ConfigurationError
 from proto.policies import PolicyName
 
@@ -30,8 +31,8 @@ def client() -> TestClient:
         service=SimpleNamespace(status=lambda: {**STATE, "nodes": [NODE]}),
     )
     llm: Any = SimpleNamespace(pair=pair)
-    rules = Rules(checks_host=True, key=KEY)
-    app = Guard(make_app(llm, "t", Figures("t")), rules)
+    rules = Rules(checks_host=True, keys=(KEY,))
+    app = Guard(make_app(llm, "t", Figures("t")), rules, Work(8))
     return TestClient(app, base_url="http://localhost")
 
 

@@ -12,10 +12,20 @@ from coordinator.api.models.tokenizers import OUR_TARGET
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import Tokenization
+from coordinator.http.errors import refusal_of
 from coordinator.http.figures import Figures
 from coordinator.http.jobs import Job
 from coordinator.http.routes import make_app
-from proto.errors import ConfigurationError
+from proto.errors import (
+    AwayError,
+    ClosedError,
+    ConfigurationError,
+    IncompatibleError,
+    NodeError,
+    SlipstreamError,
+    TextError,
+    TransportError,
+)
 
 NAME = "maker/target"
 SPECULATION = SimpleNamespace(speculation=None, requests=None)  # nothing comes so far
@@ -168,3 +178,35 @@ def test_a_seed_of_minus_one_is_none() -> None:
     for seed in (-2, -1.0, 1 << 63):
         with pytest.raises(ConfigurationError, match="seed"):
             SamplingParams(seed=seed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NodeError("the target process was ended by signal 9 (SIGKILL)"),
+        TransportError("the socket is gone"),
+        IncompatibleError("the target has another release"),
+        ClosedError("the coordinator was closed"),
+        AwayError("the target is away; try again later"),
+    ],
+)
+def test_a_pair_that_has_ended_or_is_away_is_status_503_with_a_time_to_ask_again(
+    error: SlipstreamError,
+) -> None:
+    def check_ready() -> None:
+        raise error
+
+    llm: Any = SimpleNamespace(pair=Reading(), check_ready=check_ready, asking=SPECULATION)
+    client = TestClient(make_app(llm, NAME, Figures(NAME)), base_url="http://localhost")
+    messages = [{"role": "user", "content": "x"}]
+    for answer in (
+        client.get("/health"),
+        client.post("/v1/completions", json={"prompt": "x"}),
+        client.post("/v1/chat/completions", json={"messages": messages, "stream": True}),
+    ):
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["message"] == str(error)
+
+
+def test_a_text_that_cannot_be_completed_is_status_500() -> None:
+    assert refusal_of(TextError("the target sent no logits")).status == 500

@@ -13,6 +13,7 @@ from coordinator.text.session import (
     Action,
     Emit,
     EmitPrompt,
+    EmitRead,
     Event,
     Fail,
     FaultArrived,
@@ -20,6 +21,7 @@ from coordinator.text.session import (
     NodeId,
     NodeJoined,
     NodeLost,
+    Overran,
     Progressed,
     PromptScored,
     RoundTripMeasured,
@@ -29,6 +31,7 @@ from coordinator.text.session import (
     Tick,
     VerdictArrived,
 )
+from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     OFF,
     Cause,
@@ -270,6 +273,64 @@ def test_a_target_that_makes_progress_owes_nothing() -> None:
     session = begun(1, 2)
     session.handle(Progressed(), 1.5)  # a chunk of a long prefill
     assert session.handle(Tick(), WORK_LIMIT_S_MIN + 0.01) == []
+
+
+def beaten(session: Session, num_read: int, since: float, until: float) -> list[Action]:
+    """Heartbeats tell of a pass under way, and time passes; what the machine wants."""
+    actions: list[Action] = []
+    for step in range(round((until - since) / HEARTBEAT_INTERVAL_S)):
+        now = since + step * HEARTBEAT_INTERVAL_S
+        actions += session.handle(Progressed(num_read), now)
+        actions += session.handle(Tick(), now)
+    return actions
+
+
+def test_a_pass_is_waited_for_as_long_as_it_takes_and_the_reader_is_told_how_far_it_is() -> None:
+    session = begun(*range(1, 1901), limits=Limits(2000, ()))
+    actions: list[Action] = []
+    for chunk in range(15):
+        actions += beaten(session, 128 * chunk, 9.0 * chunk, 9.0 * (chunk + 1))
+    assert actions == [EmitRead(128 * chunk, 1900) for chunk in range(1, 15)]
+    assert session.counts.num_reopened == 0
+    assert said(session, verdict(range(1, 1901), 3), now=136.0) == [Emit((3,), 0, 0, ())]
+
+
+def test_more_of_a_text_that_is_read_forgives_earlier_trouble_and_the_same_again_does_not() -> None:
+    """Else a target that never gets beyond some token would be told the text for ever."""
+    session = begun(*range(1, 101), limits=Limits(200, ()))
+    now = 0.0
+    for num_read in (32, 64, 96):  # in each of which so many are lost as a text survives
+        for _ in range(MAX_REOPENS_WITHOUT_PROGRESS):
+            now += 10.0
+            session.handle(Progressed(num_read), now - 5.0)
+            session.handle(Tick(), now)
+    assert session.counts.num_reopened == 3 * MAX_REOPENS_WITHOUT_PROGRESS
+    assert not session.ended
+    session.handle(Progressed(96), now + 5.0)
+    assert isinstance(session.handle(Tick(), now + 10.0)[0], Fail)
+
+
+def test_a_target_that_replaces_another_has_read_nothing_yet() -> None:
+    session = begun(*range(1, 101), limits=Limits(200, ()))
+    assert session.handle(Progressed(64), 1.0) == [EmitRead(64, 100)]
+    session.handle(NodeLost(TARGET, Role.TARGET), 2.0)
+    session.handle(NodeJoined(b"target-2", Role.TARGET), 3.0)
+    assert session.num_read == 0
+    assert session.handle(Progressed(32), 4.0) == [EmitRead(32, 100)]
+
+
+def test_a_pass_that_takes_far_too_long_is_waited_for_no_longer_and_named_at_the_end() -> None:
+    session = begun(1, 2)
+    session.handle(Progressed(), 60.0)
+    words = "its pass of 128 rows has not ended in 61 s (0.1 s are usual)"
+    now = 60.0
+    while not session.ended:
+        now += HEARTBEAT_INTERVAL_S
+        session.handle(Overran(words), now)
+        actions = session.handle(Tick(), now)
+    assert isinstance(actions[0], Fail)
+    assert actions[0].detail.endswith(f"although it was told the text 21 times; {words}")
+    assert GIVE_UP_S < now - 60.0 < 60.0
 
 
 def test_slow_passes_make_the_limit_longer() -> None:

@@ -232,7 +232,9 @@ def test_an_engine_of_a_head_drafts_for_a_worker(target: Path, tmp_path: Path) -
     assert set(engine.pass_s) == {1, 2}
     assert said == ["loading weights", "warming up"]
     watch = SimpleNamespace(enter=lambda phase: None, forward=lambda rows, asked: None)
-    heart: Any = SimpleNamespace(watch=watch, progress=0, num_uncaptured=0)
+    heart: Any = SimpleNamespace(
+        watch=watch, progress=0, num_uncaptured=0, begins=lambda rows, s: None
+    )
     config: Any = SimpleNamespace(max_candidates=8)
     forwards = Forwards(engine.executor, heart, SimulatedDevice(0.0, 0.0))
     worker = Worker(config, engine, forwards, VOCAB, lambda: False)

@@ -83,8 +83,8 @@ class Typed:
         yield
         self._stop = None
 
-    def waiting(self, words: str) -> AbstractContextManager[object]:
-        return nullcontext()
+    def waiting(self, words: str) -> AbstractContextManager[Callable[[str], object]]:
+        return nullcontext(lambda _words: None)
 
     def write(self, text: str) -> None:
         self.shown += text

@@ -1,0 +1,1 @@
+"""Long runs of a server with everything against it at once, by hand: `python -m tests.soak`."""
