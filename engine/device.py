@@ -7,7 +7,7 @@ bound to, and what this processor can do. Knows no model.
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ _RUN = r"\d{1,4}(?:-\d{1,4})?"
 _NAME = re.compile(rf"cpu|cpu:(?P<cores>{_RUN}(?:,{_RUN})*)|cuda:(?P<gpu>\d{{1,4}})")
 
 DRIVER = Path("/proc/driver/nvidia/version")
+GROUPS, GROUP_FILES = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 # dtype -> CPU features; without any of these the dtype is emulated, several times slower than
 # float32.
@@ -224,6 +225,36 @@ def free_bytes(device: torch.device) -> int:
     if found:
         return int(found[1]) << 10
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def total_bytes(device: torch.device) -> int:
+    """Return the memory of a device in bytes, whoever uses it: it is the same at every start.
+
+    That of a CPU is what this process's control group may take, if that is less.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([pages, *_group_limits()])
+
+
+def _group_limits() -> Iterator[int]:
+    """Yield the limits on memory of this process's control groups (containers, services)."""
+    try:
+        lines = GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, place = line.split(":", 2)
+        is_new = kinds == ""
+        if not is_new and "memory" not in kinds.split(","):
+            continue
+        folder = GROUP_FILES if is_new else GROUP_FILES / "memory"
+        name = "memory.max" if is_new else "memory.limit_in_bytes"
+        path = Path(place.lstrip("/"))
+        for part in (path, *path.parents):
+            with suppress(OSError, ValueError):  # the file of no limit says "max"
+                yield int((folder / part / name).read_text())
 
 
 def gigabytes(num_bytes: int) -> str:

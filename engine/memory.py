@@ -1,13 +1,16 @@
 """How long a text, and how many texts at once, fit into a device's memory beside the weights.
 
-Called before the cache is allocated, so that the user learns at once and in one line what does not
-fit, instead of from a failed allocation a minute later. Knows sizes, but no layer and no text.
+Both follow from the model's files, the settings and the device's total memory, so that they are the
+same at every start: first the length of a text, then as many texts as fit. What is free at that
+moment decides only whether the model is refused. Called before the cache is allocated, so that the
+user learns at once and in one line what does not fit, instead of from a failed allocation a minute
+later. Knows sizes, but no layer and no text.
 """
 
 import logging
 
 from engine.choice.logprobs import MOST_BYTES
-from engine.device import free_bytes, gigabytes
+from engine.device import free_bytes, gigabytes, total_bytes
 from engine.errors import OutOfMemory
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import PROMPT_ROWS, scored_rows
@@ -21,55 +24,61 @@ from engine.tensor_parallel.split import lowest
 
 logger = logging.getLogger(__name__)
 
-# Share for the cache of the memory that is free once the weights are loaded. On a GPU the rest is
-# for activations and CUDA graphs; on a CPU also for the weights, which are a mapped file until they
-# are laid out anew, and for other processes.
+# Share for the cache of the device's memory without the weights: of one text, if the user asked for
+# its maximum length; of all texts at once then; and of one and of all if nobody asked, since the
+# other model may be on this device too. On a GPU the rest is for activations and CUDA graphs; on a
+# CPU also for the weights, which are a mapped file until they are laid out anew, and for other
+# processes. (On a CPU a cache takes memory only where texts were.)
 _SHARES = {"cuda": 0.85, "cpu": 0.5}
-_SHARE_OF_SEVERAL = 0.5  # share for the cache when there are several lanes (texts at once)
-# Share of the same memory if the user asked for no maximum length: the other model may be on this
-# device too, with its weights not loaded yet.
-_CAREFUL_SHARES = {"cuda": 0.25, "cpu": 0.1}
+_SHARE_OF_SEVERAL = 0.5
+_USUAL_SHARES = {"cuda": 0.4, "cpu": 0.25}
 _LONGEST = 1 << 20  # tokens; the most that a message can hold
-_USUAL = 4096  # tokens; the careful share never makes the maximum length lower than this
+_USUAL = 4096  # tokens; the usual share never makes the maximum length lower than this
 # Slots for the tree, at most as many for padding rows, and on a GPU for rounding up to a step of
 # slots and to a block (`executor.py`).
 _SPARE_SLOTS = {"cuda": 3 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
 _SHORTEST = 256  # tokens; a lower maximum length is useless
 
 
-def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float = 1.0) -> int:
-    """Return the longest text in tokens: `asked` (0: what fits), at most the model's.
+def limits(loaded: Loaded, asked: int, wanted: int, *, part: float = 1.0) -> tuple[int, int]:
+    """Return the longest text in tokens, and how many texts at once there is memory for.
 
-    num_lanes  number of texts at once that should fit, if `asked` is 0
-    part       share (0 to 1) of the cache memory for this model: a drafter leaves the rest to its
-               target, also when a length is asked for
+    asked   maximum length of a text; 0: what fits
+    wanted  texts at once; fewer if there is no memory for them
+    part    share (0 to 1) of the cache memory for this model: a drafter leaves the rest to its
+            target, also when a length is asked for
 
     Raises:
         OutOfMemory: the cache of one text of `asked` tokens does not fit beside the weights, or
-            if `asked` is 0, not even a short one.
+            if `asked` is 0, not even a short one; or other programs have taken the memory.
+    """
+    max_len = longest_text(loaded, asked, part=part)
+    share = _SHARE_OF_SEVERAL if asked else _USUAL_SHARES[_kind(loaded)]
+    num_lanes = num_lanes_that_fit(loaded, max_len, wanted, part=part * share)
+    refuse_what_is_not_free(loaded, max_len, num_lanes)
+    return max_len, num_lanes
+
+
+def longest_text(loaded: Loaded, asked: int, *, part: float = 1.0) -> int:
+    """Return the longest text in tokens: `asked` (0: what fits), at most the model's.
+
+    Raises OutOfMemory, as `limits` does.
     """
     limit = min(loaded.max_model_len, asked or _LONGEST)
-    each, once, scored = _slot_bytes(loaded), _mask_bytes(loaded), _scored_bytes(loaded)
-    kind = loaded.device.type if loaded.device.type in _SHARES else "cpu"
-    all_free = _free_bytes(loaded)
-    free = max(0, int(part * _SHARES[kind] * all_free) - scored)
-    fitting = free // (each + once) - _SPARE_SLOTS[kind]
-    if fitting < (limit if asked else min(limit, _SHORTEST)):
+    kind, total = _kind(loaded), _total_bytes(loaded)
+    most = _fitting(loaded, part * _SHARES[kind] * total)
+    if most < (limit if asked else min(limit, _SHORTEST)):
+        each, once, scored = _slot_bytes(loaded), _mask_bytes(loaded), _scored_bytes(loaded)
+        room = max(0, int(part * _SHARES[kind] * total) - scored)
         raise OutOfMemory(
             f"{loaded.name}: a cache for {limit} tokens takes "
             f"{gigabytes(limit * (each + once))}, and {loaded.device} has "
-            f"{gigabytes(free)} for it; "
-            + (
-                f"a maximum length of {fitting} fits"
-                if fitting >= _SHORTEST
-                else "use a smaller model, or end what else runs there"
-            )
+            f"{gigabytes(room)} for it; {_advice(most)}"
         )
     if asked:
         return limit
-    careful = int(part * _CAREFUL_SHARES[kind] * all_free)
-    careful = careful // (each * num_lanes + once) - _SPARE_SLOTS[kind]
-    length = min(limit, fitting, max(careful, _USUAL))
+    usual = _fitting(loaded, part * _USUAL_SHARES[kind] * total)
+    length = min(limit, most, max(usual, _USUAL))
     if length < limit:
         outside = "" if isinstance(loaded, LoadedHead) else _outside_windows(loaded.kinds, length)
         name = loaded.name
@@ -77,6 +86,19 @@ def longest_text(loaded: Loaded, asked: int, *, num_lanes: int = 1, part: float 
             "%s: memory for texts of %d tokens, not of %d%s", name, length, limit, outside
         )
     return length
+
+
+def _fitting(loaded: Loaded, room: float) -> int:
+    """Return how many tokens a text may have whose cache and masks take `room` bytes."""
+    left = max(0, int(room) - _scored_bytes(loaded))
+    return left // (_slot_bytes(loaded) + _mask_bytes(loaded)) - _SPARE_SLOTS[_kind(loaded)]
+
+
+def _advice(fitting: int) -> str:
+    """Return what to do where texts of so many tokens fit."""
+    if fitting >= _SHORTEST:
+        return f"a maximum length of {fitting} fits"
+    return "use a smaller model, or end what else runs there"
 
 
 def _outside_windows(kinds: LayerKinds, length: int) -> str:
@@ -90,18 +112,17 @@ def _outside_windows(kinds: LayerKinds, length: int) -> str:
     return f"; {percent} % of it is for tokens before attention windows, kept for roll-backs"
 
 
-def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float = 1.0) -> int:
+def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float) -> int:
     """Return `wanted`, or the number of lanes (texts at once) that fit if lower; at least 1.
 
     max_len  maximum length of a text in tokens
-    part     share (0 to 1) of the cache memory for this model, as in `longest_text`
+    part     share (0 to 1) of the memory without the weights that all lanes may take
     """
     if wanted == 1:
         return 1
-    slots = max_len + _SPARE_SLOTS.get(loaded.device.type, _SPARE_SLOTS["cpu"])
-    free = int(part * _SHARE_OF_SEVERAL * _free_bytes(loaded)) - slots * _mask_bytes(loaded)
-    free = max(0, free - _scored_bytes(loaded))
-    fitting = num_lanes_within(free, _slot_bytes(loaded), slots)
+    slots = max_len + _SPARE_SLOTS[_kind(loaded)]
+    left = int(part * _total_bytes(loaded)) - slots * _mask_bytes(loaded) - _scored_bytes(loaded)
+    fitting = num_lanes_within(max(0, left), _slot_bytes(loaded), slots)
     if fitting < wanted:
         logger.warning(
             "%s: memory for %d texts at once, not for %d; a lower maximum length makes room",
@@ -110,6 +131,26 @@ def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float
             wanted,
         )
     return min(wanted, max(1, fitting))
+
+
+def refuse_what_is_not_free(loaded: Loaded, max_len: int, num_lanes: int) -> None:
+    """Raise OutOfMemory if other programs have left too little memory for the cache.
+
+    The cache of a CPU takes memory only where texts were, so that room for one text is enough.
+    """
+    is_gpu, free = _kind(loaded) == "cuda", _free_bytes(loaded)
+    each, slots = _slot_bytes(loaded), max_len + _SPARE_SLOTS[_kind(loaded)]
+    needed = slots * _mask_bytes(loaded) + _scored_bytes(loaded)
+    held = (num_lanes if is_gpu else 1) * slots * each
+    if needed + held <= free:
+        return
+    fitting = num_lanes_within(max(0, free - needed), each, slots)
+    advice = f"{fitting} at once fit" if fitting else _advice(min(max_len, _fitting(loaded, free)))
+    several = f"{num_lanes} texts" if is_gpu and num_lanes > 1 else "a text"
+    raise OutOfMemory(
+        f"{loaded.name}: the cache for {several} of {max_len} tokens takes "
+        f"{gigabytes(needed + held)}, and {loaded.device} has {gigabytes(free)} free; {advice}"
+    )
 
 
 def _slot_bytes(loaded: Loaded) -> int:
@@ -153,6 +194,29 @@ def _scored_bytes(loaded: Loaded) -> int:
         return 0  # a head scores nothing
     vocab = loaded.vocab_size
     return scored_rows(vocab) * vocab * (4 + loaded.dtype.itemsize) + MOST_BYTES
+
+
+def _kind(loaded: Loaded) -> str:
+    return loaded.device.type if loaded.device.type in _SHARES else "cpu"
+
+
+def _total_bytes(loaded: Loaded) -> int:
+    """Return the bytes of the device's memory without the weights of this model.
+
+    Ranks (processes that share a model) on CPUs share one memory equally.
+    """
+    total, rank = total_bytes(loaded.device), loaded.rank
+    if rank is not None and loaded.device.type == "cpu":
+        total //= rank.count
+    return max(0, total - _weight_bytes(loaded))
+
+
+def _weight_bytes(loaded: Loaded) -> int:
+    """Return the bytes of the weights that are on this device."""
+    if isinstance(loaded, LoadedHead):
+        return loaded.num_parameters * loaded.dtype.itemsize
+    kept = (*loaded.model.parameters(), *loaded.model.buffers())
+    return sum(int(one.nbytes) for one in kept)
 
 
 def _free_bytes(loaded: Loaded) -> int:

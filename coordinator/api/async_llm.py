@@ -179,7 +179,7 @@ class AsyncLLM:
                     case Ticket() as ticket:
                         running[request.start(reader)] = ticket
                     case TokenStream() as stream if stream in running:
-                        step = _read(request, stream)
+                        step = await _read(request, stream)
                         if step is not None and step.is_last:
                             self._leave(running.pop(stream))
                         if step is not None:
@@ -262,9 +262,9 @@ class AsyncLLM:
         self.pair.__exit__(kind, error, trace)
 
 
-def _read(request: Request, stream: TokenStream) -> Step | None:
+async def _read(request: Request, stream: TokenStream) -> Step | None:
     """Return the step that a text's next item makes, or None; a failed text gets its last step."""
     try:
-        return request.read(stream)
+        return await request.read_async(stream)
     except TextError as error:
         return request.failed(stream, error)

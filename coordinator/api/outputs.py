@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from coordinator.api.speculation import SpeculationPart, TokenTexts
 from coordinator.text.detokenization import Decoder, Ending, Piece, StopStrings
@@ -235,13 +236,14 @@ class Assembly:
     def _named(self, logprobs: Logprobs) -> list[TokenLogprobs]:
         """Return logprob rows as dicts by token id; the text's own token has its true rank."""
         rows: list[TokenLogprobs] = []
+        name = cache(self._decoder.single)  # most tokens come again and again
         for number, rank in enumerate(logprobs.ranks):
             row = logprobs.part(number, number + 1)
             entries = zip(row.ids, row.values, (rank, *range(1, row.width)), strict=True)
             found: TokenLogprobs = {}
             for token, value, place in entries:
                 if token not in found:
-                    found[token] = Logprob(value, place, self._decoder.single(token))
+                    found[token] = Logprob(value, place, name(token))
             rows.append(found)
         return rows
 

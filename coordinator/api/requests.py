@@ -147,12 +147,22 @@ class Request:
 
         Raises the error that ended the text.
         """
+        item = self._taken(stream)
+        return None if item is None else self._step(stream, self._open[stream], item)
+
+    async def read_async(self, stream: TokenStream) -> "Step | None":
+        """Do what `read` does; what is said of a whole prompt is read by a thread."""
+        item = self._taken(stream)
+        if isinstance(item, EmitPrompt):
+            return await asyncio.to_thread(self._step, stream, self._open[stream], item)
+        return None if item is None else self._step(stream, self._open[stream], item)
+
+    def _taken(self, stream: TokenStream) -> Item | None:
         try:
-            item = stream.take(0)
+            return stream.take(0)
         except SlipstreamError as error:
             self.failure = error
             raise
-        return None if item is None else self._step(stream, self._open[stream], item)
 
     def failed(self, stream: TokenStream, error: TextError) -> "Step":
         """End a text that could not be completed, with the tokens so far; return its last step."""

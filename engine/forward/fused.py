@@ -43,7 +43,7 @@ from engine.forward.forward import (
     features_of,
     silent,
 )
-from engine.forward.kv_cache import first_not_finite
+from engine.forward.kv_cache import first_not_finite, zeros
 from engine.forward.lane_attention import LaneAttention, LayerPlan, Plan, Projections
 from engine.forward.linears import take, unpacked
 from engine.forward.llama_parts import qkv_of, rotations, why_not_fused
@@ -144,7 +144,7 @@ class FusedBackend(Recordable):
         self._num_kv_heads = attention.k_proj.out_features // self._dim
         self._group = self._num_heads // self._num_kv_heads
         shape = (len(model.layers), 2 * self._num_kv_heads, lanes.total, self._dim)
-        self.cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
+        self.cache = zeros(shape, loaded.dtype, loaded.device)
         self.rotations = rotations(model, min(lanes.num_slots, loaded.max_model_len), loaded)
         self._embeddings = model.embed_tokens.weight.detach()
         form = of_pairs if loaded.device.type == "cpu" else at_once

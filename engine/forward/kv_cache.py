@@ -6,7 +6,10 @@ must hold finite numbers (zero times NaN is NaN): the buffers start as zeros, an
 finite are wiped (`not_finite.py`).
 """
 
+import math
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +78,7 @@ class SlotCache(Cache):
         self.buffers: dict[_Kind, torch.Tensor] = {}
         for heads, dim, dtype in dict.fromkeys(kinds):
             count = kinds.count((heads, dim, dtype))
-            self.buffers[heads, dim, dtype] = torch.zeros(
-                (count, 1, heads, capacity, dim), dtype=dtype, device=device
-            )
+            self.buffers[heads, dim, dtype] = zeros((count, 1, heads, capacity, dim), dtype, device)
         # Properties of the running pass that the layers use; set by `begin` or `begin_lanes`.
         self.num_visible = capacity
         self.first_slot: int | None = None
@@ -250,6 +251,26 @@ def first_not_finite(parts: Iterable[torch.Tensor], first: int, length: int) -> 
         if bool(is_bad.any()):
             return number * length + int(is_bad.nonzero()[0, 0])
     return None
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor of zeros which on a CPU takes memory only where it is written to.
+
+    Raises RuntimeError, as torch does, if there is not enough memory.
+
+    torch.zeros writes every page, so that a cache takes the memory of the longest texts at once.
+    Pages are not merged into large ones: one token would take megabytes in every layer and head.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise RuntimeError(f"can't allocate memory: {size} bytes") from error
+    with suppress(OSError):  # a system without large pages
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
 def slot_bytes(model: Any, device: torch.device) -> int:

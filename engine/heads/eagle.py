@@ -18,6 +18,7 @@ from engine.errors import kind_of
 from engine.executor import Executor
 from engine.forward.cpu_operators import attention
 from engine.forward.forward import FEWEST_PROMPT_ROWS, PROMPT_ROWS, Layers, Output, rows_of
+from engine.forward.kv_cache import zeros
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
@@ -267,8 +268,8 @@ class EagleExecutor(Executor):
         """Allocate keys and values, states and the tables that all passes use."""
         config, total = self._head.config, self.lanes.total
         shape = 2 * config.num_kv_heads, total, config.dim
-        self._cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        self._states = self._cache.new_zeros(total, config.width)
+        self._cache = zeros(shape, self._dtype, self._device)
+        self._states = zeros((total, config.width), self._dtype, self._device)
         # Added like a mask: 0 for a slot that holds a row, else the lowest number. The minimum with
         # a pass's mask hides empty slots.
         self._lowest = float(torch.finfo(self._dtype).min)

@@ -1,5 +1,6 @@
 """What a process sets for a GPU before it loads anything; the GPU is made up."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,39 @@ def test_memory_that_torch_keeps_for_later_is_free(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000 - sum(kept), 2000))
     assert engine.device.free_bytes(torch.device("cuda:0")) == 1000
+
+
+def test_the_memory_of_a_gpu_is_the_same_whoever_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free in (1000, 10):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 2000))
+        assert engine.device.total_bytes(torch.device("cuda:0")) == 2000
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "total"),
+    [
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "5000", "memory.max": "max"}, 5000),
+        ("0::/", {}, None),
+        ("4:memory:/a\n0::/", {"memory/a/memory.limit_in_bytes": "4000"}, 4000),
+        ("4:cpu,memory:/a\n0::/", {"memory/memory.limit_in_bytes": "3000"}, 3000),
+        ("4:cpu:/a", {"memory/a/memory.limit_in_bytes": "4000"}, None),
+    ],
+)
+def test_the_memory_of_a_cpu_is_what_its_control_groups_allow(
+    groups: str,
+    files: dict[str, str],
+    total: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.setattr(engine.device, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(engine.device, "GROUP_FILES", tmp_path)
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert engine.device.total_bytes(torch.device("cpu")) == (total or pages)
 
 
 def test_whoever_loads_a_model_claims_its_device(

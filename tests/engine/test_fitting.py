@@ -22,7 +22,7 @@ from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.forward.kv_cache import slot_bytes
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
-from engine.memory import longest_text, num_lanes_that_fit
+from engine.memory import _weight_bytes, limits, longest_text, num_lanes_that_fit
 from node.economics import PREFILL_CHUNKS
 from tests.tiny_models import make_model
 
@@ -33,9 +33,15 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def with_room_for(loaded: LoadedModel, slots: int, patch: pytest.MonkeyPatch) -> None:
-    """Half of the memory of a CPU is for the cache."""
-    free = 2 * slots * slot_bytes(loaded.model, loaded.device)
-    patch.setattr(engine.memory, "free_bytes", lambda _: free)
+    """Half of the memory of a CPU, without the weights, is for the cache of a text."""
+    room = 2 * slots * slot_bytes(loaded.model, loaded.device)
+    in_all(_weight_bytes(loaded) + room, patch)
+
+
+def in_all(total: int, patch: pytest.MonkeyPatch) -> None:
+    """So much memory, of which nobody has taken any."""
+    patch.setattr(engine.memory, "total_bytes", lambda _: total)
+    patch.setattr(engine.memory, "free_bytes", lambda _: total)
 
 
 def test_the_longest_text_is_what_the_model_takes_or_the_memory_holds(
@@ -50,7 +56,6 @@ def test_the_longest_text_is_what_the_model_takes_or_the_memory_holds(
     with_room_for(loaded, 300 + 128, monkeypatch)
     assert longest_text(loaded, 0) == 300
     assert longest_text(loaded, 200) == 200
-    assert num_lanes_that_fit(loaded, 100, 8) == 1
 
 
 def test_the_line_on_memory_says_what_lies_before_windows(
@@ -69,15 +74,66 @@ def test_a_length_that_nobody_asked_for_leaves_room_for_others(
 ) -> None:
     limit = loaded.max_model_len
     monkeypatch.setattr(engine.memory, "_USUAL", 300)
-    # A tenth of what is free is for 400 tokens of a text and what goes with them.
-    with_room_for(loaded, 5 * (400 + 128), monkeypatch)
+    # A quarter of the memory is for 400 tokens of a text and what goes with them.
+    with_room_for(loaded, 2 * (400 + 128), monkeypatch)
     assert limit > 500
     assert longest_text(loaded, 0) == 400
     assert longest_text(loaded, 500) == 500, "who asks takes more"
     assert longest_text(loaded, 0, part=0.9) == 300 + 475 - 428
-    assert longest_text(loaded, 0, num_lanes=4) == 300, "fewer are not for care's sake"
-    with_room_for(loaded, 5 * 2 * (400 + 128), monkeypatch)
-    assert longest_text(loaded, 0, num_lanes=2) == 400
+    assert longest_text(loaded, 0, part=0.5) == 300, "fewer are not for care's sake"
+
+
+def test_the_length_comes_first_and_then_as_many_texts_as_fit(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = loaded.max_model_len
+    with_room_for(loaded, 2 * 3 * (limit + 128), monkeypatch)  # a quarter of it is for the cache
+    assert limits(loaded, 0, 8) == (limit, 3)
+    assert limits(loaded, 0, 2) == (limit, 2)
+    assert limits(loaded, limit, 8) == (limit, 6), "half of it, for who asks"
+    with_room_for(loaded, 2 * (limit + 128), monkeypatch)
+    assert limits(loaded, 0, 8) == (limit, 1)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_limits_are_the_same_whatever_is_free(
+    kind: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = slot_bytes(loaded.model, loaded.device)
+    monkeypatch.setattr(engine.memory, "slot_bytes", lambda *_: each)
+    device = replace(loaded, device=torch.device(kind, 0))
+    in_all(16 << 30, monkeypatch)
+    found = limits(device, 0, 8)
+    for free in (12 << 30, 9 << 30, 8 << 30):
+        monkeypatch.setattr(engine.memory, "free_bytes", lambda _, free=free: free)
+        assert limits(device, 0, 8) == found
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: 1 << 10)
+    with pytest.raises(OutOfMemory, match=r"and .* has 0.0 GB free; .*end what else") as caught:
+        limits(device, 0, 8)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_others_have_taken_is_said_with_what_would_fit(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = slot_bytes(loaded.model, loaded.device)
+    monkeypatch.setattr(engine.memory, "slot_bytes", lambda *_: each)
+    monkeypatch.setattr(engine.memory, "_mask_bytes", lambda _: 0)
+    monkeypatch.setattr(engine.memory, "_scored_bytes", lambda _: 0)
+    gpu = replace(loaded, device=torch.device("cuda:0"))
+    spare = 192 + BLOCK
+    in_all(16 << 30, monkeypatch)
+    free = 3 * (1000 + spare) * each
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
+    assert limits(gpu, 1000, 3) == (1000, 3)
+    with pytest.raises(OutOfMemory, match=r"for 4 texts of 1000 tokens .*; 3 at once fit"):
+        limits(gpu, 1000, 4)
+    free = (700 + spare) * each
+    with pytest.raises(OutOfMemory, match="; a maximum length of 700 fits"):
+        limits(gpu, 1000, 4)
+    # The cache of a CPU takes memory only where texts were.
+    free = (1000 + 128) * each
+    assert limits(loaded, 1000, 4) == (1000, 4)
 
 
 def test_a_drafter_leaves_room_for_its_target_whatever_length_is_asked_for(
@@ -89,9 +145,9 @@ def test_a_drafter_leaves_room_for_its_target_whatever_length_is_asked_for(
         longest_text(loaded, 800, part=0.4)
     assert longest_text(loaded, 272, part=0.4) == 272
     assert longest_text(loaded, 0, part=0.4) == 272
-    with_room_for(loaded, 8 * (100 + 128), monkeypatch)  # half of it is for several texts
-    assert num_lanes_that_fit(loaded, 100, 8) == 8
-    assert num_lanes_that_fit(loaded, 100, 8, part=0.5) == 4
+    with_room_for(loaded, 8 * (100 + 128), monkeypatch)
+    assert limits(loaded, 100, 8) == (100, 8)
+    assert limits(loaded, 100, 8, part=0.5) == (100, 4)
 
 
 def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
@@ -105,17 +161,17 @@ def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
     spare = 192 + BLOCK
     scored = 2048 * loaded.vocab_size * 8 + MOST_BYTES  # logits in two types, and what ranks them
     monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
-    free = (400 + spare) * (each + masks) + scored
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
+    free = (400 + spare) * (each + masks) + scored + _weight_bytes(gpu)
+    in_all(free, monkeypatch)
     assert longest_text(gpu, 400) == 400
     with pytest.raises(OutOfMemory, match="a maximum length of 400 fits"):
         longest_text(gpu, 401)
     beside = 2 * ((100 + spare) * (3 * each + masks) + scored)
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: beside)
-    assert num_lanes_that_fit(gpu, 100, 8) == 3
-    assert num_lanes_that_fit(cpu, 100, 8) == 8
+    in_all(beside + _weight_bytes(gpu), monkeypatch)
+    assert num_lanes_that_fit(gpu, 100, 8, part=0.5) == 3
+    assert num_lanes_that_fit(cpu, 100, 8, part=0.5) == 8
     windowed = replace(gpu, kinds=LayerKinds.of([None, AttentionWindow(75)]))
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free + (400 + spare) * masks)
+    in_all(free + (400 + spare) * masks, monkeypatch)
     assert longest_text(windowed, 400) == 400, "with masks for both kinds of layers"
     with pytest.raises(OutOfMemory, match="a maximum length of 400 fits"):
         longest_text(windowed, 401)

@@ -1,21 +1,49 @@
 """The slot cache under unmodified transformers models, against plain forwards of every path."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from engine.checkpoint.model import LoadedModel
+from engine.errors import lacks_memory
 from engine.executor import ModelExecutor
+from engine.forward.kv_cache import zeros
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.selfcheck import check_slot_attention
 from tests.engine.conftest import Load
-from tests.engine.random_session import Drawn, Path, RandomSession
+from tests.engine.random_session import Drawn, RandomSession
+from tests.engine.random_session import Path as Tokens
 from tests.tiny_models import SUPPORTED
 
 # Relative to the largest logit of a row. Two float32 computations in another order differ by 1e-6.
 TOLERANCE = 1e-4
 
 
-def plain(loaded: LoadedModel, path: Path) -> torch.Tensor:
+def test_a_cache_takes_memory_only_where_it_was_written_to() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before, cpu = resident(), torch.device("cpu")
+    cache = zeros((4, 8, 1 << 16, 64), torch.float32, cpu)
+    assert cache.shape == (4, 8, 1 << 16, 64)
+    assert cache.nbytes == 1 << 29
+    assert resident() - before < cache.nbytes // 16
+    assert not cache[1, 2].any()
+    cache[:, :, :100] = 1.0
+    assert float(cache[:, :, :200].sum()) == 4 * 8 * 100 * 64
+    assert resident() - before < cache.nbytes // 8
+    assert not cache[:, :, 200:300].any()
+
+
+def test_a_cache_that_no_memory_holds_is_refused_as_torch_does() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        zeros((1 << 30, 1 << 30, 1 << 10), torch.float32, torch.device("cpu"))
+    assert lacks_memory(caught.value)
+
+
+def plain(loaded: LoadedModel, path: Tokens) -> torch.Tensor:
     """Logits [len(path), V] of the model's own forward over a text."""
     with torch.inference_mode():
         logits: torch.Tensor = loaded.model(torch.tensor([path]), use_cache=False).logits
@@ -38,7 +66,7 @@ def assert_like_plain(executor: ModelExecutor, step: Drawn) -> None:
 @pytest.mark.parametrize("architecture", [*SUPPORTED, "gptj"])
 def test_trees_and_roll_backs_and_moves_equal_plain_forwards(architecture: str, load: Load) -> None:
     executor = ModelExecutor(load(architecture), 320)
-    slots: SlotMap[Path] = SlotMap(executor.capacity)
+    slots: SlotMap[Tokens] = SlotMap(executor.capacity)
     session = RandomSession(7, slots, vocab=199, prompt_len=150, max_rows=6)
     num_moves = longest = 0
     for step in session.steps(36, shorten=False):
@@ -60,7 +88,7 @@ def test_the_self_check_passes_what_is_exact(architecture: str, dtype: str, load
 
 def test_a_shorter_text_can_follow_a_longer_one(load: Load) -> None:
     executor = ModelExecutor(load("llama"), 200)
-    session = RandomSession(3, SlotMap[Path](200), vocab=199, prompt_len=40)
+    session = RandomSession(3, SlotMap[Tokens](200), vocab=199, prompt_len=40)
     for step in session.steps(40):
         if isinstance(step, Move):
             executor.move(step)
@@ -111,7 +139,7 @@ def test_a_fixed_total_changes_no_logits(load: Load) -> None:
 def test_warming_up_leaves_the_executor_as_new(load: Load) -> None:
     executor = ModelExecutor(load("gpt2"), 100)
     executor.warm_up((1, 2, 5))
-    session = RandomSession(1, SlotMap[Path](100), vocab=199, prompt_len=30)
+    session = RandomSession(1, SlotMap[Tokens](100), vocab=199, prompt_len=30)
     for step in session.steps(5):
         if isinstance(step, Move):
             executor.move(step)

@@ -53,16 +53,21 @@ def how_longer(config: PairConfig, max_len: int, *, has_heads: bool = False) -> 
         return f"raise --max-model-len{most}"
     if has_heads:
         return "leave out the heads in the target's process, which take no more"
-    # The user did not set this limit: there is no memory for more.
-    return f"ask for more with --max-model-len{most}, and fewer texts at once (--max-num-seqs)"
+    # The user did not set this limit: the usual share of the memory holds no more.
+    return f"ask for more with --max-model-len{most}"
 
 
 def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs: int) -> list[str]:
     """Return a line for each limit that the user did not set: on texts, and on drafts."""
+    longest, lines = target.max_model_len, []
+    if num_seqs < config.num_seqs and not target.heads:
+        lines.append(
+            f"{num_seqs} texts of {longest} tokens are written at once, not {config.num_seqs}: "
+            "there is no memory for more; a lower --max-model-len makes room"
+        )
     if config.max_model_len is not None:
-        return []
-    longest, limit = target.max_model_len, longest_of(config.target, config.target_revision)
-    lines = []
+        return lines
+    limit = longest_of(config.target, config.target_revision)
     usual = longest_of(config.target, config.target_revision, 0)
     if usual is not None and limit is not None and longest == usual < limit:
         lines.append(
@@ -70,7 +75,7 @@ def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs
             f"--max-model-len allows {limit}"
         )
     elif limit is not None and longest < limit and not config.reproducible:
-        why = "" if target.heads else f": memory is kept for {num_seqs} at once"
+        why = "" if target.heads else ": there is no memory for more"
         lines.append(
             f"texts have at most {longest} tokens, of the {limit} that the target can take"
             f"{why}; --max-model-len says how many there should be"

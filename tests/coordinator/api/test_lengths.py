@@ -42,10 +42,7 @@ def test_whoever_asked_for_little_is_told_how_much_there_could_be(tmp_path: Path
 
 def test_where_nobody_asked_for_little_it_is_the_memory_or_the_heads(tmp_path: Path) -> None:
     config = PairConfig(target=model(tmp_path, n_ctx=512))
-    assert how_longer(config, 100) == (
-        "ask for more with --max-model-len (the model takes 512), and fewer texts at once "
-        "(--max-num-seqs)"
-    )
+    assert how_longer(config, 100) == "ask for more with --max-model-len (the model takes 512)"
     assert how_longer(config, 100, has_heads=True).startswith("leave out the heads")
     rounded = PairConfig(target=model(tmp_path, n_ctx=9999), reproducible=True)
     assert how_longer(rounded, 4096) == "raise --max-model-len (the model takes 9999)"

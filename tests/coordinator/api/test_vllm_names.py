@@ -334,8 +334,10 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
     rest = "; --max-model-len says how many there should be"
     line = "texts have at most 5000 tokens, of the 9000 that the target can take"
     assert notices(9000, 9000) == []
-    assert notices(5000, 5000) == [f"{line}: memory is kept for 8 at once{rest}"]
+    assert notices(5000, 5000) == [f"{line}: there is no memory for more{rest}"]
     assert notices(5000, 5000, with_heads="eager") == [line + rest]
+    (fewer,) = notices(9000, 9000, max_num_seqs=9)
+    assert fewer.startswith("8 texts of 9000 tokens are written at once, not 9: there is no memory")
     assert notices(9000, 700) == ["the drafter drafts up to token 700"]
     assert notices(5000, 700, max_model_len=5000) == [], "it was asked for"
     assert notices(4096, 4096, reproducible=True) == []

@@ -303,8 +303,9 @@ def test_the_masks_of_a_prompt_are_in_a_heads_budget_of_a_gpu(
     # float32: of the tree, with empty slots hidden, and once for each query head of a key head
     masks = PROMPT_ROWS * 4 * (2 + group)
     monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
-    free = (100 + 192 + BLOCK) * (loaded.slot_bytes + masks)
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: free)
+    room = (100 + 192 + BLOCK) * (loaded.slot_bytes + masks)
+    total = room + engine.memory._weight_bytes(loaded)
+    monkeypatch.setattr(engine.memory, "total_bytes", lambda _: total)
     gpu = replace(loaded, device=torch.device("cuda:0"))
     assert longest_text(gpu, 100) == 100
     with pytest.raises(OutOfMemory):

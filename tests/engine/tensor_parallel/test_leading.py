@@ -19,7 +19,7 @@ from engine.errors import EngineError, OutOfMemory
 from engine.executor import ModelExecutor
 from engine.forward.fused import FusedBackend
 from engine.layout.slots import LaneLayout
-from engine.memory import longest_text
+from engine.memory import limits
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import Call, Forward, Loading, MakeBackend, TakeOver, WipeSlots
 from engine.tensor_parallel.follower import FollowerRank
@@ -98,24 +98,24 @@ def test_what_a_follower_has_loaded_is_left_out_of_garbage_collection(tmp_path: 
         gc.unfreeze()
 
 
-def test_the_rank_with_the_least_memory_says_how_long_texts_are(
+def test_the_rank_with_the_least_free_memory_says_whether_texts_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Threads(make_model("llama", tmp_path), 2).loaded
     assert first.rank is not None
     each = 64
     monkeypatch.setattr(engine.memory, "slot_bytes", lambda *_: each)
-    # Half of it is for the cache, and half of that is each rank's; 128 slots are no text's.
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: 4 * each * 1000)
+    # Half of it is each rank's; 128 slots are no text's.
+    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: 2 * each * 1000)
     monkeypatch.setattr(
-        engine.tensor_parallel.follower, "free_bytes", lambda _: 4 * each * (300 + 128)
+        engine.tensor_parallel.follower, "free_bytes", lambda _: 2 * each * (300 + 128)
     )
     with ThreadPoolExecutor(1) as pool:
         told: Any = Told(second, pool)
         loaded = replace(first, rank=replace(first.rank, followers=told))
-        assert longest_text(loaded, 300) == 300
+        assert limits(loaded, 300, 2) == (300, 2)
         with pytest.raises(OutOfMemory, match="a maximum length of 300 fits"):
-            longest_text(loaded, 301)
+            limits(loaded, 301, 2)
 
 
 @pytest.mark.parametrize("backend", ["reference", "fused"])
