@@ -99,5 +99,11 @@ def test_a_body_of_too_many_values_is_refused(counts: tuple[int, int]) -> None:
 def test_an_answer_is_written_as_starlette_writes_it() -> None:
     from starlette.responses import JSONResponse
 
-    content = {"count": 3, "tokens": list(range(20_000)), "strs": ["é", None], "none": []}
+    content: dict[str, Any] = {
+        "count": 3,
+        "tokens": list(range(20_000)),
+        "strs": ["é", None],
+        "none": [],
+    }
+    content["metrics"] = {"by_source": {0: 5, 1: 6}}  # JSON has no numbers as names
     assert json_response(content).body == JSONResponse(content).body
