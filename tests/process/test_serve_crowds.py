@@ -63,7 +63,7 @@ def test_connections_that_ask_nothing_keep_nobody_out_and_break_off_no_text(
                 with served.client() as client:
                     answer = client.get(path) if body is None else client.post(path, json=body)
                 assert answer.status_code == 200
-                assert time.monotonic() - begun < 1
+                assert time.monotonic() - begun < 5  # 0.1 s on a quiet machine
             assert sum(map(is_open, made)) < 64
         assert list(events)[-1] == "[DONE]"
 
