@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from coordinator.http.guard import CLIENT
 from coordinator.http.large import (
     LARGE,
     MOST,
     MOST_OF_A_CLIENT,
     MOST_PARTS,
     MOST_VALUES,
+    NUM_WAITING,
     Apart,
     json_response,
 )
@@ -27,7 +29,7 @@ def request_of(client: str, size: int) -> Any:
         await asyncio.sleep(60)
         return {}
 
-    scope = {"type": "http", "headers": [(b"authorization", client.encode())], "client": None}
+    scope = {"type": "http", "headers": [], "state": {CLIENT: client}}
     request = Request(scope, receive)
     request._body = b"x" * size
     return request
@@ -56,6 +58,25 @@ async def _one_client_beside_others() -> bool:
     ends.set()
     assert all(await asyncio.gather(*waiting, *others))
     return await ask("a")
+
+
+def test_requests_that_wait_for_a_grammar_leave_the_threads_of_others_free() -> None:
+    ends = threading.Event()
+
+    async def ask() -> int:
+        apart = Apart()
+        small = request_of("a", 100)
+        waiting = [
+            asyncio.create_task(apart.run_waiting(small, ends.wait)) for _ in range(NUM_WAITING + 9)
+        ]
+        await asyncio.sleep(0.05)
+        try:
+            return await asyncio.wait_for(apart.run(small, lambda: 5), 5.0)
+        finally:
+            ends.set()
+            await asyncio.gather(*waiting)
+
+    assert asyncio.run(ask()) == 5
 
 
 @pytest.mark.parametrize(
