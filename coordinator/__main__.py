@@ -22,7 +22,10 @@ def main(program: str = "coordinator") -> int:
         from coordinator.cli import plugins
         from coordinator.cli.app import main as run
 
-        return run(plugins.connect_ray, plugins.commands(), plugins.version())
+        status = run(plugins.connect_ray, plugins.commands(), plugins.version())
+    if status > process.SIGNALLED:
+        process.leave(status)
+    return status
 
 
 if __name__ == "__main__":

@@ -32,6 +32,17 @@ THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
 PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
+# Products of torch and of oneDNN keep each program that they made for a shape: a thousand of half a
+# megabyte each, so that a node grows for hours. The shapes of a model need some two hundred.
+KERNELS = {"LRU_CACHE_CAPACITY": "256", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
+
+
+def keep_few_kernels() -> None:
+    """Let torch keep fewer programs, unless the user has decided; before it is loaded."""
+    for name, value in KERNELS.items():
+        os.environ.setdefault(name, value)
+
+
 def use_large_pages() -> None:
     """Let torch ask for large memory pages, unless the user has decided; before it is loaded."""
     for name, value in PAGES.items():
@@ -52,6 +63,7 @@ def start(role: str, load_serve: "Callable[[], Serve]") -> int:
     """
     let_threads_sleep()
     use_large_pages()
+    keep_few_kernels()
     is_by_hand = len(sys.argv) > 1
     if is_by_hand:
         end_at_once_on_signals(role)

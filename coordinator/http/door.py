@@ -74,7 +74,7 @@ class ClientProtocol(H11Protocol):
 
     def release(self) -> None:
         """Undo `hold`."""
-        self.door.connections.release(self)
+        self.door.connections.release(self, self.loop.time())
 
     def drop(self) -> None:
         """Close the connection at once; what the client has not read yet is lost."""
@@ -87,7 +87,7 @@ class ClientProtocol(H11Protocol):
             stage = Stage.SILENT
         else:
             stage = Stage.IDLE if self.cycle.response_complete else Stage.COMING
-        self.door.connections.enter(self, stage)
+        self.door.connections.enter(self, stage, self.loop.time())
         if stage is Stage.COMING:
             self._stop_hurry()
         elif self._hurry is None:
@@ -140,7 +140,8 @@ class Door:
 
     def make_room(self) -> None:
         """Close the connections that are too many, but none that has a request in work."""
-        while (surplus := self.connections.surplus()) is not None:
+        now = asyncio.get_running_loop().time()
+        while (surplus := self.connections.surplus(now)) is not None:
             surplus.drop()
 
     def _resume(self) -> None:
@@ -161,8 +162,9 @@ class Door:
 
     def _accept(self, bound: socket.socket) -> None:
         """Accept the connections that wait, AT_ONCE at most."""
+        now = asyncio.get_running_loop().time()
         while len(self._beginning) < AT_ONCE:
-            if self.connections.is_crowded and self.connections.first() is None:
+            if self.connections.is_crowded and self.connections.first(now) is None:
                 self._wait()  # every connection has a request in work
                 return
             try:
@@ -171,7 +173,7 @@ class Door:
                 return
             except OSError as error:
                 self._say(error)
-                if (first := self.connections.first()) is not None:
+                if (first := self.connections.first(now)) is not None:
                     first.drop()
                 self._wait()
                 return

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -214,6 +215,18 @@ class Server(uvicorn.Server):
         self.force_exit = len(self._signals) > 1
 
 
+class Unawaited(ThreadPoolExecutor):
+    """Threads for what takes long in a request; the end of the event loop does not wait for them.
+
+    No library that reads a long prompt can be interrupted.
+    """
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Start nothing more, and return at once."""
+        del wait, cancel_futures
+        super().shutdown(wait=False, cancel_futures=True)
+
+
 def serve(
     llm: AsyncLLM,
     named: Named,
@@ -231,6 +244,7 @@ def serve(
     gc.freeze()
 
     async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(Unawaited(thread_name_prefix="request"))
         ready()
         await server.serve(sockets=[bound])
 

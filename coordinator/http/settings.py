@@ -48,7 +48,7 @@ class ServeConfig(Frozen):
         BeforeValidator(_listed),
         Field(
             description="API key that clients must send; each key is a client. May be given "
-            "several times. Other users of this machine can see it in the list of processes: "
+            "several times. Other users of this machine can see it in the list of processes; "
             "--api-key-file keeps it from them."
         ),
     ] = ()
@@ -56,9 +56,9 @@ class ServeConfig(Frozen):
         Path | None,
         BeforeValidator(lambda value: Path(value) if isinstance(value, str) else value),
         Field(
-            description="File with the API keys that clients must send, one in each line. A key "
-            f"has at least {LEAST_KEY} characters. The environment variable {KEY_VARIABLE} may "
-            "hold a key instead."
+            description="File with API keys, one in each line. Clients must send one of them. "
+            f"A key has at least {LEAST_KEY} characters. The environment variable {KEY_VARIABLE} "
+            "may hold a key instead."
         ),
     ] = None
     insecure: Annotated[
@@ -87,9 +87,8 @@ class ServeConfig(Frozen):
         tuple[str, ...],
         BeforeValidator(_listed),
         Field(
-            description="Address or network of a reverse proxy whose X-Forwarded-For is believed. "
-            "Such as 10.0.0.1 or 10.0.0.0/8; may be given several times. Without API keys each "
-            "address is a client."
+            description="Address of a reverse proxy, or a network such as 10.0.0.0/8. Its header "
+            "X-Forwarded-For is believed; may be given several times."
         ),
     ] = ()
     max_queue: Annotated[
@@ -111,8 +110,8 @@ class ServeConfig(Frozen):
         Field(
             ge=2,
             le=1 << 16,
-            description="Most open connections. For more, those are closed that have no request "
-            "in work, first the oldest that has sent none.",
+            description="Most open connections. For others those are closed that have no "
+            "request in work, first the oldest that has sent none.",
         ),
     ] = 1024
     io_timeout_s: Annotated[
@@ -129,8 +128,8 @@ class ServeConfig(Frozen):
         Field(
             ge=0,
             le=86400,
-            description="Seconds that requests in work have after SIGTERM or Ctrl-C. New ones get "
-            "status 503 meanwhile; a second signal ends the server at once.",
+            description="Time that requests in work have after a signal. New ones get status 503 "
+            "meanwhile; a second signal ends the server at once.",
         ),
     ] = 6.0
 

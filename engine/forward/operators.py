@@ -72,6 +72,8 @@ def as_timed(name: str, _names: Sequence[str]) -> str:
 # Number of rows -> its weight when a layout is chosen: most passes of a drafter and every plain
 # step of a target have one row, and passes that verify drafts have a handful.
 _ROW_WEIGHTS = {1: 2.0, 8: 1.0}
+# (Number of rows up to which, multiple of rows of which oneDNN makes a product), and of all others.
+_STEPS, _LAST_STEP = ((16, 1), (64, 4)), 16
 _TIMING_S, _STREAMING_S = 2e-3, 6e-2
 _PLAIN = "plain"  # the layout of the checkpoint
 _MAX_REPEATS = 40
@@ -203,7 +205,25 @@ def packed_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product |
         multiply(weight.new_zeros(1, weight.shape[1]), blocks, bias, "none", [], "")
     except (RuntimeError, AttributeError):
         return None
-    return lambda x: multiply(x, blocks, bias, "none", [], "")
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        num_rows, num_made = len(x), rows_made(len(x))
+        if num_made != num_rows:
+            x = F.pad(x, (0, 0, 0, num_made - num_rows))
+        made: torch.Tensor = multiply(x, blocks, bias, "none", [], "")
+        return made[:num_rows]
+
+    return product
+
+
+def rows_made(num_rows: int) -> int:
+    """Return the number of rows that oneDNN is given for a product of `num_rows`; the rest are 0.
+
+    For each number of rows and each shape it makes a program of half a megabyte, takes a
+    millisecond for it, and keeps a thousand of them. So of many rows it gets few numbers.
+    """
+    step = next((step for most, step in _STEPS if num_rows <= most), _LAST_STEP)
+    return -(-num_rows // step) * step
 
 
 def _agree(one: Product, other: Product, weight: torch.Tensor) -> bool:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.starting import PAGES, THREADS, let_threads_sleep, use_large_pages
+from node.starting import (
+    KERNELS,
+    PAGES,
+    THREADS,
+    keep_few_kernels,
+    let_threads_sleep,
+    use_large_pages,
+)
 
 
 def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(
@@ -40,13 +47,27 @@ def test_torch_asks_for_large_pages_unless_the_user_says_otherwise(
     assert name.encode() in library.read_bytes(), "torch reads this variable"
 
 
+def test_torch_keeps_few_programs_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in KERNELS:
+        monkeypatch.setenv(name, "7")
+        keep_few_kernels()
+        assert os.environ[name] == "7"
+        monkeypatch.delenv(name)
+    keep_few_kernels()
+    assert {name: os.environ[name] for name in KERNELS} == KERNELS
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    assert b"LRU_CACHE_CAPACITY" in library.read_bytes(), "torch reads this variable"
+
+
 def test_that_is_set_before_torch_is_loaded() -> None:
     watch = (
         "import os, sys, runpy, importlib.abc\n"
         "class Watch(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'torch':\n"
-        "            names = 'GOMP_SPINCOUNT', 'THP_MEM_ALLOC_ENABLE'\n"
+        "            names = 'GOMP_SPINCOUNT', 'THP_MEM_ALLOC_ENABLE', 'LRU_CACHE_CAPACITY'\n"
         "            print(*map(os.environ.get, names), flush=True)\n"
         "            os._exit(0)\n"
         "sys.meta_path.insert(0, Watch())\n"
@@ -54,9 +75,10 @@ def test_that_is_set_before_torch_is_loaded() -> None:
         "sys.argv = ['x', '--join', 'tcp://127.0.0.1:1']\n"
         "start('drafter', lambda: None)\n"
     )
-    theirs = {**THREADS, **PAGES}
+    theirs = {**THREADS, **PAGES, **KERNELS}
     own = {name: value for name, value in os.environ.items() if name not in theirs}
     ended = subprocess.run(
         [sys.executable, "-c", watch], env=own, capture_output=True, text=True, timeout=60
     )
-    assert ended.stdout.split() == [THREADS["GOMP_SPINCOUNT"], *PAGES.values()], ended.stderr
+    wanted = [THREADS["GOMP_SPINCOUNT"], *PAGES.values(), KERNELS["LRU_CACHE_CAPACITY"]]
+    assert ended.stdout.split() == wanted, ended.stderr

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -23,6 +24,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch
 from tests.forking.server import command_of, is_server
+from tests.process.ray_nodes import wait_for
 from tests.process.served import LIMIT_S, Served, serving
 from tests.programs import ROOT
 
@@ -410,7 +412,10 @@ def ends(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 
 @pytest.mark.long
-def test_sigterm_ends_the_server_and_its_nodes_while_a_text_runs() -> None:
+@pytest.mark.parametrize("stopped_s", [0, 3, 15])
+def test_sigterm_ends_the_server_and_its_nodes_while_a_text_runs_also_after_a_stop(
+    stopped_s: int,
+) -> None:
     process = started()
     url = url_of(process)
     nodes = descendants(process.pid)
@@ -421,9 +426,13 @@ def test_sigterm_ends_the_server_and_its_nodes_while_a_text_runs() -> None:
         client.stream("POST", "/v1/completions", json=body) as response,
     ):
         next(response.iter_lines())
+        if stopped_s:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(stopped_s)
+            process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
         assert ends(process) == (128 + signal.SIGTERM, "ended by SIGTERM")
-    assert not any(Path(f"/proc/{node}").exists() for node in nodes)
+    assert wait_for(lambda: not any(Path(f"/proc/{node}").exists() for node in nodes), 5)
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,23 @@ def test_a_signal_after_the_work_ends_with_a_line(number: int) -> None:
 def test_a_signal_at_the_very_end_changes_nothing() -> None:
     done = python(WHEN_ALL_IS_SAID.format(late=True), str(int(signal.SIGINT)))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_after_a_signal_nobody_waits_for_threads_that_still_work() -> None:
+    working = """
+import runpy, signal, threading
+from coordinator.cli import app
+def serve(*_: object) -> int:
+    threading.Thread(target=threading.Event().wait, args=(50,)).start()
+    print("ready")
+    return 128 + signal.SIGTERM
+app.main = serve
+runpy.run_module("coordinator.__main__", run_name="__main__")
+"""
+    begun = time.monotonic()
+    done = python(working)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "ready\n")
+    assert time.monotonic() - begun < 40
 
 
 def test_what_hangs_after_a_signal_does_not_keep_the_process() -> None:

@@ -208,5 +208,5 @@ def test_a_pair_that_has_ended_or_is_away_is_status_503_with_a_time_to_ask_again
         assert answer.json()["error"]["message"] == str(error)
 
 
-def test_a_text_that_cannot_be_completed_is_status_500() -> None:
+def test_a_text_that_cannot_be_completed_is_a_fault_of_the_server() -> None:
     assert refusal_of(TextError("the target sent no logits")).status == 500

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from engine.cpu_library import library, why_not_here
 from engine.device import cpu_is_fast_in
@@ -75,6 +76,26 @@ def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPa
     x = torch.randn(3, 96)
     want = part(x)
     assert torch.equal(Packer().take([part])(x), want)
+
+
+@pytest.mark.parametrize("bias", [0, 1])
+def test_a_packed_product_is_right_for_every_number_of_rows(bias: int) -> None:
+    weight, added = torch.randn(40, 96), torch.randn(40) if bias else None
+    product = operators.packed_product(weight, added)
+    assert product is not None
+    for num_rows in (1, 5, 16, 17, 18, 20, 63, 64, 65, 79, 80, 81, 255, 256):
+        x = torch.randn(num_rows, 96)
+        torch.testing.assert_close(product(x), F.linear(x, weight, added), atol=1e-4, rtol=1e-4)
+
+
+def test_onednn_makes_programs_for_few_numbers_of_rows() -> None:
+    made = [operators.rows_made(number) for number in range(1, 257)]
+    assert made[:16] == list(range(1, 17)), "what decoding needs is made as it is"
+    assert len(set(made)) == 16 + 12 + 12
+    assert made == sorted(made)
+    wasted = [(more - number) / number for number, more in enumerate(made, 1)]
+    assert max(wasted[64:]) < 0.25
+    assert min(wasted) >= 0
 
 
 def test_each_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
