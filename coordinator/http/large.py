@@ -148,7 +148,7 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
     """
     if isinstance(value, dict) and depth < DEPTH:
         for number, (name, one) in enumerate(value.items()):
-            yield (b"," if number else b"{") + _compact(name) + b":"
+            yield (b"," if number else b"{") + _compact({name: 0})[1:-2]  # a key of any kind
             yield from _pieces(one, depth + 1)
         yield b"}" if value else b"{}"
     elif isinstance(value, list) and depth == 1 and value and isinstance(value[0], dict):

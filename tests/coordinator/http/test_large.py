@@ -119,5 +119,14 @@ def test_a_body_of_too_many_values_is_refused(counts: tuple[int, int]) -> None:
 def test_an_answer_is_written_as_starlette_writes_it() -> None:
     from starlette.responses import JSONResponse
 
-    content = {"count": 3, "tokens": list(range(20_000)), "strs": ["é", None], "none": []}
-    assert json_response(content).body == JSONResponse(content).body
+    many = list(range(20_000))
+    contents: list[dict[str, Any]] = [
+        {"count": 3, "tokens": many, "strs": ["é", None], "none": [], "no": {}},
+        {
+            "choices": [{"logprobs": {"top": [{"a": 1}] * 900, "ids": many}}, {}],
+            "by": {1: 2, 3: {}},
+        },
+        {},
+    ]
+    for content in contents:
+        assert json_response(content).body == JSONResponse(content).body
