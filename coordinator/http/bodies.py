@@ -26,6 +26,8 @@ TokenId = Annotated[int, Strict(), Field(ge=0, lt=MAX_TOKEN_ID)]
 MAX_PROMPTS = 64
 COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes if nobody says more
 
+KINDS = ("json", "regex", "choice", "grammar")  # of grammars, in the names of vLLM's older fields
+
 # Fields of SamplingParams that a request has under the same name.
 SAME = (
     *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -173,6 +175,12 @@ class Common(Body):
         return bool(self.return_progress)
 
     @property
+    def wants_form(self) -> bool:
+        """True if the answer may have to fit a grammar, which another process compiles."""
+        names = ("response_format", "structured_outputs", *(f"guided_{kind}" for kind in KINDS))
+        return any(getattr(self, name) is not None for name in names)
+
+    @property
     def wants_events(self) -> bool:
         """True if chunks tell of the speculation. Raises ConfigurationError without a stream."""
         wanted = self.speculative is not None and self.speculative.events
@@ -186,7 +194,7 @@ class Common(Body):
         Raises ConfigurationError, also if a request says it twice.
         """
         said = {"structured_outputs": self.structured_outputs}
-        for kind in ("json", "regex", "choice", "grammar"):
+        for kind in KINDS:
             value = getattr(self, f"guided_{kind}")
             said[f"guided_{kind}"] = None if value is None else {kind: value}
         forms = {
@@ -271,6 +279,11 @@ class ChatBody(Conversation, Common):
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0)
     include_reasoning: bool | None = None
+
+    @property
+    def wants_form(self) -> bool:
+        """True if the answer may have to fit a grammar, also by `tool_choice`."""
+        return super().wants_form or self.tool_choice not in (None, "none", "auto")
 
     def form(self) -> StructuredOutputsParams | None:
         """Return what the answer must look like, also by `tool_choice`."""

@@ -23,6 +23,7 @@ from coordinator.http.jobs import client_of, unless_gone
 from proto.errors import BusyError, ConfigurationError
 
 LARGE = 1 << 16  # bytes of a body
+NUM_WAITING = 16  # threads of requests that wait for a process, which compiles their grammars
 NUM_THREADS = 2  # for what large requests need before their texts begin
 MOST_OF_A_CLIENT, MOST = 12, 32  # large requests that are being read
 KEEP_S = 1.0  # after a large request, until its memory is given back
@@ -57,6 +58,7 @@ class Apart:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(NUM_THREADS, "large")
+        self._waiting = ThreadPoolExecutor(NUM_WAITING, "grammars")
         self._looking = ThreadPoolExecutor(1, "large-json")
         self._bodies = LongTexts(bytes)  # without a tokenizer
         self._in_hand: Counter[str] = Counter()  # large requests by client; no zeros
@@ -84,6 +86,16 @@ class Apart:
         if len(await request.body()) <= LARGE:
             return await asyncio.to_thread(work, *args, **kwargs)
         return await self._in_line(request, self._pool, work, *args, **kwargs)
+
+    async def run_waiting(
+        self, request: Request, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Return what `run` returns, of a request that may wait long without computing."""
+        if len(await request.body()) > LARGE:
+            return await self._in_line(request, self._pool, work, *args, **kwargs)
+        loop = asyncio.get_running_loop()
+        made = loop.run_in_executor(self._waiting, lambda: work(*args, **kwargs))
+        return await unless_gone(request, made)
 
     async def _in_line(
         self,
@@ -136,7 +148,7 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
     """
     if isinstance(value, dict) and depth < DEPTH:
         for number, (name, one) in enumerate(value.items()):
-            yield (b"," if number else b"{") + _compact(str(name)) + b":"
+            yield (b"," if number else b"{") + _compact({name: 0})[1:-2]  # a key of any kind
             yield from _pieces(one, depth + 1)
         yield b"}" if value else b"{}"
     elif isinstance(value, list) and depth == 1 and value and isinstance(value[0], dict):

@@ -103,7 +103,8 @@ class Routes:
     async def completions(self, body: CompletionBody, request: Request) -> Response:
         """Continue one prompt or several. Raises RefusedRequestError, SlipstreamError."""
         self._check(body)
-        asked, echoes = await self._apart.run(request, self._completions_asked, body)
+        run = self._apart.run_waiting if body.wants_form else self._apart.run
+        asked, echoes = await run(request, self._completions_asked, body)
         job = self._job("cmpl", asked, request)
         answer = Completions(job, body, self._model, self._token_names, echoes)
         return await self._respond(answer, body, request)
@@ -114,7 +115,8 @@ class Routes:
         Raises RefusedRequestError, SlipstreamError.
         """
         self._check(body)
-        asked = await self._apart.run(request, self._chat_asked, body)
+        run = self._apart.run_waiting if body.wants_form else self._apart.run
+        asked = await run(request, self._chat_asked, body)
         job = self._job("chatcmpl", asked, request)
         return await self._respond(Chat(job, body, self._model, self._token_names), body, request)
 

@@ -15,6 +15,7 @@ from coordinator.http.large import (
     MOST_OF_A_CLIENT,
     MOST_PARTS,
     MOST_VALUES,
+    NUM_WAITING,
     Apart,
     json_response,
 )
@@ -59,6 +60,25 @@ async def _one_client_beside_others() -> bool:
     return await ask("a")
 
 
+def test_requests_that_wait_for_a_grammar_leave_the_threads_of_others_free() -> None:
+    ends = threading.Event()
+
+    async def ask() -> int:
+        apart = Apart()
+        small = request_of("a", 100)
+        waiting = [
+            asyncio.create_task(apart.run_waiting(small, ends.wait)) for _ in range(NUM_WAITING + 9)
+        ]
+        await asyncio.sleep(0.05)
+        try:
+            return await asyncio.wait_for(apart.run(small, lambda: 5), 5.0)
+        finally:
+            ends.set()
+            await asyncio.gather(*waiting)
+
+    assert asyncio.run(ask()) == 5
+
+
 @pytest.mark.parametrize(
     ("body", "num_looks"),
     [
@@ -99,11 +119,14 @@ def test_a_body_of_too_many_values_is_refused(counts: tuple[int, int]) -> None:
 def test_an_answer_is_written_as_starlette_writes_it() -> None:
     from starlette.responses import JSONResponse
 
-    content: dict[str, Any] = {
-        "count": 3,
-        "tokens": list(range(20_000)),
-        "strs": ["é", None],
-        "none": [],
-    }
-    content["metrics"] = {"by_source": {0: 5, 1: 6}}  # JSON has no numbers as names
-    assert json_response(content).body == JSONResponse(content).body
+    many = list(range(20_000))
+    contents: list[dict[str, Any]] = [
+        {"count": 3, "tokens": many, "strs": ["é", None], "none": [], "no": {}},
+        {
+            "choices": [{"logprobs": {"top": [{"a": 1}] * 900, "ids": many}}, {}],
+            "by": {1: 2, 3: {}},
+        },
+        {},
+    ]
+    for content in contents:
+        assert json_response(content).body == JSONResponse(content).body
