@@ -167,7 +167,8 @@ class AsyncLLM:
             most = self.admission.max_waiting
             raise BusyError(f"the queue is full ({most} texts wait at most); try again later")
         news: asyncio.Queue[News] = asyncio.Queue()
-        reader = Reader(time.monotonic(), teller(asyncio.get_running_loop(), news.put_nowait))
+        notify = teller(asyncio.get_running_loop(), news.put_nowait)
+        reader = Reader(time.monotonic(), notify, name)
         running: dict[TokenStream, Ticket] = {}
         self._news[name] = news
         self._requests[name] = request

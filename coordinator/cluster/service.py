@@ -57,7 +57,7 @@ from coordinator.text.session import Session, SessionFigures, check_opening
 from coordinator.text.stream import Reader, TokenStream
 from coordinator.tracing.tape import Tape
 from proto.codec import decode, encode, kind_of
-from proto.errors import ClosedError, NodeError, RemoteProtocolError, SlipstreamError
+from proto.errors import ClosedError, NodeError, RemoteProtocolError, SlipstreamError, shown
 from proto.links.transport import Listener
 from proto.messages import (
     MAX_SESSIONS,
@@ -504,7 +504,8 @@ class Service:
                     stream = self._streams.pop(session)
                 stream.put(last)
                 self.tally.ended(last)
-                self._note("text %d %s", number_of(session), ending_of(last))
+                name = f" (request {shown(stream.name)})" if stream.name else ""
+                self._note("text %d%s %s", number_of(session), name, ending_of(last))
             case Warn(line):
                 self._warn(line)
             case Abort(error):

@@ -20,10 +20,12 @@ class Reader:
 
     since   when the texts were asked for (monotonic seconds); their queueing time counts from here
     notify  called in the service's thread with the stream that has just got an item
+    name    id of the request, for the log; "": it has none
     """
 
     since: float
     notify: Callable[["TokenStream"], None]
+    name: str = ""
 
 
 class TokenStream:
@@ -33,6 +35,7 @@ class TokenStream:
     stop         ends the text because the reader has found its end; a `result` still comes
     check_alive  raises an error if no item can come any more
     reader       is notified of every item; None: the reading thread waits in `take`
+    name         id of the request, for the log; "": it has none
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class TokenStream:
         self._failure: SlipstreamError | None = None  # the error of the text, once it has been read
         self._check_alive = check_alive
         self._reader = reader
+        self.name = "" if reader is None else reader.name
         self._items: queue.SimpleQueue[Item | SlipstreamError] = queue.SimpleQueue()
 
     def put(self, item: Item | SlipstreamError) -> None:
