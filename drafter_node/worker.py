@@ -14,6 +14,7 @@ from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from drafter_node.translation.follower import TranslatingFollower
 from drafter_node.translation.text import Languages
+from engine.checkpoint.model import DTYPES
 from engine.choice.coupling import chain_choice, chain_inputs, rank_scored
 from engine.choice.judging import life_of, sample_draft
 from engine.choice.sampling import sampling_of
@@ -32,13 +33,14 @@ from engine.words import (
 )
 from node.costs import Passes
 from node.economics import CHAINS, PREFILL_CHUNKS
+from node.entrance import Entrance, Own
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop
 from node.process import Heart
 from proto.errors import ModelError
 from proto.links.transport import Connection
-from proto.messages import MAX_WINDOW, Proposal, Welcome
+from proto.messages import MAX_WINDOW, Proposal, Role, Welcome
 from proto.node_config import NodeConfig
 
 LITTLE = 0.5  # of the tokens of a sample text; if fewer are shared, people are warned
@@ -74,7 +76,9 @@ def serve(
     follower = inner if languages is None else TranslatingFollower(inner, languages, known.max_len)
     forwards = Forwards(executor, heart, device, vocabulary_of(config), engine.pass_s)
     worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames, languages)
-    Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
+    own = Own(Role.DRAFTER, features=bytes_of_features(engine))
+    entrance: Entrance[Proposed, Action] = Entrance(follower, own)
+    Loop(connection, heart, executor, entrance, worker.launch).run(has_lifeline=has_lifeline)
 
 
 def languages_of(config: NodeConfig, engine: Engine, welcome: Welcome) -> Languages | None:
@@ -107,6 +111,14 @@ def about_head(engine: Engine) -> dict[str, Any]:
     if not isinstance(loaded, LoadedHead):
         return {}
     return {"is_head": True, "depth": loaded.depth or MAX_WINDOW}
+
+
+def bytes_of_features(engine: Engine) -> dict[str, int]:
+    """Return how many bytes a token's features have, by number type; {}: the model reads none."""
+    loaded = engine.loaded
+    if not isinstance(loaded, LoadedHead):
+        return {}
+    return {name: loaded.feature_size * dtype.itemsize for name, dtype in DTYPES.items()}
 
 
 def layers_of(engine: Engine) -> tuple[int, ...]:
@@ -204,13 +216,14 @@ class Worker:
         """Run these steps as one recorded graph; return their children; None: none is recorded."""
         spec = part.opened.sampling
         sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
-        choice = chain_choice(sampling, num_valid=self.vocab_size)
+        num_valid = self._num_valid(part)
+        choice = chain_choice(sampling, num_valid=num_valid)
         readable = [self._readable(feed) for feed in feeds]
         if not self.forwards.can_chain(readable, choice):
             return None
         positions = [feed.positions[0] + 1 for feed in feeds]
         inputs = chain_inputs(
-            sampling, spec.seed, spec.sample_index, positions, num_valid=self.vocab_size
+            sampling, spec.seed, spec.sample_index, positions, num_valid=num_valid
         )
         try:
             tokens, scores = self.forwards.run_chain(readable, choice, inputs)
@@ -233,6 +246,13 @@ class Worker:
             for part, (start, end) in zip(parts, pairwise(ends), strict=True)
         )
         return children, self.forwards.done()
+
+    def _num_valid(self, part: Part) -> int:
+        """Return from which token id on nothing is drafted for this text.
+
+        A drafter that has joined before its target may know tokens that the target lacks.
+        """
+        return min(self.vocab_size, part.opened.num_ids)
 
     def _readable(self, feed: Feed) -> Feed:
         """Return the feed with token ids that the model's embedding has.
@@ -261,7 +281,7 @@ class Worker:
             # follow the text's grammar drafts all the same: the target has the last word.
             with suppress(GrammarError):
                 logits = self.forwards.processed(
-                    logits[:, : self.vocab_size], part.opened, part.committed, part.drafted
+                    logits[:, : self._num_valid(part)], part.opened, part.committed, part.drafted
                 )
         if part.sampled_in is None:
             return self._coupled(logits, part)
@@ -276,7 +296,7 @@ class Worker:
             seed=spec.seed,
             life=life_of(spec.sample_index, life),
             number=part.number,
-            num_valid=self.vocab_size,
+            num_valid=self._num_valid(part),
             max_candidates=self.max_candidates,
         )
         proposal = Proposal(tuple(ids.tolist()), tuple(weights.tolist()))
@@ -297,7 +317,7 @@ class Worker:
             )
         else:
             ids, scores = rank_scored(
-                logits, *drawn, part.positions, num_ranked, num_valid=self.vocab_size
+                logits, *drawn, part.positions, num_ranked, num_valid=self._num_valid(part)
             )
         return tuple(
             Children(tuple(tokens), tuple(logs)) for tokens, logs in zip(ids, scores, strict=True)

@@ -1,4 +1,4 @@
-"""Where all messages enter a node: it passes on those of open texts and their present life (pure).
+"""Passes messages on to the machines of open texts, if they are of their present life (pure).
 
 Theory of operation
 -------------------
@@ -6,8 +6,8 @@ Words of ours: a *life* of a text is the time from one Open of it to the next; t
 by the *incarnation*. The *machine* of a text is the state machine that drafts or verifies it in one
 life. A *lane* is the part of the KV cache that one text uses.
 
-Every message of the coordinator comes through here, and the code behind does not check again to
-which text or life it belongs:
+Every message that the entrance (`entrance.py`) lets in comes through here, and the code behind does
+not check again to which text or life it belongs:
 
     Open            its text is closed for good, or has had this or a newer Open -> ignored
                     there is no room for it (below)                              -> ignored

@@ -8,7 +8,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import Engine, load_engine
 from engine.places import Places, places_of, time_places
 from node.economics import CHAINS, RECORDED_CHILDREN, RECORDED_ROWS, TIMED_ROWS
+from node.entrance import Handles
 from node.follower import (
     Afterwards,
     Allocate,
@@ -50,7 +51,6 @@ from proto.messages import (
     Hello,
     Message,
     Role,
-    SessionMark,
     Welcome,
 )
 from proto.node_config import FETCHING, NodeConfig, Placement
@@ -67,8 +67,6 @@ PARTS = {Role.TARGET: 1.0, Role.DRAFTER: 0.4}
 Compute = TypeVar("Compute")
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
-Result_contra = TypeVar("Result_contra", contravariant=True)
-Action_co = TypeVar("Action_co", covariant=True)
 
 
 class HasState(Protocol):
@@ -279,22 +277,6 @@ def introduce(
     return welcome
 
 
-class Handles(Protocol[Result_contra, Action_co]):
-    """The node's state machine as the loop sees it: a `Follower`, or a substitute for it."""
-
-    @property
-    def marks(self) -> tuple[SessionMark, ...]:
-        """Return how far each open text has come here, for a heartbeat."""
-
-    def handle(
-        self, event: Arrived | Tick | Afterwards | Result_contra, now: float, /
-    ) -> Sequence[Action_co]:
-        """Handle an event at `now` (seconds); returns the actions that it asks for."""
-
-    def story(self, session: int | None = None, /) -> str:
-        """Return the last events of an open text, or of all texts; "" if there are none."""
-
-
 @dataclass(frozen=True, slots=True)
 class Launched(Generic[Result_co]):
     """A forward that a device was given, with its result.
@@ -350,7 +332,8 @@ class Loop(Generic[Compute, Result]):
             ClosedError: the coordinator says that it ends, or is silent; only without a lifeline.
             ConfigurationError: another process has this node's name; only without a lifeline.
             NodeError: the engine cannot go on.
-            RefusedError: a target has joined that this node does not fit; only without a lifeline.
+            RefusedError: the coordinator has cut this node off, or a target has joined that it does
+                not fit.
             RemoteProtocolError: too many garbled frames have come.
         """
         bad_frames = BadFrames()
@@ -417,14 +400,16 @@ class Loop(Generic[Compute, Result]):
         if isinstance(message, Close) and message.reason == BROKEN_OFF:
             story = self.follower.story(message.session) or "nothing"
             logger.error("text %d was broken off after %s", message.session, story)
+        if isinstance(message, Fault) and message.code is FaultCode.OUTSIDE:
+            logger.warning("a message of this node was dropped: %s", message.detail)
         if self._silence is not None:
             self._silence.heard(time.monotonic())
             if isinstance(message, Fault) and message.code is FaultCode.CLOSED:
                 raise ClosedError(message.detail)
             if isinstance(message, Fault) and message.code is FaultCode.UNUSABLE:
                 raise ConfigurationError(message.detail)  # another process has this node's name
-            if isinstance(message, Fault) and message.code is FaultCode.REFUSED:
-                raise RefusedError(f"refused by the coordinator: {message.detail}")
+        if isinstance(message, Fault) and message.code is FaultCode.REFUSED:
+            raise RefusedError(f"refused by the coordinator: {message.detail}")
 
     def _handle(self, event: Arrived | Tick | Afterwards | Result) -> float:
         """Give the machine an event and perform its actions; returns seconds the loop may wait."""

@@ -306,7 +306,7 @@ def run_node(work: Callable[[NodeConfig, Connection, Heart], None]) -> int:
 
 def tell(connection: Connection, error: SlipstreamError) -> int:
     """Tell the coordinator why the node ends; returns the exit status of the process."""
-    is_unusable = isinstance(error, ConfigurationError | ModelError)
+    is_unusable = isinstance(error, ConfigurationError | ModelError | RefusedError)
     code = FaultCode.UNUSABLE if is_unusable else FaultCode.FAILED
     connection.send(encode(Fault(0, 0, code, str(error)[:2000])))
     return EXIT_UNUSABLE if is_unusable else EXIT_FAILED

@@ -388,6 +388,7 @@ _SCHEMAS: dict[type[Any], Field] = {
         _ATTEMPT,
         optional(_LOOKUP),
         _LAYERS,
+        integer(1, I31),
     ),
     m.Draft: record(
         m.Draft,
@@ -517,21 +518,34 @@ def decode(frame: bytes) -> m.Message:
     return message
 
 
+def head_of(frame: bytes, number: int) -> list[int]:
+    """Return the first `number` fields of a frame without decoding the rest; all are integers.
+
+    Raises RemoteProtocolError if there are no such numbers.
+    """
+    found: list[int] = []
+    try:
+        # An array of up to 15 items has a header of one byte, a longer one of three.
+        at = 2 if frame[1] < 0xA0 else 4
+        for _ in range(number):
+            first = frame[at]
+            at += 1
+            if first >= 0x80:
+                layout = _INTEGERS[first]
+                first = layout.unpack_from(frame, at)[0]
+                at += layout.size
+            found.append(first)
+    except (LookupError, struct.error) as error:
+        raise RemoteProtocolError("a frame of no session") from error
+    return found
+
+
 def session_of(frame: bytes) -> int:
     """Return the session id of a frame without decoding the rest; it must be the first field.
 
     Raises RemoteProtocolError if there is no such number.
     """
-    try:
-        # An array of up to 15 items has a header of one byte, a longer one of three.
-        start = 2 if frame[1] < 0xA0 else 4
-        first = frame[start]
-        if first < 0x80:
-            return first
-        session: int = _INTEGERS[first].unpack_from(frame, start + 1)[0]
-    except (LookupError, struct.error) as error:
-        raise RemoteProtocolError("a frame of no session") from error
-    return session
+    return head_of(frame, 1)[0]
 
 
 def kind_of(frame: bytes) -> type[Any]:

@@ -14,6 +14,7 @@ SlipstreamError
 └── ProtocolError
     ├── LocalProtocolError  we broke the protocol: a bug of ours
     └── RemoteProtocolError a peer sent something that the protocol does not allow
+        ├── OutsideError    the message is outside of what its text allows
         ├── NoAnswerError   the peer has not answered in time
         └── RefusedError    the coordinator has answered that this node does not fit
 """
@@ -78,6 +79,10 @@ class RemoteProtocolError(ProtocolError):
     """A peer sent something that the protocol does not allow."""
 
 
+class OutsideError(RemoteProtocolError):
+    """A message is outside of what its text allows, whatever its form."""
+
+
 class NoAnswerError(RemoteProtocolError):
     """A peer has not answered in time."""
 
@@ -97,6 +102,11 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # for example an integer of thousands of digits
         line = f"a value of type {type(value).__name__}"
     return line if len(line) <= MAX_SHOWN else line[: MAX_SHOWN - 3] + "..."
+
+
+def printable(words: str) -> str:
+    """Return what a peer says as one line that does no harm to a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

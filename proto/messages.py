@@ -194,6 +194,7 @@ MAX_BANS, MAX_BAN_TOKENS = 1024, 8192
 MAX_GRAMMAR_LEN = 1 << 17  # characters
 MAX_STOP_IDS = 256
 MAX_LOGPROBS = 20  # alternatives for each token
+ANY_ID = (1 << 31) - 1  # no token id is greater
 MAX_LOGPROB_VALUES = 1 << 17  # in one message
 TRACE_RECORD_BYTES, MAX_TRACE_RECORDS = 16, 1 << 15  # of `proto.stopwatch`; most in one message
 
@@ -255,6 +256,7 @@ class FaultCode(StrEnum):
     FAILED = "failed"  # the node, or this text alone, cannot go on; a new attempt might work
     UNUSABLE = "unusable"  # the model or the settings of the node: a user must mend them
     CLOSED = "closed"  # the coordinator ends: a node that was started by hand waits for another
+    OUTSIDE = "outside"  # a message was outside of what its text allows, and was dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +324,7 @@ class Open:
     num_prompt   how many of its tokens are the prompt (prefilled in chunks under every policy)
     lookup       for the target: it also drafts by copying; beside a drafter only if COUPLED
     layers       for the target: the layers whose `Features` it sends; empty: no drafter wants any
+    num_ids      token ids from this number on are no tokens: the target has no logits for them
     """
 
     session: int
@@ -336,6 +339,7 @@ class Open:
     attempt: int = 0
     lookup: Lookup | None = None
     layers: tuple[int, ...] = ()
+    num_ids: int = ANY_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,7 +556,10 @@ class TracePart:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Sent both ways: something is wrong with `session` (0: with the node itself)."""
+    """Sent both ways: something is wrong with `session` (0: with the node itself).
+
+    incarnation  of the text at the sender; with the code OUTSIDE, that of the dropped message
+    """
 
     session: int
     incarnation: int

@@ -27,7 +27,7 @@ die (they are removed).
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import blake2b
 from math import exp
@@ -161,19 +161,6 @@ class Graft:
             draft.parents,
             draft.scores,
             draft.proposals,
-        )
-
-    def with_ids_below(self, limit: int) -> "Graft":
-        """Return the graft without its nodes from the first token id on that is `limit` or more."""
-        count = next((index for index, one in enumerate(self.tokens) if one >= limit), None)
-        if count is None:
-            return self
-        return replace(
-            self,
-            tokens=self.tokens[:count],
-            parents=self.parents[:count],
-            scores=self.scores[:count],
-            proposals=self.proposals[:count],
         )
 
 

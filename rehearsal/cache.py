@@ -170,6 +170,9 @@ class Given(Enum):
     GUESS = auto()  # the head's own prediction
 
 
+FEATURE_BYTES = {"digest": 8}  # of one token, by the name of the number type
+
+
 def feature_of(digest: int) -> bytes:
     """Return the feature (8 bytes) of the last token of the path with this digest."""
     return digest.to_bytes(8, "little")

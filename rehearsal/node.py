@@ -15,6 +15,7 @@ from drafter_node import scheduling as drafter_scheduling
 from drafter_node import statistics as drafter_known
 from drafter_node.translation.follower import TranslatingFollower
 from node.costs import Costs, Passes
+from node.entrance import Entrance, Own
 from node.follower import (
     Afterwards,
     Allocate,
@@ -32,8 +33,9 @@ from node.placing import Place, Placing
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Heartbeat, Message, Role
-from rehearsal.cache import CacheError, HeadCache, VirtualCache, feature_of
+from rehearsal.cache import FEATURE_BYTES, CacheError, HeadCache, VirtualCache, feature_of
 from rehearsal.device import Device, Digests, Handle
+from rehearsal.setting import VOCABULARY
 from target_node import compute as target
 from target_node import scheduling as target_scheduling
 from target_node import statistics as target_known
@@ -82,6 +84,7 @@ class Node:
         self.life = 0  # number of the process; events that an earlier life scheduled are dropped
         self.alive = False
         self.follower: Any = None
+        self.entrance: Any = None  # before the follower
         self.device = Device((), world.timeline, self._ended)
         self.deadline = float("inf")  # when the schedule wants the next Tick
         self.progress = 0  # finished forwards
@@ -121,7 +124,16 @@ class Node:
         if self.role is Role.DRAFTER and setting.languages is not None:
             follower = TranslatingFollower(follower, setting.languages, setting.drafter_max_len)
         self.follower = follower
+        self.entrance = Entrance(follower, self._own)
         self._later(HEARTBEAT_INTERVAL_S * self.world.luck.random(), self._beat)
+
+    @property
+    def _own(self) -> Own:
+        """Return what its model can take."""
+        setting = self.world.setting
+        if self.role is Role.TARGET:
+            return Own(self.role, VOCABULARY)
+        return Own(self.role, features=FEATURE_BYTES if setting.is_head else {})
 
     def _schedule(self, lanes: Lanes, source: int, together: int) -> Any:
         setting = self.world.setting
@@ -181,7 +193,7 @@ class Node:
         self._drain()
 
     def _handle(self, event: Any) -> None:
-        actions = self.follower.handle(event, self.world.timeline.now)
+        actions = self.entrance.handle(event, self.world.timeline.now)
         self.world.tell(self.name, "handles", event)
         self.world.watcher.heard(self, event)
         for action in actions:

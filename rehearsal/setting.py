@@ -8,6 +8,7 @@ from node.costs import Measured
 from proto.messages import Limits, Lookup, Policy, Role, Rule
 
 NUM_TREE_SLOTS = 64
+VOCABULARY = 1 << 10  # token ids of the toy models are below
 MOST_PER_TOKEN = 4  # tokens of another vocabulary that say one of the target's
 
 

@@ -22,7 +22,7 @@ from coordinator.text.session import (
 )
 from drafter_node import compute as drafter
 from proto import codec
-from proto.errors import RemoteProtocolError
+from proto.errors import OutsideError, RemoteProtocolError
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     PROTOCOL_VERSION,
@@ -35,7 +35,7 @@ from proto.messages import (
     Welcome,
 )
 from rehearsal.node import Node
-from rehearsal.setting import Setting, Text
+from rehearsal.setting import VOCABULARY, Setting, Text
 from rehearsal.timeline import Luck, Timeline
 from target_node import compute as target
 
@@ -101,7 +101,6 @@ class Watcher(Protocol):
 # and the timeline of a world instead. It decides nothing either.
 
 SECRET = "secret"
-VOCABULARY = 1 << 10
 PAUSE_S = 0.01  # seconds between the end of a text and the next one
 
 
@@ -198,12 +197,15 @@ class Host:
         event: e.Event
         try:
             kind = codec.kind_of(frame)
-            for receiver in self.router.forward(node_id, kind, frame, self.world.timeline.now):
+            receivers = self.router.forward(node_id, kind, frame, self.world.timeline.now)
+            for receiver in receivers or ():
                 self.world.watcher.passed_on(receiver, frame, self.router)
                 self.world.downlinks[receiver].send(frame)
             if kind in e.UNREAD:
                 return
             event = e.Arrived(node_id, codec.decode(frame))
+        except OutsideError as error:
+            event = e.Outside(node_id, codec.session_of(frame), str(error))
         except RemoteProtocolError as error:
             event = e.Garbled(node_id, str(error))
         self._handle(event)

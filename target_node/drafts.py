@@ -321,11 +321,8 @@ class Drafts:
     # -- facts ------------------------------------------------------------------------------------
 
     def heard(self, draft: Draft) -> None:
-        """Add the drafts of a message that may be judged to the tree.
-
-        A drafter with other files may know tokens for which this model has no row.
-        """
-        self.tree.attach(Graft.of(draft).with_ids_below(self._known.num_ids))
+        """Add the drafts of a message that may be judged to the tree."""
+        self.tree.attach(Graft.of(draft))
         if draft.done and draft.source not in OWN_SOURCES:
             self._done_root = draft.parent_hash
 

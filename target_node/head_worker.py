@@ -1,6 +1,7 @@
 """Runs heads beside the target's model, in one process and on one device."""
 
 from collections.abc import Callable
+from typing import Any
 
 from drafter_node import compute as drafter
 from drafter_node import worker as drafting
@@ -11,6 +12,7 @@ from engine.checkpoint.files import one_line
 from engine.loading import Engine
 from node.costs import Passes
 from node.economics import PREFILL_CHUNKS
+from node.entrance import Entrance, Own
 from node.follower import CopyPrefix, Follower, Lanes, MoveRows, Wipe
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop
@@ -97,6 +99,10 @@ class WithHeads:
                 raise AssertionError(f"unknown action {wanted.action}")
         return HeadsDone()
 
-    def loop(self, connection: Connection, heart: Heart) -> Loop[Work, Event]:
-        """Return the loop that runs the node's machines, executor and connection."""
-        return Loop(connection, heart, self._engine.executor, self.follower, self.launch)
+    def loop(self, connection: Connection, heart: Heart, own: Own) -> Loop[Work, Event]:
+        """Return the loop that runs the node's machines, executor and connection.
+
+        own  what the target's model can take
+        """
+        entrance: Entrance[Event, Any] = Entrance(self.follower, own)
+        return Loop(connection, heart, self._engine.executor, entrance, self.launch)

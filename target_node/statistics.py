@@ -8,8 +8,6 @@ from node.economics import PREFILL_CHUNK, Acceptance
 from node.placing import Placing
 from target_node.resting import Courses
 
-ANY_ID = 1 << 31  # no token id is as large
-
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -25,7 +23,6 @@ class Known:
     earlier     texts from which others may be drafted, where a request asks for that
     chunk       most tokens of a prompt that one pass prefills
     scored_chunk  the same where log-probabilities of the prompt are wanted
-    num_ids     number of the model's logits; drafts of other ids are dropped
     """
 
     fixed_rows: int | None = None
@@ -36,4 +33,3 @@ class Known:
     earlier: EarlierTexts = field(default_factory=EarlierTexts)
     chunk: int = PREFILL_CHUNK
     scored_chunk: int = PREFILL_CHUNK
-    num_ids: int = ANY_ID

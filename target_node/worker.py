@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import torch
 
+from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling import choose
 from engine.choice.judging import judge, life_of
 from engine.choice.logprobs import report
@@ -20,13 +21,14 @@ from engine.loading import Engine
 from engine.places import Places
 from node.costs import Costs
 from node.economics import PREFILL_CHUNKS
+from node.entrance import Entrance, Own
 from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.loop import Launched, Loop, placing_of
 from node.placing import Place
 from node.process import Heart
 from proto.links.transport import Connection
-from proto.messages import OFF, Logprobs, Rule, Welcome
+from proto.messages import OFF, Logprobs, Role, Rule, Welcome
 from proto.node_config import NodeConfig
 from target_node.compute import (
     NO_TOKEN,
@@ -65,21 +67,24 @@ def serve(
         placing=None if places is None else placing_of(places, config.placement),
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
         scored_chunk=scored_rows(engine.loaded.vocab_size),
-        num_ids=engine.loaded.vocab_size,
     )
     lanes = Lanes(executor.lanes.count, executor.capacity, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
     forwards = Forwards(executor, heart, device, vocabulary_of(config), engine.pass_s)
     worker = Worker(forwards, places)
+    loaded = engine.loaded
+    assert isinstance(loaded, LoadedModel), "a target is no head"
+    own = Own(Role.TARGET, loaded.vocab_size, engine.max_len, loaded.num_layers)
     if engine.heads is None:
-        Loop(connection, heart, executor, follower, worker.launch).run(has_lifeline=has_lifeline)
+        entrance: Entrance[Computed, Action] = Entrance(follower, own)
+        Loop(connection, heart, executor, entrance, worker.launch).run(has_lifeline=has_lifeline)
     from target_node.head_worker import WithHeads  # a target without heads loads no drafter
 
     both = WithHeads(
         config, engine, engine.heads, follower, known, worker.launch, welcome.vocab_size, heart
     )
-    both.loop(connection, heart).run(has_lifeline=has_lifeline)
+    both.loop(connection, heart, own).run(has_lifeline=has_lifeline)
 
 
 class Worker:

@@ -216,7 +216,7 @@ def _about(node: Answer) -> list[str]:
     if node.get("pass_rows") and node["pass_s"] >= LONG_S:
         words.append(_pass_of(node))
     if node["bad_frames"]:
-        words.append(f"{node['bad_frames']} frames could not be read")
+        words.append(f"{node['bad_frames']} frames from it were dropped")
     return _wrapped("; ".join(words))
 
 

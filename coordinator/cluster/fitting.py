@@ -10,6 +10,8 @@ from functools import cached_property
 from coordinator.text.session import NodeId
 from proto.messages import MAX_TOKENIZER_BYTES, PROTOCOL_VERSION, Hello, Role
 
+UNREADABLE = "its introduction cannot be read; run the same release of Slipstream on every host"
+
 
 @dataclass(frozen=True)
 class TargetWords:

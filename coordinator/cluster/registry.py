@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from coordinator.cluster.conduct import Conduct
 from coordinator.cluster.fitting import (
     TargetWords,
     first_difference,
@@ -34,8 +35,10 @@ from coordinator.cluster.fitting import (
 )
 from coordinator.cluster.round_trips import RoundTrips
 from coordinator.text.session import NodeId
+from proto.errors import printable
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector, pass_limit_s
 from proto.messages import (
+    ANY_ID,
     MAX_SOURCES,
     NGRAM_SOURCE,
     OWN_SOURCES,
@@ -54,6 +57,10 @@ OWN_PAUSE_S = 1.0
 # A node started by hand that is already running tries to join at least every three seconds.
 JOIN_LIMIT_S = 5.0
 MAX_BY_HAND = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
+NOBODY_DRAFTS = (
+    "no drafter has joined yet: texts begin with the target alone, and a drafter that joins later "
+    "drafts from then on"
+)
 NOT_JOINED = "has not joined"  # the state of a place that is still free
 
 
@@ -111,7 +118,9 @@ class Node:
     num_uncaptured  decode passes that fitted no captured CUDA graph, by its last heartbeat
     num_overruns    forwards that took longer than its simulated device, by its last heartbeat
     late_us         the sum of these extra times
-    num_bad_frames  frames from it that could not be decoded
+    num_bad_frames  frames from it that could not be decoded, or were outside of their text
+    num_garbled     those of them that could not be decoded
+    conduct         when it was told of the others
     round_trips     how long a message to it and its answer take
     is_again        it replaces a node that has ended
     is_by_hand      a user starts it; another process may take its place under the same name
@@ -138,6 +147,8 @@ class Node:
     num_overruns: int = 0
     late_us: int = 0
     num_bad_frames: int = 0
+    num_garbled: int = 0
+    conduct: Conduct = field(default_factory=Conduct)
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     is_again: bool = False
     is_by_hand: bool = False
@@ -159,6 +170,13 @@ class Node:
         """Return the target's layers whose hidden states this drafter reads; (): it is no head."""
         return self.hello.layers if self.hello is not None else ()
 
+    def may_say(self, hello: Hello) -> bool:
+        """True if a node may introduce itself so: a process that was accepted is what it was.
+
+        A node started by hand may be another process under the same name.
+        """
+        return self.is_by_hand or self.hello in (None, hello)
+
     def is_replaced_by(self, hello: Hello) -> bool:
         """True if the process that sends this Hello replaces another one."""
         return self.is_again if self.hello is None else self.hello != hello
@@ -166,7 +184,7 @@ class Node:
 
 def on_host(host: str) -> str:
     """Return " on HOST" with the host that a node names, printable; "" if it names none."""
-    name = "".join(letter if letter.isprintable() else "?" for letter in host[:80])
+    name = printable(host[:80])
     return f" on {name}" if name else ""
 
 
@@ -425,6 +443,17 @@ class Registry:
         """Return those of these drafters that read hidden states of the target (heads)."""
         return tuple(one for one in drafters if self._nodes[one].layers)
 
+    @property
+    def num_ids(self) -> int:
+        """Return the number of logits of the target that is there."""
+        hellos = (node.hello for node in self.ready(Role.TARGET))
+        return next((hello.logits_size for hello in hellos if hello is not None), ANY_ID)
+
+    def is_source(self, node_id: NodeId, source: int) -> bool:
+        """True if this is the source number of a node that is there."""
+        node = self.find(node_id)
+        return node is not None and node.source == source
+
     def lives(self, node_id: NodeId, now: float) -> None:
         """Note that a message has come from a node that is ready."""
         self._nodes[node_id].detector.heard(now)
@@ -508,7 +537,8 @@ def _begin_anew(node: Node) -> None:
     """Reset a node's figures, because a new process has taken its place; keep the old sums."""
     node.has_rival = False
     node.round_trips = RoundTrips()
-    node.num_bad_frames = 0
+    node.num_bad_frames = node.num_garbled = 0
+    node.conduct = Conduct()
     node.num_forwards_before += node.progress
     node.num_overruns_before += node.num_overruns
     node.late_us_before += node.late_us

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, SessionFigures
 from proto.errors import SlipstreamError
-from proto.messages import Draft, Features, Message
+from proto.messages import Draft, Features, Message, Verdict
 
 UNREAD = (Draft, Features)  # messages that are passed on and not decoded
+PASSED_ON = (*UNREAD, Verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class Garbled:
     node: NodeId
     reason: str
     is_hello: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A frame from a node is outside of what its text allows (`reason`); it was not passed on."""
+
+    node: NodeId
+    session: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,5 +109,5 @@ class Abort:
     error: SlipstreamError
 
 
-Event = TextSubmitted | TextLeft | Arrived | Garbled | NodeEnded | Tick
+Event = TextSubmitted | TextLeft | Arrived | Garbled | Outside | NodeEnded | Tick
 Action = Send | Deliver | End | Warn | Abort

@@ -34,10 +34,13 @@ it, so that the number means one drafter.
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
 
-from coordinator.cluster.registry import Health, Node, Registry, on_host
+from coordinator.cluster.conduct import MOST_DRAFTS, Answer, Refusals
+from coordinator.cluster.fitting import UNREADABLE
+from coordinator.cluster.open_text import NOBODY, SessionNodes, breach_in, floods_in, sender_of
+from coordinator.cluster.registry import NOBODY_DRAFTS, Health, Node, Registry, on_host
 from coordinator.cluster.router_events import (
+    PASSED_ON,
     UNREAD,
     Abort,
     Action,
@@ -47,6 +50,7 @@ from coordinator.cluster.router_events import (
     Event,
     Garbled,
     NodeEnded,
+    Outside,
     Send,
     TextLeft,
     TextSubmitted,
@@ -55,8 +59,15 @@ from coordinator.cluster.router_events import (
 )
 from coordinator.text import session as s
 from coordinator.text.session import MISHAPS, NodeId, Result, SessionFigures
-from proto.codec import encode, session_of
-from proto.errors import ClosedError, IncompatibleError, NodeError, SlipstreamError, TextError
+from proto.codec import encode, head_of, session_of
+from proto.errors import (
+    ClosedError,
+    IncompatibleError,
+    NodeError,
+    OutsideError,
+    SlipstreamError,
+    TextError,
+)
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
 from proto.messages import (
     BROKEN_OFF,
@@ -70,64 +81,12 @@ from proto.messages import (
     Message,
     PromptLogprobs,
     Role,
-    Rule,
     Verdict,
     Welcome,
 )
 from proto.node_config import READY_BUT
 
-# -- open text -------------------------------------------------------------------------------------
-
-# A text that is being generated, and the nodes that work on it.
-
-NOBODY: tuple[NodeId, ...] = ()
-
-
-@dataclass(slots=True)
-class SessionNodes:
-    """An open text and the nodes that work on it.
-
-    targets, drafters  ids of the nodes that work on it and are there; at most one target
-    sources            source numbers of all drafters that ever worked on it
-    """
-
-    running: SessionFigures
-    targets: tuple[NodeId, ...] = NOBODY
-    drafters: tuple[NodeId, ...] = NOBODY
-    sources: set[int] = field(default_factory=set)
-
-    def workers(self, role: Role) -> tuple[NodeId, ...]:
-        """Return the ids of the nodes of this role that work on the text."""
-        return self.targets if role is Role.TARGET else self.drafters
-
-    def set_workers(self, role: Role, nodes: tuple[NodeId, ...]) -> None:
-        """Replace the nodes of this role that work on the text."""
-        if role is Role.TARGET:
-            self.targets = nodes
-        else:
-            self.drafters = nodes
-
-    def wants(self, node: NodeId, role: Role) -> bool:
-        """True if the text could use this node and the node does not work on it yet."""
-        return node not in self.workers(role) and self.has_room_for(role)
-
-    def has_room_for(self, role: Role) -> bool:
-        """True if one more node of this role may work on the text."""
-        machine = self.running.machine
-        if role is Role.TARGET:
-            return not self.targets
-        is_coupled = machine.rule is Rule.COUPLED
-        return machine.policy.has_drafter and (is_coupled or not self.drafters)
-
-
 # -- routing ---------------------------------------------------------------------------------------
-
-MAX_REFUSALS_SAID = 8  # warnings of refusals for one name, until a node of this name is accepted
-UNREADABLE = "its introduction cannot be read; run the same release of Slipstream on every host"
-NOBODY_DRAFTS = (
-    "no drafter has joined yet: texts begin with the target alone, and a drafter that joins later "
-    "drafts from then on"
-)
 
 
 class Router:
@@ -144,8 +103,7 @@ class Router:
         # coordinator are counted in the service's tally.
         self.successors: Counter[Role] = Counter()
         self._last_failure = ""  # how the latest drafter ended, as it was reported
-        # By hand: the reasons of refusals that were reported for a name since one was accepted.
-        self._refusals: dict[NodeId, set[str]] = {}
+        self._refusals = Refusals()
         self._max_num_seqs = max_num_seqs
         self._awaits_target = awaits_target
         self._open: dict[int, SessionNodes] = {}  # by session, oldest first; <= max_num_seqs
@@ -156,19 +114,28 @@ class Router:
 
     def forward(
         self, node_id: NodeId, kind: type[Message], frame: bytes, now: float
-    ) -> tuple[NodeId, ...]:
-        """Return the nodes to which this frame is passed on, undecoded. Raises RemoteProtocolError.
+    ) -> tuple[NodeId, ...] | None:
+        """Return the nodes to which this frame is passed on, undecoded; None: it is dropped.
 
         Drafts and features are not decoded in time, so their sender is noted as alive in this call.
+
+        Raises RemoteProtocolError, and OutsideError if its first fields are not its sender's.
         """
-        text = self._open.get(session_of(frame)) if kind in (*UNREAD, Verdict) else None
+        if kind not in PASSED_ON:
+            return NOBODY
+        session, incarnation, source = head_of(frame, 3)
+        text = self._open.get(session)
         if text is None or node_id not in (text.drafters if kind is Draft else text.targets):
             return NOBODY
         if kind in UNREAD:
             self.registry.lives(node_id, now)
-        if kind is Draft:
-            return text.targets
-        return self.registry.readers(text.drafters) if kind is Features else text.drafters
+        if why := text.breach_of_life(node_id, incarnation):
+            raise OutsideError(f"{kind.__name__} with {why}")
+        if kind is not Draft:
+            return self.registry.readers(text.drafters) if kind is Features else text.drafters
+        if not self.registry.is_source(node_id, source):
+            raise OutsideError(f"Draft with source {source}, which is not its own")
+        return text.targets if text.flow.passes(node_id, frame) else None
 
     def watches(self, kind: type[Message], frame: bytes) -> bool:
         """True for a draft of a watched text, which is decoded after it was passed on."""
@@ -181,12 +148,17 @@ class Router:
         match event:
             case Arrived(node_id, Hello() as hello):
                 node = self.registry.place_for(node_id, hello.role, now)
-                if node is not None:
+                if node is not None and node.may_say(hello):
                     self._on_hello(node, hello, now)
+                elif node is not None:
+                    self._on_outside(node, 0, "a second Hello, which differs from its first", now)
             case Arrived(node_id, message):
                 self._on_arrived(node_id, message, now)
             case Garbled():
                 self._on_garbled(event, now)
+            case Outside(node_id, session, reason):
+                if (node := self.registry.find(node_id)) is not None:
+                    self._on_outside(node, session, reason, now)
             case Tick():
                 self._on_tick(now)
             case NodeEnded(node_id, line, is_unusable):
@@ -254,7 +226,33 @@ class Router:
         if isinstance(message, Heartbeat) and self.registry.is_of_newcomer(node, message):
             return
         self._heard(node, now)
-        self._on_message(node, message, now)
+        if reason := breach_in(self._open, node, message, now):
+            self._on_outside(node, getattr(message, "session", 0), reason, now)
+        else:
+            self._on_message(node, message, now)
+
+    def _on_outside(self, node: Node, session: int, reason: str, now: float) -> None:
+        """Count a message that is dropped, and tell its sender; cut off a drafter that goes on."""
+        node.num_bad_frames += 1
+        answer = node.conduct.broke(now)
+        if answer is Answer.TELL:
+            self._do(Warn(f"dropped a message of {self.registry.title(node)}: {reason}"))
+            self._do(Send(node.id, encode(Fault(session, 0, FaultCode.OUTSIDE, reason))))
+        elif answer is Answer.ENOUGH and node.role is Role.DRAFTER:
+            line = f"keeps sending messages outside of their texts; the last: {reason}"
+            self._cut_off(node, line, now)
+
+    def _on_complaint(self, node: Node, fault: Fault, now: float) -> None:
+        """Handle that a node has dropped a message that was passed on to it."""
+        sender = self.registry.find(sender_of(self._open, fault))
+        if sender is not None and sender.role is not node.role:
+            words = f"{fault.detail} (found by {self.registry.title(node)})"
+            self._on_outside(sender, fault.session, words, now)
+
+    def _cut_off(self, drafter: Node, line: str, now: float) -> None:
+        """Send away a drafter that breaks the protocol without end."""
+        self._do(Send(drafter.id, encode(Fault(0, 0, FaultCode.REFUSED, f"it {line}"))))
+        self._failed(drafter, f"{self.registry.title(drafter)} {line}", now)
 
     def _heard(self, node: Node, now: float) -> None:
         """Note a node's message; if the node had been silent, give it its texts again."""
@@ -276,11 +274,10 @@ class Router:
             case Fault(session=0, code=FaultCode.FAILED | FaultCode.UNUSABLE as code):
                 line = f"{self.registry.title(node)} failed: {message.detail}"
                 self._failed(node, line, now, is_unusable=code is FaultCode.UNUSABLE)
+            case Fault(code=FaultCode.OUTSIDE):
+                self._on_complaint(node, message, now)
             case Fault():
                 self._step(message.session, s.FaultArrived(node.id, message), now)
-            case _:
-                name = type(message).__name__
-                self._do(Warn(f"ignored a {name} from {self.registry.title(node)}"))
 
     def _on_heartbeat(self, node: Node, beat: Heartbeat, now: float) -> None:
         has_worked = beat.progress != node.progress
@@ -318,7 +315,7 @@ class Router:
         if isinstance(answer, Fault):
             self._refused(node, answer.detail, now, is_lasting=source is not None, host=hello.host)
             return
-        self._refusals.pop(node.id, None)
+        self._refusals.accepted(node.id)
         self.successors[node.role] += is_successor and node.is_by_hand
         self.registry.joined(node, now)
         if line:
@@ -356,9 +353,7 @@ class Router:
 
     def _say_refused(self, node: Node, reason: str, host: str) -> None:
         """Warn people of a refusal, once per reason (old releases try again and again)."""
-        said = self._refusals.setdefault(node.id, set())
-        if reason not in said and len(said) < MAX_REFUSALS_SAID:
-            said.add(reason)
+        if self._refusals.is_news(node.id, reason):
             others = "waiting for another" if node.role is Role.TARGET else "going on without it"
             name = f"{self.registry.title(node)}{on_host(host)}"
             self._do(Warn(f"refused {name}: {reason}; {others}"))
@@ -387,8 +382,9 @@ class Router:
             return
         self._heard(node, now)
         node.num_bad_frames += 1
+        node.num_garbled += 1
         self._do(Warn(f"dropped a frame of {self.registry.title(node)}: {event.reason}"))
-        if node.num_bad_frames > MAX_BAD_FRAMES:
+        if node.num_garbled > MAX_BAD_FRAMES:
             title = self.registry.title(node)
             line = f"{title} keeps sending garbled frames; the last: {event.reason}"
             self._failed(node, line, now)
@@ -491,8 +487,12 @@ class Router:
             self._do(Warn(NOBODY_DRAFTS))
         for session in self.sessions:
             self._step(session, s.Tick(), now)
+        for drafter in filter(None, map(self.registry.find, floods_in(self._open))):
+            self._cut_off(drafter, f"sends more than {MOST_DRAFTS} drafts at once", now)
         if now >= self._next_beat:
             self._next_beat = now + HEARTBEAT_INTERVAL_S
+            for text in self._open.values():
+                text.flow.eased()
             self._beat(round(now * 1e6))
 
     def _beat(self, stamp_us: int) -> None:
@@ -514,7 +514,7 @@ class Router:
             self._watched.add(session)
         drafters = [one for one in self.registry.ready(Role.DRAFTER) if self._num_free(one)]
         layers = next((one.layers for one in drafters if one.layers), ())
-        self._step(session, s.Started(layers), now)
+        self._step(session, s.Started(layers, self.registry.num_ids), now)
         for role in (Role.TARGET, Role.DRAFTER):
             self._offer_to_all(session, role, now)
         absent = self.registry.of(Role.DRAFTER)

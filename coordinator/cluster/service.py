@@ -32,6 +32,7 @@ from coordinator.cluster.router_events import (
     Event,
     Garbled,
     NodeEnded,
+    Outside,
     Send,
     TextLeft,
     TextSubmitted,
@@ -56,8 +57,16 @@ from coordinator.launching.restarts import Restarts
 from coordinator.text.session import Session, SessionFigures, check_opening
 from coordinator.text.stream import Reader, TokenStream
 from coordinator.tracing.tape import Tape
-from proto.codec import decode, encode, kind_of
-from proto.errors import ClosedError, NodeError, RemoteProtocolError, SlipstreamError, shown
+from proto.codec import decode, encode, kind_of, session_of
+from proto.errors import (
+    ClosedError,
+    NodeError,
+    OutsideError,
+    RemoteProtocolError,
+    SlipstreamError,
+    printable,
+    shown,
+)
 from proto.links.transport import Listener
 from proto.messages import (
     MAX_SESSIONS,
@@ -367,7 +376,9 @@ class Service:
                 self.num_bytes += len(frame)
             if self.tape is not None:
                 self.tape.received(node, kind, frame)
-            for receiver in self._router.forward(node, kind, frame, now):
+            if (receivers := self._router.forward(node, kind, frame, now)) is None:
+                return
+            for receiver in receivers:
                 enter(Phase.SEND)
                 self._send(receiver, frame)
             if kind in UNREAD and not self._router.watches(kind, frame):
@@ -380,6 +391,8 @@ class Service:
             if self._is_of_stranger(node, message):
                 return
             event = Arrived(node, message)
+        except OutsideError as error:
+            event = Outside(node, session_of(frame), str(error))
         except RemoteProtocolError as error:
             event = Garbled(node, str(error), is_hello=kind is Hello)
         enter(Phase.DECIDE)
@@ -512,7 +525,8 @@ class Service:
                 raise error
 
     def _warn(self, line: str) -> None:
-        """Show a line to people and write it to the log."""
+        """Show a line to people and write it to the log; it may have words of a peer."""
+        line = printable(line)
         logger.warning("%s", line)
         self._note("%s", line)
 

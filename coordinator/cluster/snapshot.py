@@ -8,10 +8,11 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from coordinator.cluster.open_text import SessionNodes
 from coordinator.cluster.registry import Node
-from coordinator.cluster.routing import Router, SessionNodes
+from coordinator.cluster.routing import Router
 from coordinator.text.session import Result
-from proto.errors import ClosedError, SlipstreamError
+from proto.errors import ClosedError, SlipstreamError, printable
 from proto.messages import Role
 
 # -- tally -----------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ class NodeState:
     forwards    number of forward passes that it has finished
     pass_rows   rows of the pass that it is in; 0: it is in none
     pass_s, pass_expected_s  for how long it is in that pass, and how long such a pass usually takes
-    bad_frames  frames from it that could not be decoded
+    bad_frames  frames from it that were dropped: not decodable, or outside of their text
     ready_s     seconds since it was ready; None: it never was
     silent_s    seconds since its last message
     round_trip_ms, round_trip_at_start_ms  time of a message to it and back; None: not known yet
@@ -254,5 +255,5 @@ def _rounded(number: float) -> float:
 
 def _cut(words: str) -> str:
     """Return one printable line, at most MAX_CHARS long, of what a peer says of itself."""
-    line = "".join(letter if letter.isprintable() else "?" for letter in words)
+    line = printable(words)
     return line if len(line) <= MAX_CHARS else line[: MAX_CHARS - 1] + "…"

@@ -52,9 +52,10 @@ from coordinator.text.session_events import Tick as Tick
 from coordinator.text.session_events import VerdictArrived as VerdictArrived
 from coordinator.text.watching import Watch
 from proto.codec import encode
-from proto.errors import ConfigurationError, LocalProtocolError, NodeError, shown
+from proto.errors import ConfigurationError, LocalProtocolError, NodeError, printable, shown
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
+    ANY_ID,
     ATTEMPT_BITS,
     BROKEN_OFF,
     OFF,
@@ -74,6 +75,7 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
+from proto.terms import Terms
 from proto.tree import CommittedText, Diverged
 
 # -- prompt logprobs -------------------------------------------------------------------------------
@@ -174,6 +176,8 @@ class Session:
         self._layers: tuple[int, ...] = ()  # layers of the target whose hidden states it sends
         self._has_begun = False  # a target has been told the text
         self._incarnation = 0  # of the latest Open to any node; only grows
+        self._lives: dict[int, NodeId] = {}  # which node each incarnation was told to
+        self._num_ids = ANY_ID  # number of the target's logits
         self._attempt = 0  # the latest attempt that is known; always 0 for coupled texts
         self._target_since = 0  # incarnation of the first Open to the target that is there
         self._told: dict[NodeId, _Told] = {}  # by node that is there; at most one target
@@ -208,13 +212,34 @@ class Session:
         incarnation = 0 if told is None else told.incarnation
         return SessionMark(self.session, incarnation, len(self.text), self.text.root)
 
+    def node_of(self, incarnation: int) -> NodeId | None:
+        """Return the node to which the Open with this incarnation was sent; None: there was none.
+
+        A message with another incarnation than one of its sender's is nobody's.
+        """
+        return self._lives.get(incarnation)
+
+    @property
+    def terms(self) -> Terms:
+        """Return what messages about this text may say."""
+        return Terms(
+            self._num_ids,
+            self.limits,
+            self.num_prompt,
+            self.policy,
+            self.rule,
+            self.sampling,
+            newest=self._incarnation,
+        )
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Update the state by one event; return the actions to do (`now` in seconds)."""
         if self.ended:
             return []
         match event:
-            case Started(layers):
+            case Started(layers, num_ids):
                 self._owed_since = now
+                self._num_ids = num_ids
                 if self._watch is not None:
                     self._watch.begin(now)
                 self._layers = layers if self.policy.has_drafter else ()
@@ -266,6 +291,7 @@ class Session:
         if role is Role.DRAFTER and not self.policy.has_drafter:
             return []
         self._incarnation += 1
+        self._lives[self._incarnation] = node
         self._told[node] = _Told(role, self._incarnation, now)
         if role is Role.TARGET:
             self._owed_since = self._passed_at = now
@@ -307,6 +333,7 @@ class Session:
             attempt=self._attempt,
             lookup=self.lookup if role is Role.TARGET else None,
             layers=self._layers if role is Role.TARGET else (),
+            num_ids=self._num_ids,
         )
 
     def _reopen(self, node: NodeId, now: float) -> list[Action]:
@@ -332,7 +359,7 @@ class Session:
         told = self._told.get(node)
         if fault.code is FaultCode.FAILED and told is not None and told.role is Role.TARGET:
             is_present = fault.incarnation == told.incarnation
-            return self._end(Fail(fault.detail)) if is_present else []
+            return self._end(Fail(printable(fault.detail))) if is_present else []
         if fault.code is not FaultCode.GAP:
             return []
         return self._repair(node, fault.incarnation, now)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.text.watching import DeviceSpan
 from proto.messages import (
+    ANY_ID,
     Draft,
     Fault,
     FinishReason,
@@ -22,9 +23,11 @@ class Started:
     """The text begins. Nodes that are not there yet are told of it when they join.
 
     layers  layers of the target whose hidden states (features) a drafter will read (`Open.layers`)
+    num_ids  number of the target's logits (`Open.num_ids`)
     """
 
     layers: tuple[int, ...] = ()
+    num_ids: int = ANY_ID
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,16 @@ from dataclasses import dataclass, replace
 from drafter_node.compute import Place
 from drafter_node.sending import all_of, some_of
 from engine.words import Words
-from proto.messages import MAX_NODES_PER_DRAFT, MAX_WINDOW, Draft, Open, Rule, SamplingSpec, Verdict
+from proto.messages import (
+    ANY_ID,
+    MAX_NODES_PER_DRAFT,
+    MAX_WINDOW,
+    Draft,
+    Open,
+    Rule,
+    SamplingSpec,
+    Verdict,
+)
 from proto.tree import Node, SpeculationTree
 
 LOOK_BACK = 64  # bytes before the tail that are encoded along with it
@@ -121,6 +130,7 @@ class Translation:
         """
         self._languages = languages
         self._limits = opened.limits
+        self._num_ids = opened.num_ids
         self._window = opened.policy.window
         self.speech = SpeculationTree(opened.key, opened.tokens, max_nodes=MAX_NODES_PER_DRAFT)
         self._text = bytearray()
@@ -158,6 +168,7 @@ class Translation:
                 sample_index=spec.sample_index,
             ),
             rule=Rule.COUPLED,
+            num_ids=ANY_ID,
             policy=replace(policy, window=window),
             limits=replace(
                 opened.limits, max_len=max_len, stop_ids=languages.eos_ids if ends else ()
@@ -328,7 +339,8 @@ class Translation:
     ) -> int | None:
         """Return the child of a draft with this token; None: none may follow, or there is no room.
 
-        None may follow at the end of the target's window, which the drafter's own only resembles.
+        None may follow at the end of the target's window, which the drafter's own only resembles,
+        and none for which the target has no logits.
         A new one is added to the keys in `new`.
         """
         speech, limits = self.speech, self._limits
@@ -336,7 +348,7 @@ class Translation:
         length = len(speech.text) if above is None else above.position + 1
         if length + 1 > min(limits.max_len - 1, len(speech.text) + self._window):
             return None
-        if above is not None and above.token in limits.stop_ids:
+        if token >= self._num_ids or (above is not None and above.token in limits.stop_ids):
             return None
         if (child := speech.child(parent, token)) is not None:
             return child.key

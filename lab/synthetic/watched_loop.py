@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from engine.executor import Executor
 from lab.synthetic.host_time import Watch
+from node.entrance import Handles
 from node.follower import Afterwards, Arrived, Tick, WaitUntil
-from node.loop import Handles, Launched, Loop
+from node.loop import Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import Close, SessionMark

@@ -37,7 +37,8 @@ MAX_IPC_PATH_BYTES = 107  # sun_path less its terminating zero
 CONNECT_LIMIT_MS = 2000  # the system itself would wait for minutes if the link is cut
 RECONNECT_MS = 1000
 LINK_LIMIT_S, LINK_PROBES = 5, 3  # a TCP connection that is silent for longer is dead
-FRAMES_AT_ONCE = 1000  # most frames that one call of `receive` returns
+# Most frames that one call of `receive` returns: of a coordinator, and of a node.
+FRAMES_AT_ONCE, NODE_FRAMES_AT_ONCE = 1000, 256
 PEERS_KNOWN = 4096
 UNFINISHED_HANDSHAKES = 3
 SIGNATURE_BYTES, GREETING_LIMIT_S = 10, 1.0
@@ -481,13 +482,18 @@ class Connection:
             self._refusals = None
 
     def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[bytes]:
-        """Yield all frames that have arrived; waits for the first at most `timeout_s`.
+        """Yield the frames that have arrived; waits for the first at most `timeout_s`.
+
+        At most NODE_FRAMES_AT_ONCE are read in one call, so that a peer that sends without end does
+        not keep the node from its own work.
 
         exact  True: the timeout is kept to about 0.1 ms
         """
         is_ready = bool(_wait(self._frames, timeout_s, self._busy_poll_s, exact=exact))
         with contextlib.suppress(zmq.Again):
-            while is_ready:
+            for _ in range(NODE_FRAMES_AT_ONCE):
+                if not is_ready:
+                    break
                 if frame := self._socket.recv(zmq.NOBLOCK):  # empty: a test that we are connected
                     yield frame
                 # To poll costs a third of a receive that finds no frame.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proto import messages as m
-from proto.codec import decode, encode, kind_of, session_of
+from proto.codec import decode, encode, head_of, kind_of, session_of
 from proto.errors import LocalProtocolError, RemoteProtocolError
 from tests.policies import synchronous
 from tests.proto import wire
@@ -277,6 +277,19 @@ def test_the_session_of_a_frame_is_read_without_the_rest(session: int, message: 
     frame = encode(replace(message, session=session))
     assert session_of(frame) == session
     assert session_of(frame[:16] + b"what follows may be anything") == session
+
+
+@pytest.mark.parametrize("session", [1, 300, (1 << 63) - 1])
+@pytest.mark.parametrize("incarnation", [0, 127, 128, 70_000, (1 << 32) - 1])
+def test_the_first_fields_of_a_frame_are_read_without_the_rest(
+    session: int, incarnation: int
+) -> None:
+    draft = encode(replace(DRAFT, session=session, incarnation=incarnation, source=5))
+    assert head_of(draft, 3) == [session, incarnation, 5]
+    verdict = encode(replace(VERDICT, session=session, incarnation=incarnation))
+    assert head_of(verdict, 3) == [session, incarnation, VERDICT.base_len]
+    with pytest.raises(RemoteProtocolError, match="no session"):
+        head_of(encode(m.Close(session, "stop")), 2)
 
 
 @pytest.mark.parametrize("junk", [b"", b"\x01", b"\x01\xdc\x00", b"\x01\x91\xcf\x00"])

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from proto.errors import ConfigurationError, TransportError
-from proto.links.transport import MAX_IPC_PATH_BYTES, Connection, Listener, check_endpoint
+from proto.links.transport import (
+    MAX_IPC_PATH_BYTES,
+    NODE_FRAMES_AT_ONCE,
+    Connection,
+    Listener,
+    check_endpoint,
+)
 from proto.messages import MAX_FRAME_BYTES
 
 PATIENCE_S = 5.0
@@ -53,6 +59,20 @@ def test_frames_go_both_ways_in_order(listener: Listener, connection: Connection
     assert received == [b"%d" % number for number in range(100)]
     assert connection.send(b"back")
     assert list(listener.receive(PATIENCE_S)) == [(b"node", b"back")]
+
+
+def test_a_peer_that_sends_without_end_does_not_keep_a_node_from_its_work(
+    listener: Listener, connection: Connection
+) -> None:
+    for number in range(2 * NODE_FRAMES_AT_ONCE + 1):
+        assert listener.send(b"node", b"%d" % number)
+    time.sleep(BUSY_S)  # until all have arrived
+    received: list[bytes] = []
+    while len(received) < 2 * NODE_FRAMES_AT_ONCE + 1:
+        here = list(connection.receive(PATIENCE_S))
+        assert 0 < len(here) <= NODE_FRAMES_AT_ONCE
+        received += here
+    assert received == [b"%d" % number for number in range(2 * NODE_FRAMES_AT_ONCE + 1)]
 
 
 def test_a_busy_node_hears_at_once_and_falls_asleep_in_the_end(listener: Listener) -> None:

@@ -260,10 +260,13 @@ class Judge:
     def routed(self, router: Router) -> None:
         """The router has handled an event."""
         router.check()
+        dropped = [node.id for node in router.registry.nodes if node.num_bad_frames]
+        assert not dropped, "an honest message is outside of its text"
 
     def handled(self, node: "Node", event: Any) -> None:
         """A node has handled an event and its actions are done."""
         node.follower.check()
+        assert not node.entrance.num_dropped, "an honest message is outside of its text"
         message = event.message if isinstance(event, Arrived) else None
         if isinstance(message, Close):
             self._closed.add((node.name, node.life, message.session))

@@ -1,13 +1,26 @@
 """Mistakes of the router that the simulator must catch."""
 
+from collections.abc import Callable
 from typing import Any
 
 from coordinator.cluster import routing
+from coordinator.cluster.open_text import SessionNodes
 from coordinator.cluster.registry import Node, Registry
-from coordinator.cluster.routing import Router, SessionNodes
+from coordinator.cluster.routing import Router
 from coordinator.text.session import NodeId
+from proto import codec
 from proto.messages import MODEL_SOURCE, Role
 from tests.simulation.faults import Fault, Patch
+
+
+def of_the_first_text(router: Router) -> Callable[[bytes, int], list[int]]:
+    """Reads every frame as one of the first open text, and its sender's life of that."""
+
+    def head_of(frame: bytes, number: int) -> list[int]:
+        session = next(iter(router.sessions), 0)
+        return [session, *codec.head_of(frame, number)[1:]]
+
+    return head_of
 
 
 def a_draft_reaches_the_wrong_text(patch: Patch) -> None:
@@ -15,7 +28,7 @@ def a_draft_reaches_the_wrong_text(patch: Patch) -> None:
 
     def of_any_text(self: Router, node_id: NodeId, *what: Any) -> tuple[NodeId, ...]:
         with Patch.context() as inner:
-            inner.setattr(routing, "session_of", lambda _: next(iter(self.sessions), 0))
+            inner.setattr(routing, "head_of", of_the_first_text(self))
             return forward(self, node_id, *what)
 
     patch.setattr(Router, "forward", of_any_text)

@@ -18,7 +18,7 @@ from proto.messages import (
 )
 from target_node.compute import Action, Compute, Computed, Outcome, Part
 from target_node.scheduling import Schedule
-from target_node.statistics import ANY_ID, Known
+from target_node.statistics import Known
 from target_node.verifying import Verifying
 from tests.texts import PIPELINED, name, opening
 
@@ -35,13 +35,10 @@ class Target:
         num_per_pass: int | None = None,
         scored_chunk: int | None = None,
         placing: Placing | None = None,
-        num_ids: int = ANY_ID,
     ) -> None:
         chunks = {} if scored_chunk is None else {"scored_chunk": scored_chunk}
         costs = Costs(pass_s)
-        self.known = Known(
-            fixed_rows=fixed_rows, costs=costs, placing=placing, num_ids=num_ids, **chunks
-        )
+        self.known = Known(fixed_rows=fixed_rows, costs=costs, placing=placing, **chunks)
         self.lanes = Lanes(num_lanes, 1000)
         schedule = Schedule(self.lanes, self.known, num_per_pass=num_per_pass or num_lanes)
         self.follower: Follower[Verifying, Computed, Action] = Follower(self.lanes, schedule)

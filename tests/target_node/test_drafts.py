@@ -121,14 +121,6 @@ def test_a_pass_verifies_a_subtree_and_commits_the_path_through_it() -> None:
     assert (moved.sources, moved.targets) == ((5,), (4,)), "8 lay behind 7"
 
 
-def test_drafts_of_ids_that_the_model_lacks_are_dropped_with_all_behind_them() -> None:
-    target = Target(num_ids=9)
-    target.hears(opening(1, 2))
-    target.computes(part_of(target.ticks()).number, 3)
-    target.hears(draft((1, 2, 3), 8, 9, 4, done=True))
-    assert part_of(target.ticks()).feed.tokens == (3, 8)
-
-
 def test_the_first_path_is_accepted_without_a_move() -> None:
     target = Target()
     target.hears(opening(1, 2, policy=TREE))

@@ -14,6 +14,7 @@ from coordinator.text.session import NodeId, Session, SessionFigures
 from proto.codec import encode
 from proto.messages import (
     Close,
+    Draft,
     Heartbeat,
     Limits,
     Message,
@@ -29,6 +30,7 @@ from tests.texts import KEY, LIMITS, SYNC_4, verdict
 
 TARGET, FIRST, SECOND = b"target-1", b"drafter-1", b"drafter-2"
 SAMPLED = SamplingSpec(temperature=1.0)
+NUM_IDS = 128  # logits of the target
 
 
 def router_of(*drafters: NodeId, num_lanes: int = 8, **options: Any) -> Router:
@@ -75,7 +77,7 @@ def opened(
 ) -> Action:
     """A node is told the text."""
     sampling = SAMPLED if changes.get("rule", Rule.COUPLED) is not Rule.COUPLED else SamplingSpec()
-    message = Open(session, incarnation, KEY, tokens, 2, sampling, SYNC_4, LIMITS)
+    message = Open(session, incarnation, KEY, tokens, 2, sampling, SYNC_4, LIMITS, num_ids=NUM_IDS)
     return Send(node, encode(replace(message, **changes)))
 
 
@@ -97,5 +99,17 @@ def said(*tokens: int, session: int = 1) -> Message:
 def forwarded(
     router: Router, node: NodeId, message: Message, now: float = 0.0
 ) -> tuple[NodeId, ...]:
-    """To whom a message of a node goes on."""
-    return router.forward(node, type(message), encode(message), now)
+    """To whom a message of a node goes on; a draft is of the node's own life and source."""
+    if isinstance(message, Draft):
+        message = own(router, node, message)
+    return router.forward(node, type(message), encode(message), now) or ()
+
+
+def own(router: Router, node: NodeId, message: Draft) -> Draft:
+    """The draft as a drafter of the text sends it, with its own incarnation and source."""
+    for text in router.open_texts:
+        machine, sender = text.running.machine, router.registry.find(node)
+        if machine.session == message.session and sender and node in text.drafters:
+            incarnation = machine.mark_for(node).incarnation
+            return replace(message, incarnation=incarnation, source=sender.source)
+    return message

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.cluster.fitting import replacement_difference
-from coordinator.cluster.registry import JOIN_LIMIT_S, Health
+from coordinator.cluster.fitting import UNREADABLE, replacement_difference
+from coordinator.cluster.registry import JOIN_LIMIT_S, NOBODY_DRAFTS, Health
 from coordinator.cluster.router_events import (
     Abort,
     Action,
@@ -15,7 +15,7 @@ from coordinator.cluster.router_events import (
     Tick,
     Warn,
 )
-from coordinator.cluster.routing import NOBODY_DRAFTS, UNREADABLE, Router
+from coordinator.cluster.routing import Router
 from coordinator.cluster.snapshot import Tally, taken
 from coordinator.text.session import NodeId
 from proto.codec import decode

@@ -37,8 +37,8 @@ def test_the_reader_of_a_watched_text_gets_spans_of_its_own_drafters_alone() -> 
     router = router_of(FIRST)
     begun(router, watched(1))
     for node in (FIRST, SECOND, TARGET):  # the other two draft for nobody
-        router.handle(Arrived(node, DRAFT), 0.1)
-    done = router.handle(Arrived(TARGET, verdict((1, 2), 3, incarnation=2)), 0.2)
+        router.handle(Arrived(node, replace(DRAFT, incarnation=2)), 0.1)
+    done = router.handle(Arrived(TARGET, verdict((1, 2), 3)), 0.2)
     (emit,) = [action.item for action in done if isinstance(action, Deliver)]
     assert isinstance(emit, Emit)
     assert sum(isinstance(span, DraftSpan) for span in emit.spans) == 1
