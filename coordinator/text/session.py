@@ -127,6 +127,7 @@ WORK_LIMIT_S_MIN, WORK_LIMIT_S_MAX = 2.0, 10.0
 ANSWER_LIMIT_S = 2 * HEARTBEAT_INTERVAL_S
 ANSWER_TRIPS, ANSWER_MORE_S = 1.5, 0.03
 NUM_QUICK_REOPENS, MOST_DOUBLINGS = 3, 10  # after the quick ones each reopening waits twice as long
+QUICK_S = 1.0  # a drafter gets so many quick ones in this time
 WORK_LIMIT_PASSES = 10.0
 # A text fails only after both limits: where most messages are lost, twenty Opens are soon sent.
 MAX_REOPENS_WITHOUT_PROGRESS, GIVE_UP_S = 20, 30.0
@@ -184,6 +185,8 @@ class Session:
         self._round_trips: dict[NodeId, float] = {}  # seconds, by node; only those that are known
         self._reopens = 0  # repeated Opens to the target since the text last grew
         self._stuck_since = 0.0  # when the first of these was sent
+        # By drafter: since when its quick reopenings are counted, and how many there were.
+        self._quick: dict[NodeId, tuple[float, int]] = {}
         self.num_read = 0  # tokens of the text that the target that is there has read, at most
         self._overrun = ""  # words about a pass of the target that takes too long; "": none does
         self._owed_since = 0.0  # since when we have waited for a sign of the target's work
@@ -260,6 +263,7 @@ class Session:
                 return [*self._ask_for_features(layers, now), *self._open(node, role, now)]
             case NodeLost(node, role):
                 self._told.pop(node, None)
+                self._quick.pop(node, None)
                 if role is Role.DRAFTER and self.policy.has_drafter and not self._any(role):
                     self.drafter_lost_at = self.num_generated
                 return []
@@ -375,10 +379,24 @@ class Session:
         if node is None or node not in self._told:
             return []
         told = self._told[node]
-        is_present = incarnation == told.incarnation and self._reopens < NUM_QUICK_REOPENS
+        is_present = incarnation == told.incarnation and self._may_be_quick(node, told.role, now)
         if not is_present and now - told.at < self._answer_limit_s(node):
             return []
         return self._reopen(node, now)
+
+    def _may_be_quick(self, node: NodeId, role: Role, now: float) -> bool:
+        """True if a node that asks for the text gets it at once, however soon after the last Open.
+
+        A drafter that asks again and again would otherwise make the coordinator and itself busy
+        with the whole text; a target's openings are counted until the text grows.
+        """
+        if role is Role.TARGET:
+            return self._reopens < NUM_QUICK_REOPENS
+        since, number = self._quick.get(node, (now, 0))
+        if now - since >= QUICK_S:
+            since, number = now, 0
+        self._quick[node] = since, number + 1
+        return number < NUM_QUICK_REOPENS
 
     def _answer_limit_s(self, node: NodeId) -> float:
         """Return for how many seconds after an Open older messages may still come."""

@@ -382,6 +382,22 @@ def test_a_target_that_loses_track_at_once_is_told_for_thirty_seconds_and_not_to
     assert MAX_REOPENS_WITHOUT_PROGRESS < session.counts.num_reopened < 80
 
 
+def test_a_drafter_that_asks_for_the_text_all_the_time_gets_it_a_few_times_a_second() -> None:
+    session = begun(1, 2, limits=Limits(500, ()))
+    incarnation, num_told = DRAFTER_OPEN, 0
+    text = [1, 2]
+    for step in range(2_000):
+        now = 0.002 * step
+        if step % 20 == 0:  # the text grows all the while
+            said(session, verdict(text, 3), now)
+            text.append(3)
+        for action in session.handle(fault(DRAFTER, incarnation), now):
+            assert isinstance(action, Send)
+            assert isinstance(action.message, Open)
+            incarnation, num_told = action.message.incarnation, num_told + 1
+    assert 8 <= num_told <= 4 * (3 + 1 / ANSWER_LIMIT_S) + 3
+
+
 def test_progress_forgives_earlier_trouble() -> None:
     session = begun(1, 2)
     for step in range(MAX_REOPENS_WITHOUT_PROGRESS):
