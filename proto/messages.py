@@ -493,7 +493,8 @@ class SessionMark:
     """States how far the sender's copy of a session has come: its length and path hash.
 
     incarnation  from a node: its own; from the coordinator: that of the newest Open to that node
-    num_read     from a node: how many of these tokens its cache holds; from the coordinator: 0
+    num_read     from a node: how many of these tokens its cache holds; 0: from the coordinator, and
+                 from a drafter with other tokens
     """
 
     session: int

@@ -7,7 +7,6 @@ from typing import NoReturn
 
 import torch
 
-from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling import choose
 from engine.choice.judging import judge, life_of
 from engine.choice.logprobs import report
@@ -17,6 +16,7 @@ from engine.device import fetch, send
 from engine.errors import GrammarError, NotFinite
 from engine.forward.forward import Layers, as_bytes, scored_rows
 from engine.forward.not_finite import Again
+from engine.heads.head_loading import LoadedHead
 from engine.loading import Engine
 from engine.places import Places
 from node.costs import Costs
@@ -74,7 +74,7 @@ def serve(
     forwards = Forwards(executor, heart, device, vocabulary_of(config), engine.pass_s)
     worker = Worker(forwards, places)
     loaded = engine.loaded
-    assert isinstance(loaded, LoadedModel), "a target is no head"
+    assert not isinstance(loaded, LoadedHead), "a target is no head"
     own = Own(Role.TARGET, loaded.vocab_size, engine.max_len, loaded.num_layers)
     if engine.heads is None:
         entrance: Entrance[Computed, Action] = Entrance(follower, own)

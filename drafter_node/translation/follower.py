@@ -70,7 +70,8 @@ class TranslatingFollower:
         found = []
         for mark in self._inner.marks:
             text = self._translations[mark.session].speech.text
-            found.append(replace(mark, length=len(text), path_hash=text.root))
+            # What the model has read is counted in the drafter's tokens, so it is not told.
+            found.append(replace(mark, length=len(text), path_hash=text.root, num_read=0))
         return tuple(found)
 
     def story(self, session: int | None = None) -> str:

@@ -98,7 +98,9 @@ class Node:
             copy_prefix=lambda *where: None,
             wipe=lambda *where: None,
         )
-        heart = SimpleNamespace(watch=Stopwatch(lambda: 0), marks=(), heard=lambda message: None)
+        heart = SimpleNamespace(
+            watch=Stopwatch(lambda: 0), marks=(), heard=lambda message: None, ends=lambda: None
+        )
         loop = Loop(connection, cast(Any, heart), cast(Any, nothing), follower, _launch)
         try:
             connection.send(self.hello)

@@ -85,7 +85,13 @@ def attack(
 
 
 @pytest.mark.parametrize("role", list(Role))
-@pytest.mark.parametrize("least", [ENOUGH, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "least",
+    [
+        pytest.param(ENOUGH, marks=pytest.mark.long),
+        pytest.param(MANY, marks=pytest.mark.slow),
+    ],
+)
 def test_messages_outside_of_their_text_end_nobody_and_change_no_text(
     tiny: PairConfig,
     whole: list[int],

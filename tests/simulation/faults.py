@@ -309,7 +309,8 @@ def the_drafter_ignores_its_window(patch: Patch) -> None:
 NOT_DRAFTED_THERE = "nobody drafted there"
 NOT_THE_TEXT = "text is wrong|not the target's text"
 BAD_CACHE = (
-    "CacheError|IndexError|is not the target's text|its model does not say|a pass has no rows"
+    "CacheError|IndexError|is not the target's text|the target's text is wrong|"
+    "its model does not say|a pass has no rows"
 )
 # -- drafts of the target itself ------------------------------------------------------------------
 
