@@ -137,15 +137,18 @@ class Compiler:
         self._lock = threading.Lock()  # held by whoever waits for an answer
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
+        self._is_closed = False
 
     def ask(self, wanted: Sequence[object]) -> dict[str, str] | None:
-        """Return the process's answer; None: it took too long, and was ended.
+        """Return the process's answer; None: it took too long and was ended, or all is closed.
 
         Raises BusyError, and ConfigurationError: the process cannot be started.
         """
         if not self._lock.acquire(timeout=QUEUE_S):
             raise BusyError("other grammars are being compiled; try again later")
         try:
+            if self._is_closed:
+                return None
             process = self._process
             if process is None or process.poll() is not None:
                 process = self._process = self._started()
@@ -204,6 +207,7 @@ class Compiler:
 
     def close(self) -> None:
         """End the process; a forked child of whoever started it leaves it alone."""
+        self._is_closed = True
         if self._process is not None and os.getpid() == self._owner:
             self._process.kill()  # whoever waits for an answer sees the end of the pipe
             with self._lock:

@@ -97,6 +97,7 @@ class Interruption:
         error: "BaseException | None",
         trace: "TracebackType | None",
     ) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # nothing hangs any more
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

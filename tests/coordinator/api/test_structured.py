@@ -176,7 +176,9 @@ def test_what_keeps_the_library_busy_is_ended_and_the_next_grammar_is_compiled()
     assert process.poll() is None
     made.close()
     assert process.poll() is not None
-    assert made.of(StructuredOutputsParams(regex="b+"))
+    with pytest.raises(ConfigurationError):  # no process is left behind
+        made.of(StructuredOutputsParams(regex="b+"))
+    assert made._compiler._process is process
     made.close()
 
 

@@ -122,6 +122,7 @@ def test_a_signal_during_a_command_has_its_own_status(
     status = command_line.main(plugins=(command,))
     assert (status, capsys.readouterr().err) == SIGNALS[signal.Signals(number)]
     assert [signal.getsignal(one) for one in SIGNALS] == before
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0, "nothing ends this process later"
 
 
 def within(kilobytes: int) -> "subprocess.CompletedProcess[str]":
