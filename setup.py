@@ -20,7 +20,7 @@ CODE = (
     *("coordinator", "rehearsal", "deploy"),
 )
 # Files that are read when the program runs, by the ending of their names.
-DATA = ("*.json", "*.yaml", "*.cpp")
+DATA = ("*.json", "*.yaml", "*.cpp", "*.service")
 PAGE = tuple(f"page/*.{ending}" for ending in ("html", "css", "js", "svg"))  # of the server
 
 
