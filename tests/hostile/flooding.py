@@ -2,7 +2,7 @@
 
 A drafter sends each draft many times (`repeat`: the same frames; `again`: with new numbers). Its
 texts are compared with those of the target alone, in turn, each time with new processes. The rate
-is over three texts of 256 tokens; the ratio should be 0.9 at least.
+is over nine texts of 256 tokens; the ratio should be 0.9 at least.
 """
 # ruff: noqa: T201
 
@@ -19,7 +19,7 @@ from coordinator.launching import launcher
 from proto.messages import Role
 from tests.process.reference import generate
 
-PROMPT, NUM_TOKENS, NUM_TEXTS = (5, 6, 7, 8, 9), 256, 3
+PROMPT, NUM_TOKENS, NUM_TEXTS = (5, 6, 7, 8, 9), 256, 9
 ALONE, AUTO = SpeculationConfig(policy="ar"), SpeculationConfig()
 HONEST = dict(launcher.MODULES)
 

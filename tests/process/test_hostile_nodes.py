@@ -88,7 +88,7 @@ def attack(
 @pytest.mark.parametrize(
     "least",
     [
-        pytest.param(ENOUGH, marks=pytest.mark.long),
+        pytest.param(ENOUGH, marks=pytest.mark.slow),
         pytest.param(MANY, marks=pytest.mark.slow),
     ],
 )
