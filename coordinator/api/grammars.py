@@ -10,7 +10,6 @@ import os
 import re
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,10 +19,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from coordinator.api import own_process
 from coordinator.api.reasoning import Thoughts
 from coordinator.api.structured import NAME, TOO_COMPLEX, StructuredOutputsParams
 from proto.errors import BusyError, ConfigurationError
-from proto.installation import ROOT, missing
+from proto.installation import missing
 from proto.messages import MAX_GRAMMAR_LEN
 
 PACKAGE = "llguidance"
@@ -161,19 +161,7 @@ class Compiler:
         return answer
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "coordinator.api.compiling"],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in a terminal is for the coordinator alone
-            )
-        except OSError as error:
-            raise ConfigurationError(
-                f"{NAME}: cannot start a process ({error.strerror}); free memory or end others"
-            ) from error
+        process = own_process.start("coordinator.api.compiling", f"{NAME}: cannot start a process")
         self._process = process
         if self._said(process, self._special, START_S, START_S) != b"ready":
             raise ConfigurationError(

@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 import subprocess
-import sys
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,8 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from coordinator.api import own_process
 from proto.errors import BusyError, ConfigurationError, ModelError
-from proto.installation import ROOT
 
 if TYPE_CHECKING:
     from coordinator.api.chat import ChatTemplate, PromptForm
@@ -29,6 +28,7 @@ PATIENCE, START_S = 4, 30.0
 # Seconds of processor time for a question: so many, and so many more for each megabyte.
 COMPUTE_S, COMPUTE_S_PER_MB = 5, 5
 END_S = 1.0  # in which a process ends that has closed its pipes
+CANNOT = "cannot start a process that reads the prompt"
 FAILED = "the prompt takes too much time or memory to read; shorten it"
 ERRORS = {"ConfigurationError": ConfigurationError, "ModelError": ModelError}
 
@@ -71,6 +71,7 @@ class LongTexts:
         self._lock = threading.Lock()  # held by whoever waits for an answer
         self._process: _Process | None = None
         self._owner = os.getpid()
+        self._is_closed = False
 
     def encode(self, text: str, *, special_tokens: bool, most: int | None) -> Read:
         """Encode a text, which must be valid Unicode. Raises BusyError, ConfigurationError.
@@ -125,6 +126,7 @@ class LongTexts:
 
     def close(self) -> None:
         """End the process; a forked child of whoever started it leaves it alone."""
+        self._is_closed = True  # whoever waits for others' prompts starts no other process
         if self._process is not None and os.getpid() == self._owner:
             self._process.end()
 
@@ -133,7 +135,7 @@ class LongTexts:
         if not self._lock.acquire(timeout=WAIT_S):
             raise BusyError("other long prompts are being read; try again later")
         try:
-            answer = self._answer(question, data)
+            answer = None if self._is_closed else self._answer(question, data)
         finally:
             self._lock.release()
         if answer is None:
@@ -153,7 +155,7 @@ class LongTexts:
             had_ended = self._process.has_ended()  # by itself: nobody had asked for a while
             self._process.end()
             self._process = None
-            if not had_ended:
+            if self._is_closed or not had_ended:
                 return None
         self._process = _Process(self._packed())
         answer = self._process.ask(question, data, limit_s)
@@ -167,26 +169,19 @@ class _Process:
     """The process, and the pipes to it. Raises ConfigurationError if it cannot be started."""
 
     def __init__(self, tokenizer: bytes) -> None:
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "coordinator.api.reading"],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in a terminal is for the coordinator alone
-            )
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot start a process that reads the prompt ({error.strerror}); "
-                "free memory or end others"
-            ) from error
+        self._process = own_process.start("coordinator.api.reading", CANNOT)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._asked = Connection(os.dup(self._process.stdin.fileno()), readable=False)
-        self._said = Connection(os.dup(self._process.stdout.fileno()), writable=False)
-        self._process.stdin.close()
-        self._process.stdout.close()
+        try:
+            self._asked = Connection(os.dup(self._process.stdin.fileno()), readable=False)
+            self._said = Connection(os.dup(self._process.stdout.fileno()), writable=False)
+        except OSError as error:  # no file descriptor is left
+            self._process.kill()
+            self._process.wait()
+            raise own_process.not_started(CANNOT, error) from error
+        finally:
+            self._process.stdin.close()
+            self._process.stdout.close()
         with suppress(OSError):  # whoever asks it sees that it has ended
             self._asked.send_bytes(tokenizer)
 

@@ -1,7 +1,10 @@
 """Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -20,7 +23,10 @@ from proto.errors import (
     TransportError,
 )
 
+logger = logging.getLogger(__name__)
+
 RETRY_AFTER = "Retry-After"
+MOST_PLACES = 8  # of the code, the innermost ones
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -90,6 +96,17 @@ def refusal_of(error: SlipstreamError) -> Refusal:
         case AwayError() | ClosedError() | NodeError() | IncompatibleError() | TransportError():
             return Refusal(503, line, headers=again_after())
     return Refusal(500, line)
+
+
+def mistake_of(error: Exception) -> Refusal:
+    """Log where the server has made a mistake, and return what its client is told.
+
+    The message of such an error may have parts of a text in it, so it is not logged.
+    """
+    places = [f"{Path(one.filename).name}:{one.lineno}" for one in extract_tb(error.__traceback__)]
+    name = type(error).__name__
+    logger.error("a request has failed: %s at %s", name, " > ".join(places[-MOST_PLACES:]))
+    return Refusal(500, f"a mistake of the server ({name}); its log says where, please report it")
 
 
 def again_after(seconds: int = RETRY_AFTER_S) -> dict[str, str]:

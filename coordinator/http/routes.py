@@ -37,6 +37,7 @@ from coordinator.http.errors import (
     RefusedRequestError,
     error_response,
     fault_of,
+    mistake_of,
     refusal_of,
 )
 from coordinator.http.figures import Figures, Nodes
@@ -363,6 +364,10 @@ def make_app(
     @app.exception_handler(ClientGoneError)
     async def gone(_: Request, __: ClientGoneError) -> Response:
         return Response(status_code=499)
+
+    @app.exception_handler(Exception)
+    async def mistaken(_: Request, error: Exception) -> JSONResponse:
+        return answered(mistake_of(error))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:

@@ -210,10 +210,11 @@ def packed_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product |
 
     def product(x: torch.Tensor) -> torch.Tensor:
         num_rows = x.shape[0]
-        if num_rows > exact:  # decoding is not kept waiting
-            x = F.pad(x, (0, 0, 0, rows_made(num_rows) - num_rows))
+        num_more = rows_made(num_rows) - num_rows if num_rows > exact else 0
+        if num_more:  # never while decoding, which is not kept waiting
+            x = F.pad(x, (0, 0, 0, num_more))
         made: torch.Tensor = multiply(x, blocks, bias, "none", [], "")
-        return made[:num_rows] if num_rows > exact else made
+        return made[:num_rows] if num_more else made
 
     return product
 

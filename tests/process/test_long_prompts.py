@@ -1,8 +1,10 @@
 """Long prompts: read by a process of their own, as any other, and beside texts that go on."""
 
+import errno
 import json
 import os
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api import long_texts, reading
+from coordinator.api import long_texts, own_process, reading
 from coordinator.api.chat import USUAL, ChatTemplate, PromptForm
 from coordinator.api.encoding import prompt_of
 from coordinator.api.long_texts import LongTexts
@@ -197,3 +199,33 @@ def test_a_stream_goes_on_beside_eight_large_requests(embedded: Pair) -> None:
             reader.join()
     assert statuses == [200, 200, 400, 400, 400, 400, 400, 400]
     assert max(gaps) < GAP_S
+
+
+def test_after_the_end_nobody_starts_another_process(ours: Tokenization) -> None:
+    reader = LongTexts(ours.packed)
+    assert reader.encode("a cat", special_tokens=False, most=None).num_tokens
+    reader.close()
+    ended = reader._process
+    with pytest.raises(ConfigurationError):
+        reader.encode("a cat", special_tokens=False, most=None)
+    assert reader._process is ended, "no other one was started"
+
+
+def test_a_process_to_which_there_are_no_pipes_is_ended_and_the_line_says_why(
+    ours: Tokenization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = own_process.start
+
+    def noted(module: str, what: str) -> "subprocess.Popen[bytes]":
+        started.append(start(module, what))
+        return started[-1]
+
+    def none_left(_number: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(own_process, "start", noted)
+    monkeypatch.setattr(os, "dup", none_left)
+    with pytest.raises(ConfigurationError, match=r"reads the prompt .* free memory or end others"):
+        LongTexts(ours.packed).encode("a cat", special_tokens=False, most=None)
+    assert [process.poll() is not None for process in started] == [True]

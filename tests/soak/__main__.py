@@ -38,6 +38,7 @@ NUM_CLIENTS, NUM_SILENT, NUM_PROMPTS = 8, 500, 24
 NUM_TOKENS = 120
 BIG_BYTES = 8_000_000  # of a body; the server takes 8 MB of 2^20 bytes each
 MINUTE_S = 60.0
+GROWN_S = 30.0  # after which a process has loaded its model
 EARLY, MOST_GROWTH = 5, 1.05  # the minute to compare with, and how much more there may be
 SERVED = re.compile(r" is served at (http://[\d.]+):(\d+)/v1")
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -201,6 +202,12 @@ def memory_of(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def age_of(pid: int) -> float:
+    """The seconds since a process was started."""
+    started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+
+
 async def drafter_dies(server: Server, until: float) -> dict[str, dict[int, float]]:
     """Each minute measure every process, and kill the drafter; return MB by process and minute."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
@@ -208,7 +215,8 @@ async def drafter_dies(server: Server, until: float) -> dict[str, dict[int, floa
         await asyncio.sleep(MINUTE_S)
         pids = server.nodes()
         for name, pid in {"coordinator": server.pid, **pids}.items():
-            found[name][minute] = memory_of(pid) / 1e6
+            if age_of(pid) > GROWN_S:  # a drafter that still loads is not compared
+                found[name][minute] = memory_of(pid) / 1e6
         line = ", ".join(f"{name} {by.get(minute, 0.0):.0f} MB" for name, by in found.items())
         print(
             f"minute {minute}: {server.texts} texts, {len(server.wrong)} wrong; {line}", flush=True

@@ -210,3 +210,24 @@ def test_a_pair_that_has_ended_or_is_away_is_status_503_with_a_time_to_ask_again
 
 def test_a_text_that_cannot_be_completed_is_a_fault_of_the_server() -> None:
     assert refusal_of(TextError("the target sent no logits")).status == 500
+
+
+def test_a_mistake_of_the_server_is_told_to_the_client_and_its_place_to_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    secret = "a text that nobody may read"
+
+    def mistake() -> None:
+        raise KeyError(secret)
+
+    llm: Any = SimpleNamespace(pair=Reading(), check_ready=mistake, asking=SPECULATION)
+    app = make_app(llm, NAME, Figures(NAME))
+    answer = TestClient(app, "http://localhost", raise_server_exceptions=False).post(
+        "/v1/completions", json={"prompt": "x"}
+    )
+    assert answer.status_code == 500
+    assert "a mistake of the server (KeyError)" in answer.json()["error"]["message"]
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "KeyError at " in line
+    assert "test_routes.py:" in line
+    assert secret not in line + answer.text
