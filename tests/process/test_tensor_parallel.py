@@ -88,6 +88,15 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
+def has_begun(follower: int) -> bool:
+    """Whether a child runs a follower's program yet.
+
+    Until then its parent waits in the kernel (vfork), where no signal reaches it: stopping such a child
+    would stop the parent too.
+    """
+    return b"engine.tensor_parallel" in Path(f"/proc/{follower}/cmdline").read_bytes()
+
+
 def test_greedy_text_of_two_ranks_is_that_of_transformers_under_every_policy(split: Pair) -> None:
     reference, prompt = Reference(CONFIG.target), split.encode(PROMPTS[0])
     want = reference.greedy(prompt, GREEDY.max_tokens)
@@ -255,6 +264,7 @@ def test_a_signal_while_a_node_by_hand_loads_ends_all_its_ranks_and_leaves_no_fo
     try:
         assert wait_for(lambda: bool(children(rank_0.pid)), LIMIT_S)
         (follower,) = children(rank_0.pid)
+        assert wait_for(lambda: has_begun(follower), LIMIT_S)
         assert len(list(tmp_path.glob("ranks-*"))) == 1
         if stopped_after_s is not None:
             time.sleep(stopped_after_s)
