@@ -4,6 +4,7 @@ The fields are those of the dataclasses, so a new field of a message is attacked
 there; a field of an unknown type fails here.
 """
 
+import functools
 import random
 import types
 import typing
@@ -49,9 +50,15 @@ FILLED: dict[type, Any] = {
 Draw = random.Random
 
 
+@functools.cache
+def hints_of(kind: type[Any]) -> dict[str, Any]:
+    """The annotations of a message's fields."""
+    return typing.get_type_hints(kind)
+
+
 def paths(kind: type[Any]) -> Iterator[tuple[str, ...]]:
     """Every field of a message, and of the messages inside it."""
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     for field in fields(kind):
         yield (field.name,)
         if (inner := _inner(hints[field.name])) is not None:
@@ -81,7 +88,7 @@ def outside(draw: Draw, honest: Message, path: tuple[str, ...], num_ids: int) ->
 
 def _changed(draw: Draw, value: Any, path: tuple[str, ...], num_ids: int) -> Any:
     name, *rest = path
-    hint = typing.get_type_hints(type(value))[name]
+    hint = hints_of(type(value))[name]
     old = getattr(value, name)
     if not rest:
         return replace(value, **{name: _other(draw, old, hint, name, num_ids)})
@@ -129,12 +136,14 @@ def _other_tuple(draw: Draw, old: Any, item: Any, name: str, num_ids: int) -> An
         return (*old, (num_ids,))
     is_token = item is int and name in TOKENS
     pool: Any = FLOATS if item is float else INTEGERS
+    index = draw.randrange(len(old)) if old else 0
     if is_token:
         pool = [one for one in (num_ids, num_ids + 1, *INTEGERS) if one >= num_ids]
+    if name == "parents":
+        pool = (-2, -1, *range(index))  # the codec takes no others
     new = draw.choice(pool)
-    index = draw.randrange(len(old)) if old else 0
     one_other = (*old[:index], new, *old[index + 1 :])
-    if is_token:
+    if is_token or name == "parents":
         return one_other
     return draw.choice((one_other, one_other, (*old, new), (), old * 2, (new,) * 300))
 
@@ -182,6 +191,8 @@ class Attacker:
 
     def saw(self, sender: bytes, honest: Message) -> None:
         """An honest message of a node, which later ones of that node are made of."""
+        if isinstance(honest, Draft) and not honest.tokens:
+            return  # most of its fields can have no other values
         self._honest.setdefault(sender, {})[type(honest).__name__] = honest
         session, incarnation = (getattr(honest, name, 0) for name in ("session", "incarnation"))
         if session and incarnation:
@@ -190,17 +201,21 @@ class Attacker:
     def next(self, sender: bytes) -> Message | None:
         """A message in which a field is changed that rarely was; None: not at this moment."""
         tries = self._tries
-        key = min(ALL_FIELDS, key=lambda one: (tries[one], self.made[one], one))
+        keys = ALL_FIELDS - self.impossible
+        key = min(keys, key=lambda one: (self.made[one], tries[one], one))
         tries[key] += 1
         honest = self._honest.get(sender, {}).get(key[0])
-        if honest is None:
+        made = None if honest is None else self._changed(honest, key[1])
+        if made is None:  # none was sent yet, or it is too short, as a draft of one token
             known = {field.name for field in fields(self._examples[key[0]])}
             about = {k: v for k, v in self._about.get(sender, {}).items() if k in known}
-            honest = replace(self._examples[key[0]], **about)
-        if isinstance(honest, Fault):
-            honest = replace(honest, code=FaultCode.GAP)
-        made = outside(self._draw, honest, key[1], self._num_ids)
+            made = self._changed(replace(self._examples[key[0]], **about), key[1])
         if made is not None:
             self.made[key] += 1
             self.last = key
         return made
+
+    def _changed(self, honest: Message, path: tuple[str, ...]) -> Message | None:
+        if isinstance(honest, Fault):
+            honest = replace(honest, code=FaultCode.GAP)
+        return outside(self._draw, honest, path, self._num_ids)

@@ -21,7 +21,7 @@ from tests.hostile.outside import ALL_FIELDS, Attacker, Key
 from tests.simulation.run import draw
 from tests.simulation.world import World
 
-EACH = 3  # messages for each field
+EACH = 12  # messages for each field
 SEEDS = 6  # scenarios at least, with several policies and rules, and with heads
 # Fields without a range of their own. What they say is ignored, shown to people, or costs speed.
 FREE = {

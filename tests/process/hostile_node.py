@@ -1,9 +1,9 @@
 """A node that breaks the terms of its texts, in the way that SLIPSTREAM_TEST_HOSTILE names.
 
-    outside N FILE  sends N hostile messages with each draft or verdict, and writes to FILE how
-                    many of each kind and field it has sent
-    repeat N        sends each draft N times
-    again N         the same with new numbers, so that no two frames are equal
+    outside N FOLDER  sends N hostile messages with each draft or verdict, and writes to a file of
+                      its own in FOLDER how many of each kind and field it has sent
+    repeat N          sends each draft N times
+    again N           the same with new numbers, so that no two frames are equal
 
 `hostile_drafter` and `hostile_target` run it.
 """
@@ -28,8 +28,9 @@ WRITE_S = 0.2
 Send = Callable[[Connection, bytes], bool]
 
 
-def outside(role: Role, most: int, file: Path) -> Send:
+def outside(role: Role, most: int, folder: Path) -> Send:
     """Hostile messages before each draft or verdict."""
+    file = folder / f"{role}-{os.getpid()}.json"
     send, attacker = Connection.send, Attacker(role, NUM_IDS, os.getpid())
     written_at = 0.0
 
@@ -71,7 +72,7 @@ def repeated(number: int, *, is_renumbered: bool) -> Send:
 
 def main(role: Role) -> int:
     """Run the node."""
-    way, number, *rest = os.environ["SLIPSTREAM_TEST_HOSTILE"].split()
+    way, number, *rest = os.environ["SLIPSTREAM_TEST_HOSTILE"].split(maxsplit=2)
     if way == "outside":
         Connection.send = outside(role, int(number), Path(rest[0]))  # type: ignore[method-assign]
     else:

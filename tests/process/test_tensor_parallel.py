@@ -91,8 +91,8 @@ def children(pid: int) -> list[int]:
 def has_begun(follower: int) -> bool:
     """Whether a child runs a follower's program yet.
 
-    Until then its parent waits in the kernel (vfork), where no signal reaches it: stopping such a child
-    would stop the parent too.
+    Until then its parent waits in the kernel (vfork), where no signal reaches it: stopping such a
+    child would stop the parent too.
     """
     return b"engine.tensor_parallel" in Path(f"/proc/{follower}/cmdline").read_bytes()
 
