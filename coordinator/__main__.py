@@ -6,7 +6,7 @@ ends the process with one line.
 
 import sys
 
-from coordinator.cli import process
+from coordinator.cli import first_line, process
 from proto.installation import COORDINATOR, EXIT_UNUSABLE, may_run
 
 
@@ -19,6 +19,7 @@ def main(program: str = "coordinator") -> int:
     with process.lack_of_memory_said():
         if not may_run(program, COORDINATOR):
             return EXIT_UNUSABLE
+        first_line.show(sys.argv[1:])
         from coordinator.cli import plugins
         from coordinator.cli.app import main as run
 

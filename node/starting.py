@@ -37,6 +37,17 @@ PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 KERNELS = {"LRU_CACHE_CAPACITY": "256", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
 
+# transformers imports these wherever they are installed, for what a node never computes (the losses
+# of object detectors): 0.3 seconds and more of each start.
+UNUSED = ("scipy", "sklearn")
+
+
+def leave_out_unused() -> None:
+    """Let these packages seem not to be installed, in this process."""
+    for name in UNUSED:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # as Python defines it
+
+
 def keep_few_kernels() -> None:
     """Let torch keep fewer programs, unless the user has decided; before it is loaded."""
     for name, value in KERNELS.items():
@@ -64,6 +75,7 @@ def start(role: str, load_serve: "Callable[[], Serve]") -> int:
     let_threads_sleep()
     use_large_pages()
     keep_few_kernels()
+    leave_out_unused()
     is_by_hand = len(sys.argv) > 1
     if is_by_hand:
         end_at_once_on_signals(role)

@@ -82,3 +82,21 @@ def test_that_is_set_before_torch_is_loaded() -> None:
     )
     wanted = [THREADS["GOMP_SPINCOUNT"], *PAGES.values(), KERNELS["LRU_CACHE_CAPACITY"]]
     assert ended.stdout.split() == wanted, ended.stderr
+
+
+@pytest.mark.long
+def test_a_node_imports_no_package_that_it_does_not_use() -> None:
+    code = (
+        "import sys\n"
+        "from node import starting\n"
+        "if 'all' not in sys.argv: starting.leave_out_unused()\n"
+        "import target_node.worker, drafter_node.worker\n"
+        "from transformers import AutoModelForCausalLM\n"
+        "import transformers.models.llama.modeling_llama\n"
+        "from transformers.utils import is_scipy_available\n"
+        "print(is_scipy_available(), any(n.startswith('scipy.') for n in sys.modules))\n"
+    )
+    for words, said in (((), "False False\n"), (("all",), "True True\n")):
+        command = [sys.executable, "-c", code, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout == said, done.stderr

@@ -19,6 +19,7 @@ READ_BEFORE = (
     *("proto/__init__.py", "proto/installation.py", "proto/memory.py"),
     "coordinator/__init__.py",
     *("coordinator/__main__.py", "coordinator/cli/__init__.py", "coordinator/cli/process.py"),
+    "coordinator/cli/first_line.py",
     *("node/__init__.py", "node/starting.py", "node/ending.py"),
     *("engine/__init__.py", "engine/leftovers.py"),
     *("target_node/__init__.py", "target_node/__main__.py"),
