@@ -119,6 +119,7 @@ class RayLauncher:
 
     way = "Ray"
     is_by_hand = False
+    alone_on = ""
 
     def __init__(self, wanted: Wanted) -> None:
         self.secret = secrets.token_hex(16)

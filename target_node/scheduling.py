@@ -363,25 +363,22 @@ class Schedule:
         self._known.costs.passed(
             len(grown), running.num_rows, num_tokens, pass_s, round_s, is_plain=running.is_plain
         )
-        plain_at = self._note_place(running.placed, round_s, len(grown))
+        self._note_place(running.placed, round_s)
         by_course: dict[Course, list[int]] = {}
         for text, number in grown:
             if text.course is not None:
                 by_course.setdefault(text.course, []).append(number)
-        plain_s = self._known.costs.passes(len(grown), plain_at).of(len(grown))
+        plain_s = self._known.plain_s(len(grown))
         for course, numbers in by_course.items():
             course.passed(sum(numbers) / len(numbers), round_s, plain_s)
 
-    def _note_place(self, placed: _Placed | None, round_s: float, num_texts: int) -> Place | None:
-        """Note what a pass and its wait took on its cores; return where it would run undrafted."""
+    def _note_place(self, placed: _Placed | None, round_s: float) -> None:
+        """Note what a pass and its wait took on its cores."""
         placing = self._known.placing
-        if placing is None or placed is None:
-            return None
-        if placed.counts:
+        if placing is not None and placed is not None and placed.counts:
             placing.passed(
                 placed.kind, placed.place, placed.tokens, round_s, is_drafted=placed.is_drafted
             )
-        return placing.place_for((crowd(num_texts), None), is_drafted=False)
 
 
 def _reports(ended: _EndedPass) -> list[SharedAction]:

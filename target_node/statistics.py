@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.layout.earlier import EarlierTexts
-from node.costs import Costs
+from node.costs import Costs, crowd
 from node.economics import PREFILL_CHUNK, Acceptance
 from node.placing import Placing
 from target_node.resting import Courses
@@ -33,3 +33,13 @@ class Known:
     earlier: EarlierTexts = field(default_factory=EarlierTexts)
     chunk: int = PREFILL_CHUNK
     scored_chunk: int = PREFILL_CHUNK
+
+    def plain_s(self, num_texts: int) -> float:
+        """Return the seconds of a pass of so many texts without drafts; 0 if none was measured.
+
+        It would run on the cores on which such passes are fastest, wherever others run.
+        """
+        place = None
+        if self.placing is not None:
+            place = self.placing.place_for((crowd(num_texts), None), is_drafted=False)
+        return self.costs.passes(num_texts, place).of(num_texts)

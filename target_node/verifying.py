@@ -507,7 +507,7 @@ class Verifying:
     def _report(self, unsaid: _Unsaid) -> Sequence[SharedAction]:
         """Return the messages about a pass, and reset its counts; the next pass may be running."""
         judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
-        plain_s = self._known.costs.passes(self._num_texts).of(self._num_texts)
+        plain_s = self._known.plain_s(self._num_texts)
         verdict = Verdict(
             session=self.opened.session,
             incarnation=self.opened.incarnation,

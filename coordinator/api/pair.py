@@ -225,6 +225,14 @@ class Pair:
         """Return the Hello of a node of this role, which must be there."""
         return self.service.registry.hellos(role)[0]
 
+    @property
+    def alone_on(self) -> str:
+        """Return on which device plain decoding runs: without drafts the target may use others."""
+        device, alone_on = self.hello(Role.TARGET).device, self._launcher.alone_on
+        if alone_on in ("", device):
+            return device
+        return f"the faster of {device} and {alone_on}"
+
     def simulated(self) -> Simulated | None:
         """Return the simulated hardware with its counts so far; None if nothing is simulated."""
         config = self._with_devices()

@@ -23,9 +23,12 @@ from coordinator.api.requests import Batch, Request, Step
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.loading_screen import models_of
 from coordinator.cli.speculation_view import SpeculationView, legend
+from coordinator.cli.wrapping import for_stderr
 from coordinator.cli.writers import (
     Progress,
+    doubts,
     for_reader,
+    ran_on,
     rounded,
     shown_time,
     simulation,
@@ -35,6 +38,7 @@ from coordinator.cli.writers import (
 )
 from coordinator.text.metrics import Metrics
 from proto.errors import TextError
+from proto.load import Load
 
 # -- replay ----------------------------------------------------------------------------------------
 
@@ -170,7 +174,10 @@ def demo(
         ids = running.encode(text)
         running.check(ids)
         typer.echo("measuring both, in alternation", err=True)
+        load = Load()
         takes = _measured(running, text, ids, request, (ALONE, speculation))
+        others = load.cores()
+        about = ran_on(running)
     if pace is None:
         pace = PACE_S if sys.stdout.isatty() else 0.0
     plain, drafted = (middle(found[NUM_WARM:]) for found in takes)
@@ -182,6 +189,8 @@ def demo(
     screen.show("The same with drafts", explained, drafted, _shown_by(view))
     difference = first_difference([take for found in takes for take in found])
     screen.end(verdict(plain, drafted, difference))
+    for line in (*about, *doubts(drafted.metrics, others)):
+        typer.echo(for_stderr(line), err=True)
     if difference is not None:
         raise typer.Exit(EXIT_DIFFERS)
 

@@ -29,7 +29,14 @@ from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import models_of
 from coordinator.cli.wrapping import for_stderr
-from coordinator.cli.writers import JsonWriter, Place, Progress, TextWriter, Writer, engines
+from coordinator.cli.writers import (
+    JsonWriter,
+    Place,
+    Progress,
+    TextWriter,
+    Writer,
+    ran_on,
+)
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes
 from proto.errors import ConfigurationError, OutputError, SlipstreamError, TextError
@@ -183,7 +190,8 @@ def generate(
             if trace is not None:
                 running.write_trace(trace)
         if not as_json:
-            typer.echo(for_stderr(engines(running.service.registry.nodes)), err=True)
+            for line in ran_on(running, drafts=speculation.drafts):
+                typer.echo(for_stderr(line), err=True)
         if trace is not None:
             words = f"trace: {trace} (for ui.perfetto.dev, or trace-summary)"
             typer.echo(for_stderr(words), err=True)

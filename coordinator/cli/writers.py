@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.status import Status
 
 from coordinator.api.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import Progress as Progress
@@ -30,6 +31,8 @@ from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import MODEL, TITLES, Metrics, Simulated
 from coordinator.text.session import Emit, EmitRead
 from proto.errors import OutputError
+from proto.load import QUIET, Load
+from proto.messages import Role
 from proto.system import cannot_write
 
 # -- display ---------------------------------------------------------------------------------------
@@ -37,11 +40,20 @@ from proto.system import cannot_write
 # The figures that a person sees after the text, on stderr. docs/screens.md explains every word.
 
 
-def summary(metrics: Metrics, *, policy: str, seed: int | None, verbose: bool = False) -> str:
+def summary(
+    metrics: Metrics,
+    *,
+    policy: str,
+    seed: int | None,
+    verbose: bool = False,
+    others: float = 0.0,
+) -> str:
     """Return the figures of one text, in lines of at most 80 columns.
 
-    Two lines; a third one for a long seed or a lost drafter; and a note if hardware is simulated.
-    `verbose` adds all other figures.
+    Two lines; a third one for a long seed or a lost drafter; lines where drafts brought nothing or
+    the machine was not quiet; a note if hardware is simulated. `verbose` adds all other figures.
+
+    others  processor cores that other programs used meanwhile
     """
     m = metrics
     # Without drafts the text was decoded plainly, so there is no speed-up to show.
@@ -55,11 +67,43 @@ def summary(metrics: Metrics, *, policy: str, seed: int | None, verbose: bool = 
     lines = [", ".join(words), ", ".join((_reading(m), *_writing(m)))]
     if more:
         lines.append(", ".join(more))
+    lines += doubts(m, others)
     if verbose:
         lines += _details(m, policy)
     if m.simulated is not None:
         lines.append(simulation(m.simulated))
     return "\n".join(lines)
+
+
+FEW_PASSES = 8  # fewer say nothing about what drafts bring
+
+
+def doubts(m: Metrics, others: float) -> list[str]:
+    """Return a line why drafts did not pay, and one if x plain was measured beside other programs.
+
+    others  processor cores that other programs used meanwhile
+    """
+    lines = []
+    has_ratio = m.speedup > 0 and m.num_draft_tokens > 0
+    num_rested, num_passes = m.fallbacks.get("resting", 0), m.num_target_passes
+    if 2 * num_rested > num_passes:
+        lines.append(
+            f"the drafter rested in {num_rested} of {num_passes} passes: the target alone is about "
+            "as fast"
+        )
+    elif has_ratio and m.speedup < 1 and num_passes >= FEW_PASSES and m.writing_s > 0:
+        num_tokens = m.writing_tokens_per_second * m.writing_s / (num_passes - 1)
+        alone_ms = 1e3 * m.speedup / m.writing_tokens_per_second
+        lines.append(
+            f"drafts did not pay: {num_tokens:.1f} tokens took "
+            f"{1e3 * m.writing_s / (num_passes - 1):.1f} ms, alone "
+            f"{num_tokens * alone_ms:.1f} ms (--policy ar)"
+        )
+    if has_ratio and others >= QUIET and m.simulated is None:
+        lines.append(
+            f"other programs used {others:.1f} cores meanwhile: on a quiet machine x plain differs"
+        )
+    return lines
 
 
 def rounded(number: float) -> str:
@@ -131,6 +175,18 @@ def engines(nodes: Iterable[Node]) -> str:
         for node in nodes
         if (hello := node.hello) is not None
     )
+
+
+def ran_on(pair: Pair, *, drafts: bool = True) -> list[str]:
+    """Return what ran the models, in a line, and what `x plain` compares with, in another.
+
+    drafts  False: there is nothing to compare
+    """
+    lines = [engines(pair.service.registry.nodes)]
+    if drafts:
+        dtype = pair.hello(Role.TARGET).dtype
+        lines.append(f"plain: the target alone, {dtype}, on {pair.alone_on}")
+    return lines
 
 
 def _by_source(accepted: Mapping[str, int], hits: Mapping[str, int]) -> list[str]:
@@ -336,10 +392,12 @@ class TextWriter:
         self._ends_line = True  # the last character written was a newline
         self._done: list[Metrics] = []
         self._status: Status | None = None  # shows how far the prompt was read
+        self._load: Load | None = None  # of other programs, since the first prompt
 
     def begin(self, place: Place) -> None:
         """Show which of several prompts it is, and what the colours mean."""
         self._is_only = place.total == self._request.n == 1
+        self._load = self._load or Load()
         self._place = place
         in_colour = wants_colour(sys.stdout)
         if self._show_speculation and place.index == 0:
@@ -403,7 +461,13 @@ class TextWriter:
         self._done += found
         if self._is_only and found:
             seed = whole.seed if self._request.temperature > 0 else None
-            figures = summary(found[0], policy=self._policy, seed=seed, verbose=self._verbose)
+            figures = summary(
+                found[0],
+                policy=self._policy,
+                seed=seed,
+                verbose=self._verbose,
+                others=0.0 if self._load is None else self._load.cores(),
+            )
             typer.echo("\n" + for_stderr(figures), err=True)
         else:
             for metrics in found:

@@ -79,6 +79,7 @@ class NodeLauncher(Protocol):
     is_by_hand  a user starts the nodes, at any time; this launcher starts none
     folder    the folder of this coordinator's sockets, which no other user can enter
     logs      the logs of this run
+    alone_on  where a target may run that no drafter disturbs; empty: where it runs beside one
     """
 
     way: str
@@ -89,6 +90,7 @@ class NodeLauncher(Protocol):
     outside: str
     keys: CoordinatorKeys | None
     secret: str
+    alone_on: str
 
     def start(self, config: NodeConfig) -> None:
         """Start a node process. Raises NodeError if that cannot be done."""
@@ -200,6 +202,7 @@ class Launcher:
         self, *, is_alone: bool = False, modules: Mapping[Role, str] = MappingProxyType({})
     ) -> None:
         self.outside = ""
+        self.alone_on = ""
         self.keys: CoordinatorKeys | None = None
         self.secret = secrets.token_hex(16)
         self._is_alone = is_alone
@@ -307,6 +310,7 @@ class Launcher:
     def _completed(self, config: NodeConfig) -> NodeConfig:
         """Return the config with the device, dtype and parent process id of this machine."""
         shared = shared_device() if self._may_share(config) else ""
+        self.alone_on = shared or self.alone_on
         is_beside = config.peer_device is not None or bool(shared)
         device = config.device or default_device(
             config.role,

@@ -25,6 +25,7 @@ class RemoteNodes:
 
     way = "by hand"
     is_by_hand = True
+    alone_on = ""
 
     def __init__(
         self,

@@ -12,8 +12,8 @@ from lab.experiments.description import Arm, Experiment
 from lab.experiments.engines import Engine, Warm, Written, host_of
 from lab.experiments.prompt_sets import Conversation, Prompt
 from lab.experiments.rows import Key, Row, RowFile, was_disturbed
-from lab.experiments.surroundings import Load
 from proto.errors import NodeError, OutputError, SlipstreamError
+from proto.load import Load
 
 # -- grid ------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from lab.synthetic.running import (
 )
 from lab.synthetic.summary import Made, summarised, table
 from proto.errors import SlipstreamError
+from proto.load import Load
 
 POLICIES = ("ar", "sync:best", f"sync{IN_ONE_PROCESS}:best", "tree", "tree:16", "auto")
 KS = (1, 2, 3, 4, 5, 6, 8)
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in policies:
             speculation_of(name)
-        load = surroundings.Load()
+        load = Load()
         with started_in_one_process(given.costs) as one, started(given.costs) as pair:
             made = measured(
                 Either(pair, one),

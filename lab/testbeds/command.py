@@ -157,7 +157,7 @@ def testbed(
         typer.Option(
             metavar="NAME",
             help="Number type of the weights: float32, bfloat16 or float16. In float32 the model "
-            "writes exactly the small model's texts. Default: that of the small model.",
+            "writes exactly the small model's texts. Default: that of the small model's weights.",
         ),
     ] = None,
     seed: Seed = 0,
@@ -200,7 +200,7 @@ def _plan(source: Path, folder: Path, like: Like | None, given: Sizes, dtype: st
 
     given  sizes that replace those of the shape `like`
     """
-    from lab.testbeds.inflate import Shape, check_growth, read_config, shape_of
+    from lab.testbeds.inflate import Shape, check_growth, read_config, shape_of, stored_dtype
 
     try:
         config = read_config(source)
@@ -219,6 +219,7 @@ def _plan(source: Path, folder: Path, like: Like | None, given: Sizes, dtype: st
             num_in_place = round(missing / layer_parameters(shape))
             shape = replace(shape, num_layers=shape.num_layers + num_in_place)
         check_growth(old, shape)
+        dtype = dtype or stored_dtype(source)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     return Plan(
@@ -228,7 +229,7 @@ def _plan(source: Path, folder: Path, like: Like | None, given: Sizes, dtype: st
         num_in_place,
         config.vocab_size,
         bool(config.tie_word_embeddings),
-        dtype or str(config.dtype or "float32").removeprefix("torch."),
+        dtype,
     )
 
 

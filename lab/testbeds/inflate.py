@@ -175,6 +175,16 @@ def read_config(folder: Path) -> LlamaConfig:
     return config
 
 
+def stored_dtype(folder: Path) -> str:
+    """Return the number type in which a model's weights are stored, by its name in torch.
+
+    The model may be computed in another one, which its config.json names.
+
+    Raises ValueError: there are none, or they have a type that cannot be read.
+    """
+    return str(_Source(folder, "").dtype).removeprefix("torch.")
+
+
 def _grown_config(config: LlamaConfig, old: Shape, new: Shape) -> LlamaConfig:
     """Return the configuration of the new model."""
     sizes = {

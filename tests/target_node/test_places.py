@@ -62,3 +62,19 @@ def test_without_a_choice_passes_stay() -> None:
     target = Target()
     target.hears(opening(1, 2, policy=autoregressive(), limits=LONG))
     assert set(written(target, 50, {APART: 0.050, SHARED: 0.030})) == {APART}
+
+
+def test_plain_decoding_is_known_where_it_is_fastest_also_while_passes_run_elsewhere() -> None:
+    target = Target(placing=Placing(fixed=APART))
+    target.hears(opening(1, 2, policy=autoregressive(), limits=LONG))
+    written(target, 200, {APART: 0.050, SHARED: 0.030})
+    target.known.costs.stand(APART)  # as for a pass with drafts
+    assert target.known.costs.passes(1).of(1) == pytest.approx(0.050)
+    assert target.known.plain_s(1) == pytest.approx(0.030)
+
+
+def test_without_a_choice_plain_decoding_is_known_where_passes_run() -> None:
+    target = Target()
+    target.hears(opening(1, 2, policy=autoregressive(), limits=LONG))
+    written(target, 50, {APART: 0.050, SHARED: 0.030})
+    assert target.known.plain_s(1) == pytest.approx(0.050)

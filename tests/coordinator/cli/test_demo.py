@@ -109,6 +109,7 @@ def shown(
 
     patch.setattr(command, "Pair", FakePair)
     patch.setattr(command, "_take", written)
+    patch.setattr(command, "ran_on", lambda _pair: ["target: fused", "plain: the target alone"])
     app = typer.Typer()
     app.command()(command.demo)
     return app([*flags, "abc"], standalone_mode=False) or 0
@@ -135,6 +136,7 @@ def test_the_demo_shows_the_prompt_both_texts_and_the_verdict(
     ]
     assert re.match(r"2 tokens in 900 ms, 2\.22 tokens/s, \d+ passes, \d+ of 2 drafts", lines[-3])
     assert "\x1b" not in output.out
+    assert output.err.splitlines()[-2:] == ["target: fused", "plain: the target alone"]
 
 
 @pytest.mark.parametrize("wrong", range(8))

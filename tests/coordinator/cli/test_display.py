@@ -1,10 +1,11 @@
 """What a person sees around the text."""
 
 from dataclasses import MISSING, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 from coordinator.api.config import PairConfig
-from coordinator.cli.writers import WIDTH, engines, figures_of_all, simulation, summary
+from coordinator.cli.writers import WIDTH, engines, figures_of_all, ran_on, simulation, summary
 from coordinator.cluster.registry import Node
 from coordinator.text.metrics import Metrics, SessionCounts, Simulated
 from proto.liveness import FaultDetector
@@ -90,3 +91,59 @@ def test_a_target_with_heads_of_its_own_says_of_which_kind() -> None:
     assert engines([target, drafter]) == (
         "target: fused, float32, cpu:0, medusa heads; drafter: eagle, float32, cpu:1"
     )
+
+
+def written(**of: Any) -> Metrics:
+    """The figures of a text of 40 tokens and 21 passes in a second, with other figures."""
+    usual = {
+        "num_tokens": 41,
+        "num_target_passes": 21,
+        "num_draft_tokens": 60,
+        "writing_s": 1.0,
+        "writing_tokens_per_second": 40.0,
+        "speedup": 1.5,
+    }
+    return replace(figures(None), **usual | of)
+
+
+def test_drafts_that_pay_on_a_quiet_machine_leave_no_doubt() -> None:
+    assert len(summary(written(), policy="auto", seed=None).splitlines()) == 2
+
+
+def test_drafts_that_did_not_pay_are_told_with_what_they_cost() -> None:
+    shown = summary(written(speedup=0.8), policy="tree", seed=None).splitlines()
+    assert shown[0].startswith("41 tokens, 40.0 tokens/s, 0.8 x plain")
+    assert shown[2:] == ["drafts did not pay: 2.0 tokens took 50.0 ms, alone 40.0 ms (--policy ar)"]
+    assert max(map(len, shown)) <= WIDTH
+    few = written(speedup=0.8, num_target_passes=7)
+    assert len(summary(few, policy="tree", seed=None).splitlines()) == 2
+
+
+def test_a_drafter_that_rested_is_told_of() -> None:
+    rested = written(fallbacks={"resting": 12}, speedup=0.9)
+    assert summary(rested, policy="auto", seed=None).splitlines()[2:] == [
+        "the drafter rested in 12 of 21 passes: the target alone is about as fast"
+    ]
+
+
+def test_a_ratio_that_was_measured_beside_other_programs_says_so() -> None:
+    shown = summary(written(), policy="auto", seed=None, others=0.8).splitlines()
+    assert shown[2:] == [
+        "other programs used 0.8 cores meanwhile: on a quiet machine x plain differs"
+    ]
+    plain = written(num_draft_tokens=0)
+    assert len(summary(plain, policy="ar", seed=None, others=0.8).splitlines()) == 2
+
+
+def test_what_x_plain_compares_with_is_named() -> None:
+    said: dict[str, Any] = {field.name: 0 for field in fields(Hello) if field.default is MISSING}
+    said |= {"role": Role.TARGET, "dtype": "float32", "device": "cpu:0", "backend": "fused"}
+    hello = Hello(**said)
+    nodes = [Node(Role.TARGET, b"t", FaultDetector(0.0), hello=hello)]
+    service = SimpleNamespace(registry=SimpleNamespace(nodes=nodes))
+    pair: Any = SimpleNamespace(service=service, alone_on="cpu:0-1", hello=lambda _: hello)
+    assert ran_on(pair) == [
+        "target: fused, float32, cpu:0",
+        "plain: the target alone, float32, on cpu:0-1",
+    ]
+    assert ran_on(pair, drafts=False) == ["target: fused, float32, cpu:0"]

@@ -24,7 +24,9 @@ from lab.testbeds.inflate import (
     Shape,
     inflate,
     main,
+    stored_dtype,
 )
+from proto.installation import MODELS
 from tests.engine.forward.test_fused import save
 from tests.engine.test_slot_cache import difference
 from tests.tiny_tokenizer import save_bytewise_tokenizer
@@ -229,3 +231,9 @@ def test_the_command_grows_what_it_is_told_to_and_refuses_in_one_line(
         output = capsys.readouterr()
         assert output.out == ""
         assert len(output.err.splitlines()) == 1
+
+
+def test_the_embedded_models_are_computed_in_float32_and_grow_in_what_they_are_stored_in() -> None:
+    for name in ("target", "drafter", "drafter-shallow"):
+        assert json.loads((MODELS / name / "config.json").read_text())["dtype"] == "float32"
+        assert stored_dtype(MODELS / name) == "bfloat16"
