@@ -227,11 +227,8 @@ class Pair:
 
     @property
     def alone_on(self) -> str:
-        """Return on which device plain decoding runs: without drafts the target may use others."""
-        device, alone_on = self.hello(Role.TARGET).device, self._launcher.alone_on
-        if alone_on in ("", device):
-            return device
-        return f"the faster of {device} and {alone_on}"
+        """Return where a target may run without drafts; empty: where it runs with them."""
+        return self._launcher.alone_on
 
     def simulated(self) -> Simulated | None:
         """Return the simulated hardware with its counts so far; None if nothing is simulated."""

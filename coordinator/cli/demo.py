@@ -36,9 +36,9 @@ from coordinator.cli.writers import (
     wants_colour,
     write_out,
 )
+from coordinator.launching.load import Load
 from coordinator.text.metrics import Metrics
 from proto.errors import TextError
-from proto.load import Load
 
 # -- replay ----------------------------------------------------------------------------------------
 

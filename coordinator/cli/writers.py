@@ -27,11 +27,11 @@ from coordinator.cli.speculation_view import SpeculationView, legend
 from coordinator.cli.wrapping import WIDTH as WIDTH
 from coordinator.cli.wrapping import for_stderr
 from coordinator.cluster.registry import Node
+from coordinator.launching.load import BUSY_CORES, Load
 from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import MODEL, TITLES, Metrics, Simulated
 from coordinator.text.session import Emit, EmitRead
 from proto.errors import OutputError
-from proto.load import QUIET, Load
 from proto.messages import Role
 from proto.system import cannot_write
 
@@ -76,6 +76,8 @@ def summary(
 
 
 FEW_PASSES = 8  # fewer say nothing about what drafts bring
+SLOWER = 0.95  # a ratio to plain decoding that is shown as 0.9 or less
+LEAST_S = 0.1  # the system counts the load of others in steps of 10 ms
 
 
 def doubts(m: Metrics, others: float) -> list[str]:
@@ -91,7 +93,7 @@ def doubts(m: Metrics, others: float) -> list[str]:
             f"the drafter rested in {num_rested} of {num_passes} passes: the target alone is about "
             "as fast"
         )
-    elif has_ratio and m.speedup < 1 and num_passes >= FEW_PASSES and m.writing_s > 0:
+    elif has_ratio and m.speedup < SLOWER and num_passes >= FEW_PASSES and m.writing_s > 0:
         num_tokens = m.writing_tokens_per_second * m.writing_s / (num_passes - 1)
         alone_ms = 1e3 * m.speedup / m.writing_tokens_per_second
         lines.append(
@@ -99,7 +101,7 @@ def doubts(m: Metrics, others: float) -> list[str]:
             f"{1e3 * m.writing_s / (num_passes - 1):.1f} ms, alone "
             f"{num_tokens * alone_ms:.1f} ms (--policy ar)"
         )
-    if has_ratio and others >= QUIET and m.simulated is None:
+    if has_ratio and others > BUSY_CORES and m.elapsed_s >= LEAST_S and m.simulated is None:
         lines.append(
             f"other programs used {others:.1f} cores meanwhile: on a quiet machine x plain differs"
         )
@@ -184,8 +186,11 @@ def ran_on(pair: Pair, *, drafts: bool = True) -> list[str]:
     """
     lines = [engines(pair.service.registry.nodes)]
     if drafts:
-        dtype = pair.hello(Role.TARGET).dtype
-        lines.append(f"plain: the target alone, {dtype}, on {pair.alone_on}")
+        hello, also = pair.hello(Role.TARGET), pair.alone_on
+        where = hello.device
+        if also not in ("", where):
+            where = f"the faster of {where} and {also}"
+        lines.append(f"plain: the target alone, {hello.dtype}, on {where}")
     return lines
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
+from coordinator.launching.load import Load
 from coordinator.text.metrics import percentiles_ms
 from lab.experiments.description import Arm, Experiment
 from lab.experiments.engines import Engine, Warm, Written, host_of
 from lab.experiments.prompt_sets import Conversation, Prompt
 from lab.experiments.rows import Key, Row, RowFile, was_disturbed
 from proto.errors import NodeError, OutputError, SlipstreamError
-from proto.load import Load
 
 # -- grid ------------------------------------------------------------------------------------------
 

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from coordinator.launching.load import Load
 from proto.installation import IS_CHECKOUT, ROOT
-from proto.load import QUIET, Load
 
 PACKAGES = ("torch", "transformers", "pyzmq", "ray", "numpy", "vllm")
 GIT_LIMIT_S, GPU_LIMIT_S = 5.0, 10.0
-QUIET_LIMIT_S, SAMPLE_S = 30.0, 0.5  # how long to wait until others are quiet; time of one sample
+# Load (cores) below which the machine is quiet; how long to wait for that; time of one sample.
+QUIET, QUIET_LIMIT_S, SAMPLE_S = 0.1, 30.0, 0.5
 
 
 def machine() -> str:

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Protocol
 
 from coordinator.api.params import SamplingParams
+from coordinator.launching.load import Load
 from lab.experiments import surroundings
 from lab.help import Paragraphs
 from lab.synthetic.one_process import started_in_one_process
@@ -35,7 +36,6 @@ from lab.synthetic.running import (
 )
 from lab.synthetic.summary import Made, summarised, table
 from proto.errors import SlipstreamError
-from proto.load import Load
 
 POLICIES = ("ar", "sync:best", f"sync{IN_ONE_PROCESS}:best", "tree", "tree:16", "auto")
 KS = (1, 2, 3, 4, 5, 6, 8)

@@ -102,6 +102,7 @@ def written(**of: Any) -> Metrics:
         "writing_s": 1.0,
         "writing_tokens_per_second": 40.0,
         "speedup": 1.5,
+        "elapsed_s": 1.1,
     }
     return replace(figures(None), **usual | of)
 
@@ -115,6 +116,7 @@ def test_drafts_that_did_not_pay_are_told_with_what_they_cost() -> None:
     assert shown[0].startswith("41 tokens, 40.0 tokens/s, 0.8 x plain")
     assert shown[2:] == ["drafts did not pay: 2.0 tokens took 50.0 ms, alone 40.0 ms (--policy ar)"]
     assert max(map(len, shown)) <= WIDTH
+    assert len(summary(written(speedup=0.96), policy="tree", seed=None).splitlines()) == 2
     few = written(speedup=0.8, num_target_passes=7)
     assert len(summary(few, policy="tree", seed=None).splitlines()) == 2
 
@@ -144,6 +146,8 @@ def test_what_x_plain_compares_with_is_named() -> None:
     pair: Any = SimpleNamespace(service=service, alone_on="cpu:0-1", hello=lambda _: hello)
     assert ran_on(pair) == [
         "target: fused, float32, cpu:0",
-        "plain: the target alone, float32, on cpu:0-1",
+        "plain: the target alone, float32, on the faster of cpu:0 and cpu:0-1",
     ]
+    pair.alone_on = ""
+    assert ran_on(pair)[1] == "plain: the target alone, float32, on cpu:0"
     assert ran_on(pair, drafts=False) == ["target: fused, float32, cpu:0"]

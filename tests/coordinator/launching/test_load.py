@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from proto.load import _own_s
+from coordinator.launching.load import _own_s
 
 COMPUTES = "import time\nwhile time.process_time() < 0.3: pass"
 

@@ -1,31 +1,45 @@
-"""Measures how many processor cores other programs use meanwhile, so that a figure can say so."""
+"""Measures how many CPU cores other programs use on this machine."""
 
 import os
 import time
 from pathlib import Path
 
-QUIET = 0.1  # cores that others may use before a figure is not that of this machine alone
+NUM_FIELDS = 7  # user nice system idle iowait irq softirq
+BUSY_CORES = 0.25  # used by others: above it times and ratios are not to be trusted
 
 
 class Load:
-    """Measures the CPU load of other processes (not ours, nor our children) since its creation."""
+    """Measures the CPU load of other processes (not ours, nor our children) since its creation.
+
+    Counted are the cores that this process may use.
+    """
 
     def __init__(self) -> None:
         self._busy_s, self._own, self._since = _busy_s(), _own_s(), time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds since the creation."""
+        return time.monotonic() - self._since
 
     def cores(self) -> float:
         """Return how many CPU cores other processes used on average since the creation."""
         # What a process of ours had spent when it ended is in the figure of its parent.
         own_s = sum(_own_s().values()) - sum(self._own.values())
-        elapsed_s = time.monotonic() - self._since
-        return max(0.0, _busy_s() - self._busy_s - own_s) / max(elapsed_s, 1e-3)
+        return max(0.0, _busy_s() - self._busy_s - own_s) / max(self.elapsed_s, 1e-3)
 
 
 def _busy_s() -> float:
-    """Return the seconds that all cores of this machine together were busy since it started."""
-    fields = [int(field) for field in _read("/proc/stat").split("\n", 1)[0].split()[1:8]]
-    user, nice, system, _idle, _iowait, irq, softirq = fields
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    """Return the seconds that our cores together were busy since the machine started."""
+    ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    cores = [line.split() for line in _read("/proc/stat").splitlines() if line.startswith("cpu")]
+    # Where the cores are numbered in another way than their lines, all of them count.
+    found = [fields for fields in cores if fields[0] in ours] or cores[:1]
+    num_ticks = 0
+    for fields in found:
+        user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[1 : NUM_FIELDS + 1])
+        num_ticks += user + nice + system + irq + softirq
+    return num_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> dict[int, float]:
