@@ -19,7 +19,7 @@ from coordinator.cli.wrapping import continued
 from coordinator.cli.writers import WIDTH
 from lab.testbeds.shapes import LIKE, Like, Sizes
 from proto.errors import ConfigurationError, OutputError
-from proto.installation import MODELS
+from proto.installation import MODELS, program
 
 if TYPE_CHECKING:  # torch is imported only when the command runs
     from lab.testbeds.inflate import Shape
@@ -185,7 +185,7 @@ def testbed(
         make(plan, seed)
         typer.echo(f"{plan.folder} made in {monotonic() - started:.0f} s")
     folders = " ".join(f"--{plan.folder.name} {shlex.quote(str(plan.folder))}" for plan in plans)
-    command = f'python -m coordinator generate {folders} "class Codec(codecs.Codec):"'
+    command = f'{program()} generate {folders} "class Codec(codecs.Codec):"'
     typer.echo("\n".join(continued(command, WIDTH)))
 
 
