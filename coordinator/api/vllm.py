@@ -203,12 +203,14 @@ class Speculation:
     model     the draft model, the head, or NGRAM; None: not given
     settings  the settings of speculation
     of_pair   settings of the pair of models, by our names (fields of PairConfig)
+    name      the name by which the caller gave it
     """
 
     method: str | None
     model: str | None
     settings: SpeculationConfig
     of_pair: Mapping[str, Any]
+    name: str = NAME
 
     def check_kind(self, pair: PairConfig) -> None:
         """Raise ConfigurationError if the drafter is known to be of another kind than `method`."""
@@ -221,24 +223,27 @@ class Speculation:
             return
         what = f"a head of the kind {kind}" if kind is not None else "no head"
         raise ConfigurationError(
-            f'{NAME}["method"] is {self.method}, and the model {pair.drafter} is {what}'
+            f'{self.name}["method"] is {self.method}, and the model {pair.drafter} is {what}'
         )
 
 
-def read(config: Mapping[str, Any] | None) -> Speculation:
-    """Check a `speculative_config` and return its content. Raises ConfigurationError."""
-    given = _known(config)
+def read(config: Mapping[str, Any] | None, name: str = NAME) -> Speculation:
+    """Check a `speculative_config` and return its content. Raises ConfigurationError.
+
+    name  by which the caller gave it, for messages
+    """
+    given = _known(config, name)
     method, model = given.get("method"), given.get("model")
     if method is not None and not (isinstance(method, str) and method in METHODS):
         raise ConfigurationError(
-            f'{NAME}["method"] is one of {", ".join(METHODS)}, not {shown(method)}'
+            f'{name}["method"] is one of {", ".join(METHODS)}, not {shown(method)}'
             f"{did_you_mean(method, METHODS) if isinstance(method, str) else ''}"
         )
-    values = _values(given)
+    values = _values(given, name)
     if method in POLICIES:
         if "policy" in values:
             raise ConfigurationError(
-                f'{NAME} names a policy twice: "method" is {method}, "policy" is '
+                f'{name} names a policy twice: "method" is {method}, "policy" is '
                 f"{shown(values['policy'])}"
             )
         values["policy"] = method
@@ -253,17 +258,17 @@ def read(config: Mapping[str, Any] | None) -> Speculation:
         raise ConfigurationError(
             f'the method {method} needs a "model": the folder or name of a head'
         )
-    of_pair = {ours: given[name] for name, ours in OF_THE_PAIR.items() if name in given}
-    return Speculation(method, model, _made(values), of_pair)
+    of_pair = {ours: given[theirs] for theirs, ours in OF_THE_PAIR.items() if theirs in given}
+    return Speculation(method, model, _made(values, name), of_pair, name)
 
 
-def _known(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _known(config: Mapping[str, Any] | None, called: str) -> Mapping[str, Any]:
     """Return the entries whose value is not None. Raises ConfigurationError for an unknown name."""
     if config is None:
         return {}
     if not isinstance(config, Mapping):
         raise ConfigurationError(
-            f"{NAME}: expected a dict of {', '.join(KNOWN)}, got {shown(config)}"
+            f"{called}: expected a dict (an object) of {', '.join(KNOWN)}, got {shown(config)}"
         )
     config = {
         name: value
@@ -273,12 +278,12 @@ def _known(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if unknown := [name for name in config if name not in KNOWN]:
         meant = did_you_mean(unknown[0], KNOWN) if isinstance(unknown[0], str) else ""
         raise ConfigurationError(
-            f"{NAME} has no {shown(unknown[0])}; there are {', '.join(KNOWN)}{meant}"
+            f"{called} has no {shown(unknown[0])}; there are {', '.join(KNOWN)}{meant}"
         )
     return {name: scalar(value) for name, value in config.items() if value is not None}
 
 
-def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+def _values(given: Mapping[str, Any], called: str) -> dict[str, Any]:
     """Return the settings of speculation by our names."""
     values: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
@@ -286,7 +291,7 @@ def _values(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if setting in values:
             raise ConfigurationError(
-                f"{NAME} says {' and '.join(NAMES[setting])}, which are one setting; leave one out"
+                f"{called} says {' and '.join(NAMES[setting])}, which are one setting; leave one out"
             )
         values[setting] = given[name]
     if isinstance(rule := values.get("verify"), str):
@@ -305,14 +310,14 @@ def _fit(values: dict[str, Any]) -> None:
         values["ngram_max"] = max(shortest, fields["ngram_max"].default)
 
 
-def _made(values: Mapping[str, Any]) -> SpeculationConfig:
+def _made(values: Mapping[str, Any], called: str) -> SpeculationConfig:
     """Return the SpeculationConfig. Raises ConfigurationError, in vLLM's names of settings."""
     try:
         return SpeculationConfig(**values)
     except ConfigurationError as error:
         setting, _, rest = str(error).partition(": ")
         name = NAMES.get(setting, (setting,))[0]
-        raise ConfigurationError(f"{NAME}, {name}: {rest}") from error
+        raise ConfigurationError(f"{called}, {name}: {rest}") from error
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -327,7 +332,6 @@ GENERATION = "generation_config"
 # use instead.
 NOTHING = (None, False)
 NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "gpu_memory_utilization": ((None,), "max_model_len and max_num_seqs say what memory is for"),
     "trust_remote_code": (NOTHING, "code that comes with a checkpoint is never run"),
     "seed": ((None, 0), "SamplingParams(seed=...) is of a text"),
     "tokenizer": ((None,), "the target's own is used"),

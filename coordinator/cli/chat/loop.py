@@ -313,7 +313,7 @@ def chat(
     chat_template_kwargs: TemplateArguments = None,
     drop_oldest: DropOldest = False,
     # One text at a time, whose part of the cache (lane) keeps the conversation so far.
-    pair: Annotated[PairConfig, Flags(but=("max_num_seqs",), max_num_seqs=1)],
+    pair: Annotated[PairConfig, Flags(but=("max_num_seqs",), argument=True, max_num_seqs=1)],
     speculation: SpeculationConfig,
     request: Annotated[
         SamplingParams,
