@@ -268,7 +268,7 @@ def _known(config: Mapping[str, Any] | None, called: str) -> Mapping[str, Any]:
         return {}
     if not isinstance(config, Mapping):
         raise ConfigurationError(
-            f"{called}: expected a dict (an object) of {', '.join(KNOWN)}, got {shown(config)}"
+            f"{called}: expected a dict of {', '.join(KNOWN)}, got {shown(config)}"
         )
     config = {
         name: value
@@ -351,15 +351,24 @@ NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
 }
 
 
+# Parameters of `LLM` and `AsyncLLM` that are no fields of PairConfig.
+OF_LLM = (NAME, GENERATION, "max_waiting", "enforce_eager", *ALIASES)
+WHERE = "docs/python-api.md lists the settings"
+
+
 def in_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings under the names of `PairConfig`, without those that change nothing.
 
     given  only the settings that the caller gave
 
-    Raises ConfigurationError for a setting that is given twice, and for one that we do not have,
-    with what to use instead.
+    Raises ConfigurationError for a setting that is given twice, for one that we do not have, with
+    what to use instead, and for one that nobody has, with the one that was probably meant.
     """
     values: dict[str, Any] = {}
+    known = (*OF_LLM, *NOT_OURS, *PairConfig.model_fields)
+    if unknown := [name for name in given if name not in known]:
+        hint = did_you_mean(unknown[0], known) or f"; {WHERE}"
+        raise ConfigurationError(f"there is no setting {unknown[0]}{hint}")
     for name, value in given.items():
         is_own = name == "tokenizer" and value in (given.get("model"), given.get("target"))
         if is_own or name == "enforce_eager":
@@ -414,11 +423,43 @@ METHODS_NOT_OURS: Mapping[str, str] = {
 }
 
 
-def no_such_method(name: str) -> AttributeError:
+def no_such_method(name: str, owner: str = "LLM") -> AttributeError:
     """Return the error for a name that `LLM` does not have; vLLM's say what to use instead."""
     instead = METHODS_NOT_OURS.get(name)
     told = "" if instead is None else f", which vLLM's has: {instead}"
-    return AttributeError(f"LLM has no {name!r}{told}", name=name)
+    return AttributeError(f"{owner} has no {name!r}{told}", name=name)
+
+
+# Arguments of vLLM's `generate` and `chat` that we do not have, beside the request itself: the
+# values that change nothing and are accepted, and what to use instead.
+ARGUMENTS_NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "lora_request": ((None,), "adapters are not loaded; merge yours into its model"),
+    "priority": ((None, 0), "texts begin in the order in which they are asked for"),
+    "prompt_token_ids": ((None,), 'a prompt may be {"prompt_token_ids": [...]}'),
+    "tokenization_kwargs": ((None,), "a prompt may be token ids"),
+    "trace_headers": ((None,), "requests are not traced"),
+    "data_parallel_rank": ((None,), "there is one pair"),
+    "mm_processor_kwargs": ((None,), "prompts are texts alone"),
+    "prompt_adapter_request": ((None,), "adapters are not loaded"),
+    "guided_options_request": ((None,), "SamplingParams(structured_outputs=...) says the form"),
+    "chat_template_content_format": (("auto", "string", "openai", None), "the template says it"),
+    "reasoning_ended": ((None,), "the template says it"),
+}
+
+
+def check_arguments(method: str, given: Mapping[str, Any]) -> None:
+    """Refuse what `generate` and the like do not take.
+
+    Raises ConfigurationError for what vLLM has and we do not, with what to use instead, and
+    TypeError for what neither has.
+    """
+    for name, value in given.items():
+        if name not in ARGUMENTS_NOT_OURS:
+            raise TypeError(f"{method} has no argument {name!r}")
+        accepted, instead = ARGUMENTS_NOT_OURS[name]
+        is_list = isinstance(value, list | tuple) and all(one is None for one in value)
+        if not is_list and not any(type(value) is type(one) and value == one for one in accepted):
+            raise ConfigurationError(f"{method} takes no {name}: {instead}")
 
 
 class EngineArgs:

@@ -120,6 +120,8 @@ def _elsewhere(name: str, given: str | None, rest: deque[str], known: Known) -> 
     """Return our words for a flag that the command does not have. Raises TyperException."""
     if name in (*foreign.DONE, *foreign.DONE_BY.get(known.command, ())):
         return ()
+    if (switch := foreign.SWITCHES.get(name)) is not None and switch[0] in known.flags:
+        return switch
     if name in foreign.BY_VALUE:
         follows = _follows(rest)
         value = given if given is not None else follows or ""

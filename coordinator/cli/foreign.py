@@ -92,6 +92,10 @@ DONE_BY: Mapping[str, tuple[str, ...]] = {
     "generate": ("-no-cnv", "--no-conversation"),
     "chat": ("-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first"),
 }
+# Flags without a value that mean this here.
+SWITCHES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("--enforce-eager", "--disable-cuda-graph"), ("--backend", "fused")),
+}
 # Flags that mean this here with one of these values (in lower case; "": without a value), in our
 # words; () is nothing at all.
 BY_VALUE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -254,6 +258,11 @@ INSTEAD: Mapping[str, str] = {
         "the target's generation_config.json is not read by this command; give each as a flag": (
             "--override-generation-config",
         ),
+        "texts are generated, and nothing else": (
+            *("--embedding", "--embeddings", "--rerank", "--reranking", "--pooling", "--task"),
+            *("--is-embedding", "--runner"),
+        ),
+        "config.json of the model says it; leave it out": ("--model-type", "--model-impl"),
         "leave it out": ("--rope-scaling", "--rope-scale", "--rope-freq-base", "--hf-overrides"),
     }.items()
     for name in names
@@ -292,4 +301,4 @@ COMMANDS: Mapping[str, str] = {
 
 def every_name() -> Iterable[str]:
     """Yield every flag of another program in the table."""
-    yield from (*NAMES, *DONE, *BY_VALUE, *INSTEAD)
+    yield from (*NAMES, *DONE, *SWITCHES, *BY_VALUE, *INSTEAD)

@@ -61,7 +61,10 @@ Out = Annotated[
     ),
 ]
 Prompts = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Prompts to use instead of the experiment's.")
+    Path | None,
+    typer.Option(
+        "--prompt-file", metavar="FILE", help="Prompts to use instead of the experiment's."
+    ),
 ]
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Use only this many prompts, spread over the file.")

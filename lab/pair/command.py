@@ -22,9 +22,10 @@ LEAST_TOKENS, USUAL_TOKENS, USUAL_PROMPTS = 48, 64, 6
 Prompts = Annotated[
     Path | None,
     typer.Option(
+        "--prompt-file",
         metavar="FILE",
         help="The prompts that the target continues. One per line, or JSON Lines as for "
-        "`generate --prompt-file`. Default: prompts of Python code that come with Slipstream.",
+        "`generate`. Default: prompts of Python code that come with Slipstream.",
     ),
 ]
 NumPrompts = Annotated[
