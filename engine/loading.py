@@ -172,9 +172,7 @@ def load_engine(
             loaded = _load(model, revision, dtype, device, max_len, backend, quantization, say)
         tokenizer.check_fits(loaded.vocab_size)
         _prepare(loaded, fixed_rows, backend, say)
-        max_len, num_lanes = limits(
-            loaded, max_len, num_lanes, part=part, utilization=utilization
-        )
+        max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
         executor = make_executor(
             *(loaded, max_len + NUM_TREE_SLOTS),
             num_lanes=num_lanes,

@@ -144,9 +144,9 @@ GpuMemoryUtilization = Annotated[
         min=0.01,
         max=1,
         metavar="NUMBER",
-        help="The share of the device's memory for weights and cache, such as 0.9. On a CPU it is "
-        "of the machine's memory. Nodes on one device divide it: their shares add up. Default: "
-        "what leaves room for another node.",
+        help="The share of the device's memory for weights and cache. For example 0.9. On a CPU it "
+        "is a share of the machine's memory. The shares of nodes on one device add up. Default: as "
+        "much as leaves room for another node.",
     ),
 ]
 Backend = Annotated[

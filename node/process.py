@@ -46,9 +46,9 @@ from proto.node_config import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
     LOADING,
+    NO_CONFIG,
     READY_BUT,
     NodeConfig,
-    no_config,
 )
 from proto.stopwatch import Recorder, Stopwatch
 from proto.system import check_spare
@@ -175,7 +175,7 @@ def read_config() -> NodeConfig:
     Raises ConfigurationError if there is no config.
     """
     if sys.stdin is None or sys.stdin.isatty():
-        raise ConfigurationError(no_config())
+        raise ConfigurationError(NO_CONFIG)
     config = NodeConfig.from_json(sys.stdin.readline(MAX_CONFIG_CHARS))
     watch = threading.Thread(
         target=end_with_parent, args=(config.parent_pid,), name="lifeline", daemon=True

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from proto.errors import ConfigurationError
-from proto.installation import program
 from proto.messages import Role
 
+NO_CONFIG = (
+    "a node reads its config as one JSON line from standard input: a coordinator starts it, or you "
+    "do by hand with `--join tcp://HOST:PORT`"
+)
 # Where a target's passes run on CPUs: on its own cores, or on these and the drafter's as well.
 Placement = Literal["auto", "apart", "shared"]
 READY_BUT = "ready, but "  # a node's state that begins so is shown to people
@@ -18,14 +21,6 @@ MAX_RANKS = 64  # processes that share a model
 EXIT_FAILED = 1
 # Means the same as FaultCode.UNUSABLE: the process may end before its Fault message has arrived.
 EXIT_UNUSABLE = 2
-
-
-def no_config() -> str:
-    """Return the line for a node that was started without a config."""
-    return (
-        "a node reads its config as one JSON line from standard input: it is started by "
-        f"`{program()}`, or by hand with `--join tcp://HOST:PORT`"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,4 +120,4 @@ class NodeConfig:
             layers = tuple(fields.get("layers", ()))
             return cls(**{**fields, "role": Role(fields["role"]), "layers": layers})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ConfigurationError(f"{no_config()} ({error})") from error
+            raise ConfigurationError(f"{NO_CONFIG} ({error})") from error

@@ -290,9 +290,8 @@ def _values(given: Mapping[str, Any], called: str) -> dict[str, Any]:
         if name not in given:
             continue
         if setting in values:
-            raise ConfigurationError(
-                f"{called} says {' and '.join(NAMES[setting])}, which are one setting; leave one out"
-            )
+            both = " and ".join(NAMES[setting])
+            raise ConfigurationError(f"{called} says {both}, which are one setting; leave one out")
         values[setting] = given[name]
     if isinstance(rule := values.get("verify"), str):
         values["verify"] = RULES.get(rule, rule)

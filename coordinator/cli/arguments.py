@@ -84,7 +84,7 @@ def in_our_words(words: Sequence[str], known: Known) -> list[str]:
             given = value if equals else None
             if known.flags[ours].value:
                 given = theirs[name] = _value(name, given, rest)
-            made += _written(ours, given)
+            made += _written(name, ours, given)
         else:
             made += _elsewhere(name, value if equals else None, rest, known)
     _check_together(theirs)
@@ -108,11 +108,14 @@ def _value(name: str, given: str | None, rest: deque[str]) -> str:
     return rest.popleft()
 
 
-def _written(flag: str, value: str | None) -> Sequence[str]:
-    """Return a flag of ours with its value (None: it has none) as typer reads it."""
+def _written(name: str, flag: str, value: str | None) -> Sequence[str]:
+    """Return a flag of ours with its value (None: it has none) as typer reads it.
+
+    name  as it was typed
+    """
     if value is None:
         return (flag,)
-    words = foreign.VALUES.get((flag, value), (flag, value))
+    words = foreign.VALUES.get((name, value), (flag, value))
     return (f"{words[0]}={words[1]}",) if words else ()
 
 
@@ -132,9 +135,7 @@ def _elsewhere(name: str, given: str | None, rest: deque[str], known: Known) -> 
             return found
     key, _, inner = name.partition(".")
     if key in known.flags and inner:
-        raise typer.TyperException(
-            f"{name}: write one JSON object, {key} '{{\"{inner}\": ...}}'"
-        )
+        raise typer.TyperException(f"{name}: write one JSON object, {key} '{{\"{inner}\": ...}}'")
     if line := _instead(name, given if given is not None else _follows(rest), known):
         raise typer.TyperException(f"{name}: {line.replace('{}', program())}")
     if _is_nothing(name, given if given is not None else _follows(rest)):

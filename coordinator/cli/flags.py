@@ -221,8 +221,10 @@ def _read_speculative(
         given = text
     wanted = vllm.read(given, flag)
     settings = wanted.settings
-    found = {name: getattr(settings, name) for name in settings.model_fields_set}
-    found |= wanted.of_pair | ({} if wanted.model is None else {"drafter": wanted.model})
+    found: dict[str, Any] = {name: getattr(settings, name) for name in settings.model_fields_set}
+    found |= wanted.of_pair
+    if wanted.model is not None:
+        found["drafter"] = wanted.model
     for name, value in found.items():
         if values[name] != usual[name]:
             raise ConfigurationError(f"{flag} and {_flag(name)} say the same; leave one out")
@@ -334,7 +336,7 @@ Json = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Write one JSON object per prompt to stdout, and no text.",
+        help="Write a JSON object per prompt to stdout, and no text.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

@@ -63,19 +63,18 @@ _OWN_QUANTISATION = (
     *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf", "mxfp4"),
     "auto",
 )
-# Values that are written otherwise here, by our flag: the words that take the flag's place.
+# Values that are written otherwise here, by the flag as it was typed: our words in their place.
 VALUES: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("--dtype", "half"): ("--dtype", "float16"),
-    ("--dtype", "float"): ("--dtype", "float32"),
-    ("--target-device", "auto"): (),
-    ("--target-device", "cuda"): ("--target-device", "cuda:0"),
-    ("--max-tokens", "-1"): ("--max-tokens", str(MAX_TOKENS)),  # as many as the target takes
-    ("--max-model-len", "0"): (),  # the model's own limit
-    ("--max-model-len", "-1"): (),
-    ("--max-model-len", "auto"): (),
-    ("--max-num-seqs", "-1"): (),
+    **{(name, "half"): ("--dtype", "float16") for name in ("--dtype", "--torch-dtype")},
+    **{(name, "float"): ("--dtype", "float32") for name in ("--dtype", "--torch-dtype")},
+    **{(name, "auto"): () for name in ("--device", "-dev", "--max-model-len")},
+    **{(name, "cuda"): ("--target-device", "cuda:0") for name in ("--device", "-dev")},
+    # As many as the target takes.
+    **{(name, "-1"): ("--max-tokens", str(MAX_TOKENS)) for name in OURS["--max-tokens"]},
+    **{(name, "0"): () for name in ("-c", "--ctx-size")},  # the model's own limit
+    **{(name, "-1"): () for name in ("--max-model-len", "-np", "--parallel")},
     # What the checkpoint is anyway: its files say so.
-    **{("--quantization", one): () for one in _OWN_QUANTISATION},
+    **{(name, one): () for name in ("--quantization", "-q") for one in _OWN_QUANTISATION},
 }
 
 # -- flags that need no equal ----------------------------------------------------------------------
@@ -175,7 +174,7 @@ INSTEAD: Mapping[str, str] = {
         "`- < FILE` continues the whole file; --prompt-file FILE continues each of its lines": (
             *("-f", "--file"),
         ),
-        "--prompt-file FILE takes one prompt in each line, or JSON Lines with \"prompt\"": (
+        '--prompt-file FILE takes one prompt in each line, or JSON Lines with "prompt"': (
             *("--input-file", "--dataset-path", "--dataset-name"),
         ),
         "write `> FILE` behind the command; the text alone goes to standard output": (
@@ -208,7 +207,11 @@ INSTEAD: Mapping[str, str] = {
         "--drafter ngram drafts by copying from the text; --num-speculative-tokens says how much": (
             "--prompt-lookup-num-tokens",
         ),
-        "one pair runs in each command; start one server for each GPU": ("-dp", "--dp", "--dp-size"),
+        "one pair runs in a command; start a server for each GPU": (
+            "-dp",
+            "--dp",
+            "--dp-size",
+        ),
         "--tensor-parallel-size shares a model among GPUs": ("-pp", "--pp", "--pp-size"),
         "several hosts are joined with --ray or --nodes remote (docs/cluster.md)": (
             *("--nnodes", "--node-rank", "--dist-init-addr", "--rpc"),
@@ -231,10 +234,10 @@ INSTEAD: Mapping[str, str] = {
             *("--speculative-algorithm", "--spec-type"),
         ),
         "colours are used on a terminal; NO_COLOR=1 switches them off": ("--color", "-co"),
-        "--backend compiled runs compiled programs on a CPU; on a GPU CUDA graphs are the default": (
+        "--backend compiled runs compiled programs on a CPU; GPUs run CUDA graphs anyway": (
             *("--compile", "--enable-torch-compile", "--compilation-config", "-O"),
         ),
-        "the template of the target says how it writes calls; leave it out": ("--tool-call-parser",),
+        "the target's template says how it writes calls; leave it out": ("--tool-call-parser",),
         "--reasoning-parser NAME says how the target marks its thoughts": (
             *("--reasoning-format", "--enable-reasoning"),
         ),
@@ -270,7 +273,7 @@ INSTEAD: Mapping[str, str] = {
 
 # The same for a prompt, where a command takes none.
 NO_PROMPT: Mapping[str, str] = {
-    "chat": "messages come from the terminal or standard input; --system TEXT is the system message",
+    "chat": "messages come from the terminal or a pipe; --system TEXT is the system message",
     "serve": "clients send prompts; `{} generate TEXT` continues one here",
 }
 
@@ -286,7 +289,10 @@ COMMANDS: Mapping[str, str] = {
             *("server", "llama-server", "launch_server", "api_server", "launch"),
         ),
         "`{} generate --target MODEL TEXT` continues a text": ("complete", "completion", "predict"),
-        "a model is downloaded when it is first used: `{} chat --target NAME`": ("pull", "download"),
+        "a model is downloaded on its first use: `{} chat --target NAME`": (
+            "pull",
+            "download",
+        ),
         "models are folders, or names on the Hugging Face hub; `hf cache ls` lists those that were "
         "downloaded": ("list", "ls", "show", "rm", "create", "cp", "push"),
         "`{} status` shows what runs": ("ps",),

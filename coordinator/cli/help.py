@@ -1,7 +1,7 @@
 """Draws the help of a command: `--help` on one screen, `--help-all` with every flag.
 
-`--help` begins with examples and has the flags that most people need (`FIRST`). `--help-all` has all
-options in panels, one line each, with the examples at the end.
+`--help` begins with examples and has the flags that most people need (`FIRST`). `--help-all` has
+all options in panels, one line each, with the examples at the end.
 
 typer stores the panel of each option (`rich_help_panel`). The panels are drawn here, because typer
 gives all options of a panel the width of the longest, and cuts off longer text: at 80 columns that
@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
@@ -140,16 +140,18 @@ GAP = "\ue000"  # a space at which no line ends, until the lines are made; in no
 BRACES = re.compile(r"\{([A-Z]+)\}")  # so typer marks an argument that is needed
 FIRST_SENTENCE = re.compile(r".*?[.:;](?=\s|$)|.*", re.DOTALL)
 WHOLE_SENTENCE = re.compile(r".*?\.(?=\s|$)|.*", re.DOTALL)
-SHORT_FLAG_WIDTH = 24
+SHORT_FLAG_WIDTH, SHORT_FRAME = 23, 2  # of the short help
+SHORT_ELSE = 6  # other lines: around the examples, --help-all, and what the shell prints
+SCREEN_LINES = 24  # of a usual terminal; the short help has at most as many, with the prompt
 
 Row = tuple[str, str, str]  # a flag with the placeholder of its value, its help, its default
 
 EXAMPLES = {
     "generate": (
         '"class Codec(codecs.Codec):"',
-        '--temperature 0.8 --seed 7 --show-speculation "import os"',
         '--target LARGE --drafter SMALL --chat "Why is the sky blue?"',
         "--prompt-file prompts.txt --json --policy ar",
+        '--temperature 0.8 --seed 7 --show-speculation "import os"',
     ),
     "demo": ("", '--pace 0 --temperature 0 "class Queue:"'),
     "chat": ("--target LARGE --drafter SMALL",),
@@ -189,12 +191,12 @@ FIRST = {
     ),
     "demo": ("PROMPT", "--target", "--drafter", "--temperature", "--max-tokens", "--pace"),
     "chat": (
-        *("MODEL", "--drafter", "--system", "--chat-template-kwargs", "--temperature"),
+        *("MODEL", "--drafter", "--system", "--temperature"),
         *("--max-tokens", "--policy", "--target-device", "--drafter-device", "--dtype"),
         "--max-model-len",
     ),
     "serve": (
-        *("MODEL", "--drafter", "--host", "--port", "--api-key-file", "--served-model-name"),
+        *("MODEL", "--drafter", "--host", "--port", "--api-key-file"),
         *("--policy", "--target-device", "--drafter-device", "--dtype", "--max-model-len"),
         *("--max-num-seqs", "--gpu-memory-utilization"),
     ),
@@ -215,8 +217,8 @@ FIRST = {
     ),
     "testbed": ("--like", "--out", "--drafter-like", "--dtype", "--seed"),
     "plan": (
-        *("--pair", "--like", "--target-ms", "--draft-ms", "--acceptance", "--policy"),
-        *("--temperature", "--plot", "--json"),
+        *("--pair", "--like", "--target-ms", "--draft-ms", "--acceptance", "--temperature"),
+        *("--plot", "--json"),
     ),
     "train-head": (
         *("--out", "--target", "--kind", "--prompt-file", "--minutes", "--drafter", "--device"),
@@ -402,14 +404,28 @@ def _show_examples(examples: str, console: Console) -> None:
 def _show_first(command: Any, ctx: Any) -> None:
     """Print a help of one screen: what the command does, examples, and the flags in FIRST."""
     console = _console()
-    _show_usage(command, ctx, console)
-    if command.epilog:
-        _show_examples(command.epilog, console)
     shown = {row[0].partition(" ")[0] or row[0].strip(): row for row in rows_of(command, ctx)}
     rows = [_short(shown[name]) for name in FIRST[command.name] if name in shown]
-    console.print(Padding(_lines(rows, SHORT_FLAG_WIDTH, console), (0, 1)))
+    lines = _lines(rows, SHORT_FLAG_WIDTH, console, SHORT_FRAME)
+    with console.capture() as usage:
+        _show_usage(command, ctx, console)
+    console.print(Text.from_ansi(usage.get().rstrip("\n")))
+    room = SCREEN_LINES - usage.get().count("\n") - len(lines.renderables) - SHORT_ELSE
+    _show_examples(_that_fit(command.epilog or "", room, console.width), console)
+    console.print(Padding(lines, (0, 1)))
     number = sum(one.param_type_name == "option" for one in command.get_params(ctx))
     console.print(Padding(Text(f"{HELP_ALL} shows all {number} flags.", style="dim"), (0, 1)))
+
+
+def _that_fit(examples: str, room: int, width: int) -> str:
+    """Return the first examples that fit into so many lines, but at least one."""
+    kept: list[str] = []
+    for one in examples.split("\n"):
+        room -= len(continued(one, width))
+        if kept and room < 0:
+            break
+        kept.append(one)
+    return "\n".join(kept)
 
 
 def _short(row: Row) -> Row:
@@ -474,10 +490,13 @@ def _default(parameter: Any) -> str:
     return "on" if default is True else str(default)
 
 
-def _lines(rows: Sequence[Row], width: int, console: Console) -> RenderableType:
+def _lines(
+    rows: Sequence[Row], width: int, console: Console, frame_width: int = FRAME_WIDTH
+) -> Group:
     """Return a line for each flag, with its help beside it, or below it if the flag is long.
 
-    width  of the column of flags; 0: the help is always below
+    width        of the column of flags; 0: the help is always below
+    frame_width  of what stands left and right of the lines
     """
     beside = width + 1 if width else HELP_INDENT
     drawn: list[Text] = []
@@ -490,7 +509,7 @@ def _lines(rows: Sequence[Row], width: int, console: Console) -> RenderableType:
             told.append(f"{before}[default:{GAP}{default}]", style="dim")
         name, _, value = flag.partition(" ")
         shown = Text.assemble((name, "bold cyan"), " ", (value, "yellow"))
-        lines = _wrapped(told, console.width - FRAME_WIDTH - beside, console)
+        lines = _wrapped(told, console.width - frame_width - beside, console)
         if len(flag) <= width:
             shown.pad_right(beside - len(shown))
         else:

@@ -327,12 +327,12 @@ class Launcher:
             shared_device=shared,
             dtype=dtype or config.dtype,
             parent_pid=os.getpid(),
-            peer_bytes=config.peer_bytes if self._shares_memory(config, device) else 0,
+            peer_bytes=config.peer_bytes * self._shares_memory(config, device),
         )
 
     def _shares_memory(self, config: NodeConfig, device: str) -> bool:
         """True if the node's device has the other node's model in its memory as well."""
-        if self._is_alone or config.peer_device is None:
+        if self._is_alone or config.peer_device is None or not config.peer_bytes:
             return False
         theirs = _peer_device(config)
         if device.startswith("cpu"):

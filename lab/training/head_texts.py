@@ -175,7 +175,9 @@ def _file(path: Path, *, as_is: bool) -> list[str]:
     """Return the texts of a file. Raises ConfigurationError."""
     whole = prompts.text_of(path)
     if "\0" in whole:
-        raise ConfigurationError(f"--prompt-file: {path} is no text (character {whole.index(chr(0))})")
+        raise ConfigurationError(
+            f"--prompt-file: {path} is no text (character {whole.index(chr(0))})"
+        )
     if not whole.strip():
         raise ConfigurationError(f"--prompt-file: {path} is empty; give a file with text")
     is_json = prompts.is_json(path, prompts.lines_of(path)[0][1])

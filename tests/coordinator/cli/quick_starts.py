@@ -71,7 +71,7 @@ VLLM: list[Row] = [
     (
         f"vllm serve {QWEN} --speculative-config.method ngram",
         f"serve {QWEN} --speculative-config.method ngram",
-        "--speculative-config.method: write one JSON object, --speculative-config '{\"method\": ",
+        '--speculative-config.method: write one JSON object, --speculative-config \'{"method": ',
     ),
     (
         f"vllm serve {QWEN} --dtype half --max-model-len 8192 --gpu-memory-utilization 0.9 "
@@ -110,7 +110,7 @@ VLLM: list[Row] = [
     (
         f"vllm serve {QWEN} --enable-auto-tool-choice --tool-call-parser hermes",
         f"serve {QWEN} --enable-auto-tool-choice --tool-call-parser hermes",
-        "--tool-call-parser: the template of the target says how it writes calls",
+        "--tool-call-parser: the target's template says how it writes calls",
     ),
     (
         f"vllm serve {QWEN} --enable-lora --lora-modules sql-lora=path",
@@ -161,7 +161,7 @@ LLAMA_CPP: list[Row] = [
     (
         'llama-cli -m model.gguf -p "You are a helpful assistant" -cnv',
         'chat -m model.gguf -p "You are a helpful assistant" -cnv',
-        "-p: messages come from the terminal or standard input; --system TEXT is the system",
+        "-p: messages come from the terminal or a pipe; --system TEXT is the system message",
     ),
     (
         "llama-cli -m model.gguf -sys 'Be brief.' -c 4096",
@@ -293,7 +293,7 @@ OLLAMA: list[Row] = [
     (
         "ollama pull llama3.2",
         "pull llama3.2",
-        "there is no command 'pull'; a model is downloaded when it is first used",
+        "there is no command 'pull'; a model is downloaded on its first use",
     ),
     ("ollama list", "list", "there is no command 'list'; models are folders, or names on the"),
     ("ollama ps", "ps", "there is no command 'ps'; `python -m coordinator status` shows what runs"),

@@ -46,13 +46,14 @@ def settings(command: Any, arguments: list[str]) -> dict[str, Any]:
 
     def record(**values: Any) -> None:
         for name, value in values.items():
-            seen.update(dict(value) if isinstance(value, BaseModel) else {name: value})
+            fields = type(value).model_fields if isinstance(value, BaseModel) else None
+            seen.update({name: value} if fields is None else {f: getattr(value, f) for f in fields})
 
     record.__signature__ = inspect.signature(  # type: ignore[attr-defined]
         command.__wrapped__, eval_str=True
     )
     app = typer.Typer()
-    app.command("it", cls=Command)(with_help_all(with_settings(record)))
+    app.command(command.__name__, cls=Command)(with_help_all(with_settings(record)))
     app(arguments, standalone_mode=False)
     del seen["context"]
     return seen
@@ -91,11 +92,10 @@ def test_no_name_stands_twice_in_the_table_and_none_is_ours() -> None:
     names = [name for name in foreign.every_name() if name not in foreign.BY_VALUE]
     assert sorted(names) == sorted(set(names))
     own = {
-        flag
+        f"--{parameter.replace('_', '-')}"
         for command in COMMANDS.values()
         for parameter in inspect.signature(command).parameters
-        for flag in (f"--{parameter.replace('_', '-')}",)
-    }
+    } - {"--model", "--prompt"}  # these are arguments
     assert not own & {*foreign.NAMES, *foreign.DONE, *foreign.SWITCHES}
     assert {flag for flag in foreign.OURS if flag != foreign.PROMPT} <= own
     assert set(foreign.BY_VALUE) - set(foreign.INSTEAD) <= {
@@ -104,7 +104,9 @@ def test_no_name_stands_twice_in_the_table_and_none_is_ours() -> None:
 
 
 def test_values_are_translated_as_in_python() -> None:
-    of_dtype = {theirs: new[1] for (flag, theirs), new in foreign.VALUES.items() if flag == "--dtype"}
+    of_dtype = {
+        theirs: new[1] for (flag, theirs), new in foreign.VALUES.items() if flag == "--dtype"
+    }
     assert of_dtype == DTYPES
 
 

@@ -64,19 +64,19 @@ def test_fixed_rows_have_the_same_cores_with_a_drafter_and_without(launcher: Lau
 
 
 @pytest.mark.parametrize(
-    ("device", "peer", "is_shared"),
+    ("device", "peer", "counted"),
     [
-        ("cuda:0", "cuda:0", True),
-        ("cuda:0", "cuda:1", False),
-        ("cuda:0-3", "cuda:3", True),
-        ("cpu:0-2", "cpu:3", True),
-        ("cuda:0", "cpu", False),
-        ("cpu", "cuda:0", False),
+        ("cuda:0", "cuda:0", 7),
+        ("cuda:0", "cuda:1", 0),
+        ("cuda:0-3", "cuda:3", 7),
+        ("cpu:0-2", "cpu:3", 7),
+        ("cuda:0", "cpu", 0),
+        ("cpu", "cuda:0", 0),
     ],
 )
 def test_the_other_models_size_counts_only_on_a_device_that_both_use(
-    device: str, peer: str, is_shared: bool, launcher: Launcher
+    device: str, peer: str, counted: int, launcher: Launcher
 ) -> None:
     config = replace(TARGET, device=device, peer_device=peer, peer_bytes=7)
-    assert launcher._completed(config).peer_bytes == (7 if is_shared else 0)
+    assert launcher._completed(config).peer_bytes == counted
     assert launcher._completed(replace(config, peer_device=None)).peer_bytes == 0
