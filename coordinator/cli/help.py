@@ -186,8 +186,8 @@ FIRST_STEPS = (
 FIRST = {
     "generate": (
         *("PROMPT", "--prompt-file", "--chat", "--target", "--drafter", "--temperature"),
-        *("--max-tokens", "--seed", "--policy", "--target-device", "--drafter-device", "--dtype"),
-        *("--json", "--show-speculation"),
+        *("--max-tokens", "--seed", "--policy", "--target-device", "--dtype", "--json"),
+        "--show-speculation",
     ),
     "demo": ("PROMPT", "--target", "--drafter", "--temperature", "--max-tokens", "--pace"),
     "chat": (
@@ -411,8 +411,9 @@ def _show_first(command: Any, ctx: Any) -> None:
         _show_usage(command, ctx, console)
     console.print(Text.from_ansi(usage.get().rstrip("\n")))
     room = SCREEN_LINES - usage.get().count("\n") - len(lines.renderables) - SHORT_ELSE
-    _show_examples(_that_fit(command.epilog or "", room, console.width), console)
-    console.print(Padding(lines, (0, 1)))
+    if command.epilog:
+        _show_examples(_that_fit(command.epilog, room, console.width), console)
+    console.print(Padding(lines, (0 if command.epilog else 1, 1, 0, 1)))
     number = sum(one.param_type_name == "option" for one in command.get_params(ctx))
     console.print(Padding(Text(f"{HELP_ALL} shows all {number} flags.", style="dim"), (0, 1)))
 
