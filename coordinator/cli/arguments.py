@@ -1,7 +1,7 @@
 """Reads the words of a command line before typer does: other programs' flags become ours.
 
 What is unknown is refused here, with the flag that was probably meant: only one that could take the
-value that was typed. Pure.
+value that was typed.
 """
 
 import re

@@ -18,8 +18,8 @@ BEFORE = """\
 
 <!-- Made by `.venv/bin/python -m lab.pictures.flags` from the help: change it there. -->
 
-`COMMAND --help-all` shows the same at the terminal. [The command line](command-line.md) explains the
-flags that matter most. A flag that several commands have is explained in the first table only.
+`COMMAND --help-all` shows the same at the terminal. [The command line](command-line.md) explains
+the flags that matter most. A flag that several commands have is explained in the first table only.
 """
 NOT_HERE = ("--help", HELP_ALL)
 
