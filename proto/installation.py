@@ -73,8 +73,7 @@ def program() -> str:
     """
     python, module, script = _called()
     if script:
-        found = shutil.which(COMMAND)
-        return COMMAND if found == script else _as_typed(script, script)
+        return COMMAND if shutil.which(COMMAND) == script else _as_typed(script, COMMAND)
     if not module and not IS_CHECKOUT:
         return COMMAND
     return f"{_as_typed(python, 'python')} -m {module if module in MODULES else MODULES[0]}"

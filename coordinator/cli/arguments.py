@@ -120,31 +120,40 @@ def _written(name: str, flag: str, value: str | None) -> Sequence[str]:
 
 
 def _elsewhere(name: str, given: str | None, rest: deque[str], known: Known) -> Sequence[str]:
-    """Return our words for a flag that the command does not have. Raises TyperException."""
+    """Return our words for a flag that the command does not have. Raises TyperException.
+
+    given  the value behind its equals sign; None: there is none
+    """
     if name in (*foreign.DONE, *foreign.DONE_BY.get(known.command, ())):
         return ()
     if (switch := foreign.SWITCHES.get(name)) is not None and switch[0] in known.flags:
         return switch
-    if name in foreign.BY_VALUE:
-        follows = _follows(rest)
-        value = given if given is not None else follows or ""
-        found = foreign.BY_VALUE[name].get(value.lower())
-        if found is not None and (not found or found[0] in known.flags):
-            if given is None and follows is not None:
-                rest.popleft()
-            return found
+    value = _follows(rest) if given is None else given
+    words = foreign.BY_VALUE.get(name, {}).get((value or "").lower())
+    if words is not None and (not words or words[0] in known.flags):
+        _take(value, given, rest)
+        return words
+    if _is_nothing(name, value):
+        _take(None if _is_switch(name) else value, given, rest)
+        return ()
+    raise typer.TyperException(_refusal(name, value, known))
+
+
+def _take(value: str | None, given: str | None, rest: deque[str]) -> None:
+    """Remove the next word if it is the value."""
+    if value is not None and given is None:
+        rest.popleft()
+
+
+def _refusal(name: str, value: str | None, known: Known) -> str:
+    """Return the line for a flag that has no equal here, or that nobody has."""
     key, _, inner = name.partition(".")
     if key in known.flags and inner:
-        raise typer.TyperException(f"{name}: write one JSON object, {key} '{{\"{inner}\": ...}}'")
-    if line := _instead(name, given if given is not None else _follows(rest), known):
-        raise typer.TyperException(f"{name}: {line.replace('{}', program())}")
-    if _is_nothing(name, given if given is not None else _follows(rest)):
-        if given is None and _follows(rest) is not None and not _is_switch(name):
-            rest.popleft()
-        return ()
-    hint = meant(name, known, given if given is not None else _follows(rest))
-    told = f"; did you mean {hint}?" if hint else f"; {lists(known)}"
-    raise typer.TyperException(f"there is no option {name}{told}")
+        return f"{name}: write one JSON object, {key} '{{\"{inner}\": ...}}'"
+    if line := _instead(name, known):
+        return f"{name}: {line.replace('{}', program())}"
+    hint = meant(name, known, value)
+    return f"there is no option {name}; " + (f"did you mean {hint}?" if hint else lists(known))
 
 
 def lists(known: Known) -> str:
@@ -160,7 +169,7 @@ def _follows(rest: deque[str]) -> str | None:
     return rest[0]
 
 
-def _instead(name: str, given: str | None, known: Known) -> str:
+def _instead(name: str, known: Known) -> str:
     """Return what to do in the place of a flag of another program; "": it is none."""
     if name in foreign.INSTEAD:
         return foreign.INSTEAD[name]
@@ -173,29 +182,28 @@ def _instead(name: str, given: str | None, known: Known) -> str:
         ours = foreign.NAMES.get(name, name)[2:].replace("-", "_")
         if ours in SamplingParams.model_fields:
             return f'clients send "{ours}" with each request'
+    _, instead = _not_ours(name)
+    return f"this is no setting here: {instead}" if instead else ""
+
+
+def _not_ours(name: str) -> tuple[Sequence[object], str]:
+    """Return what values of a setting of vLLM's change nothing, and what to use instead."""
     from coordinator.api.vllm import NOT_OURS
 
-    if name[2:].replace("-", "_") in NOT_OURS and not _is_nothing(name, given):
-        return f"this is no setting here: {NOT_OURS[name[2:].replace('-', '_')][1]}"
-    return ""
+    return NOT_OURS.get(name[2:].replace("-", "_"), ((), ""))
 
 
-def _is_nothing(name: str, given: str | None) -> bool:
+def _is_nothing(name: str, value: str | None) -> bool:
     """True if a setting of vLLM's that we do not have asks for what is done anyway."""
-    from coordinator.api.vllm import NOT_OURS
-
-    accepted = NOT_OURS.get(name[2:].replace("-", "_"), ((), ""))[0]
+    accepted, _ = _not_ours(name)
     if _is_switch(name):
         return True in accepted
-    return given is not None and given in [str(one) for one in accepted]
+    return value is not None and value in [str(one) for one in accepted]
 
 
 def _is_switch(name: str) -> bool:
     """True if a setting of vLLM's that we do not have is written without a value."""
-    from coordinator.api.vllm import NOT_OURS
-
-    accepted = NOT_OURS.get(name[2:].replace("-", "_"), ((), ""))[0]
-    return any(isinstance(one, bool) for one in accepted)
+    return any(isinstance(one, bool) for one in _not_ours(name)[0])
 
 
 def _check_together(theirs: Mapping[str, str]) -> None:

@@ -143,7 +143,7 @@ def generate(
     verbose: options.Verbose = False,
     trace: options.Trace = None,
 ) -> None:
-    """Continue PROMPT, or every prompt of a file, with two models in two processes."""
+    """Continue PROMPT, or every prompt of a file."""
     request = structured(request, json_schema, regex)
     speculation.check(pair)
     if speculation.reference:

@@ -175,6 +175,7 @@ EXAMPLES = {
 }
 
 
+ROOT_FLAGS = "COMMAND --help explains a command; --version prints the version."
 # What the help of the program itself begins with.
 FIRST_STEPS = (
     "demo",
@@ -346,7 +347,8 @@ class Program(TyperGroup):
         if ctx.parent is None:
             _show_usage(self, ctx, console := _console())
             _show_examples("\n".join(f"  {program()} {one}" for one in FIRST_STEPS), console)
-            _show_panels(_panels(self.get_params(ctx), ctx), rows, console)
+            console.print(Padding(Text(ROOT_FLAGS, style="dim"), (0, 1)))
+            _show_panels([], rows, console)
         else:
             console = _show(self, ctx, _panels(self.get_params(ctx), ctx), rows)
         if self.epilog:

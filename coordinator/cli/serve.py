@@ -31,7 +31,10 @@ def serve(
     speculation: SpeculationConfig,
     launch: LaunchConfig,
 ) -> None:
-    """Serve OpenAI's API (completions, chat, models) over HTTP, for many clients at once."""
+    """Serve OpenAI's API over HTTP, for many clients at once.
+
+    Completions, chat and models, and a page that shows speculation happen.
+    """
     try:
         from coordinator.http import serving
     except ModuleNotFoundError as error:

@@ -117,7 +117,7 @@ def experiment(
     with_traces: WithTraces = False,
     report: Report = False,
 ) -> None:
-    """Compare settings (arms): run each on every prompt, in random order."""
+    """Compare settings (arms) on every prompt, in random order."""
     path = _path_of(file)
     given = {"prompts": prompts and str(prompts), "limit": limit, "repetitions": repetitions}
     overrides = _overrides(settings or [])

@@ -58,7 +58,7 @@ def profile(
         bool, typer.Option("--json", help="Write one JSON object, no table.")
     ] = False,
 ) -> None:
-    """Say where the time of each process goes while texts are written."""
+    """Show where the time of each process goes."""
     speculation.check(pair)
     texts = texts_of(prompt, prompt_file)
     request = request.model_copy(update={"seed": 1, "ignore_eos": True})

@@ -162,7 +162,10 @@ def testbed(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Make a model that takes as long as a large one and writes what a small one writes."""
+    """Make a model that costs what a large one costs.
+
+    It takes as long as a large one, and writes what a small one writes.
+    """
     given = Sizes(
         hidden_size,
         num_hidden_layers,

@@ -196,7 +196,7 @@ def test_all_that_is_looked_for_is_among_the_dependencies() -> None:
             ".venv/bin/slipstream",
             ".venv/bin/slipstream-target",
         ),
-        (["/v/python", "/other/slipstream"], "/other/slipstream", "/other/slipstream-target"),
+        (["/v/python", "/other/slipstream"], "slipstream", "slipstream-target"),
     ],
 )
 def test_the_program_is_named_as_it_was_called(

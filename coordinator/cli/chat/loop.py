@@ -327,7 +327,10 @@ def chat(
     ],
     launch: LaunchConfig,
 ) -> None:
-    """Talk to the target: at a terminal, or with a turn on each line of standard input."""
+    """Talk to the target.
+
+    At a terminal, or in a pipe: then each line of standard input is a turn.
+    """
     speculation.check(pair)
     arguments = template_arguments(chat_template_kwargs)
     template = _template(pair, system, arguments)
