@@ -103,7 +103,7 @@ def longest_text(
         raise OutOfMemory(
             f"{loaded.name}: a cache for {limit} tokens takes "
             f"{gigabytes(limit * (each + once))}, and {loaded.device} has "
-            f"{gigabytes(max(0, room - scored))} for it{_because(utilization)}; {_advice(most)}"
+            f"{gigabytes(max(0, room - scored))} for it; {_advice(most, utilization)}"
         )
     if asked:
         return limit
@@ -136,17 +136,15 @@ def _room(loaded: Loaded, part: float, usual: float, utilization: Utilization) -
     return max(0, int(part * (allowed - _weight_bytes(loaded) - utilization.peer_bytes)))
 
 
-def _because(utilization: Utilization) -> str:
-    """Return the setting that has left so little room, for a message; "": none has."""
-    if not utilization.share:
-        return ""
-    return f" with --gpu-memory-utilization {utilization.share:g}, which may be higher"
-
-
-def _advice(fitting: int) -> str:
+def _advice(fitting: int, utilization: Utilization = USUAL) -> str:
     """Return what to do where texts of so many tokens fit."""
+    way = ""
+    if 0 < utilization.share < 1:
+        way = f"raise --gpu-memory-utilization, which is {utilization.share:g}"
     if fitting >= _SHORTEST:
-        return f"a maximum length of {fitting} fits"
+        return f"a maximum length of {fitting} fits" + (f", or {way}" if way else "")
+    if way:
+        return way
     return "use a smaller model, or end what else runs there"
 
 

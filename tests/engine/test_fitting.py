@@ -170,11 +170,13 @@ def test_what_the_user_says_is_the_share_of_the_device_for_weights_and_cache(
     in_all(4 * (weights + (300 + 128) * each), monkeypatch)
     assert longest_text(loaded, 0, utilization=quarter) == 300, "as long as there is room for"
     assert longest_text(loaded, 300, utilization=quarter) == 300
-    line = r"--gpu-memory-utilization 0.25, which may be higher; a maximum length of 300 fits"
+    line = "; a maximum length of 300 fits, or raise --gpu-memory-utilization, which is 0.25$"
     with pytest.raises(OutOfMemory, match=line):
         longest_text(loaded, 301, utilization=quarter)
     in_all(2 * weights, monkeypatch)
-    with pytest.raises(OutOfMemory, match=r"has 0\.0 GB for it with --gpu-memory-utilization 0\.4"):
+    with pytest.raises(
+        OutOfMemory, match=r"has 0\.0 GB for it; raise --gpu-memory-utilization, which is 0\.4$"
+    ):
         longest_text(loaded, 0, utilization=Utilization(0.4))
 
 
