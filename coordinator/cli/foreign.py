@@ -183,7 +183,7 @@ INSTEAD: Mapping[str, str] = {
         "the template is the target's own; put another into its folder as chat_template.jinja": (
             *("--chat-template", "--chat-template-file"),
         ),
-        "--regex PATTERN or --json-schema FILE says what an answer must look like": (
+        "`{} generate` has --regex PATTERN and --json-schema FILE; requests carry grammars, too": (
             *("--grammar", "--grammar-file", "--format", "-j"),
         ),
         _SAMPLERS: (

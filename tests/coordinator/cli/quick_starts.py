@@ -171,7 +171,7 @@ LLAMA_CPP: list[Row] = [
     (
         "llama-cli -m model.gguf -n 256 --grammar-file grammars/json.gbnf -p 'Request: '",
         "generate -m model.gguf -n 256 --grammar-file grammars/json.gbnf -p 'Request: '",
-        "--grammar-file: --regex PATTERN or --json-schema FILE says what an answer must look",
+        "--grammar-file: `python -m coordinator generate` has --regex PATTERN and --json-schema",
     ),
     (
         "llama-cli -m model.gguf -f prompt.txt",
