@@ -132,7 +132,7 @@ _SAMPLERS = "there is no such sampler; --temperature, --top-k, --top-p and --min
 _ADAPTERS = "adapters are not loaded; merge yours into its model and give that folder as --target"
 _THINKING = "the template switches thoughts: `{} chat --chat-template-kwargs JSON`"
 _BACKEND = "--backend says which forward pass runs the models; its attention cannot be chosen"
-_TLS = "TLS is for a reverse proxy in front of the server (docs/serving.md)"
+_TLS = "the server speaks plain HTTP; a reverse proxy in front of it adds TLS"
 _IMAGES = "only the language model of a model of several modalities is loaded; leave it out"
 
 # What to do in the place of each flag. {} is the program as it was called.
