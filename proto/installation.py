@@ -3,6 +3,7 @@
 Also loaded by Pythons that are much too old for the rest: it uses no newer syntax or library.
 """
 
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,10 @@ COORDINATOR = (*_SHARED, "pydantic", "rich", "jinja2", "tokenizers", "huggingfac
 NODE = (*_SHARED, "numpy", "safetensors", "torch", "transformers")
 ALL = (*COORDINATOR, *(name for name in NODE if name not in COORDINATOR))
 EXIT_UNUSABLE = 2
+COMMAND = "slipstream"  # as the program is called where it is installed
+# What `python -m` runs the command line as, the usual one first.
+MODULES = ("coordinator", COMMAND, "lab.experiments")
+_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # options of Python
 _INSTALL_AGAIN = "install Slipstream again, together with what it depends on (`pip install`)"
 
 
@@ -58,6 +63,58 @@ def refusal(
     setup = "" if is_set_up else f"run `make setup`{where}, then "
     command = f"{place} -m {program}" if program else str(place)
     return f"this Python ({sys.executable}) {what}; {setup}use {command}"
+
+
+def program() -> str:
+    """Return what to type to start the command line, as the user has called this process.
+
+    That is `slipstream`, or `python -m coordinator` with the user's own word for Python. A process
+    that is no program of ours gets the usual name.
+    """
+    python, module, script = _called()
+    if script:
+        return COMMAND if shutil.which(COMMAND) == script else _as_typed(script, COMMAND)
+    if not module and not IS_CHECKOUT:
+        return COMMAND
+    return f"{_as_typed(python, 'python')} -m {module if module in MODULES else MODULES[0]}"
+
+
+def node_program(role: str) -> str:
+    """Return what to type to start a node of this role by hand, as this process was called."""
+    own = program()
+    if " -m " not in own:
+        return f"{own}-{role}"
+    return f"{own.split(' -m ')[0]} -m {role}_node" if IS_CHECKOUT else f"{COMMAND}-{role}"
+
+
+def _called() -> "tuple[str, str, str]":
+    """Return Python as it was typed, the module behind -m, and our own script; "" if not known.
+
+    `slipstream-target` and `slipstream-drafter` count as `slipstream`, which lies beside them.
+    """
+    python, *words = list(getattr(sys, "orig_argv", [])) or ["python"]
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        if option == "-m":
+            module = words[0] if words else ""
+            is_ours = module in (*MODULES, "target_node", "drafter_node")
+            return (python, module, "") if is_ours else ("python", "", "")
+        if option in _WITH_VALUE and words:
+            words.pop(0)
+    script = Path(words[0]) if words else Path()
+    if script.name.partition("-")[0] != COMMAND:
+        return "python", "", ""
+    return "python", "", str(script.with_name(COMMAND))
+
+
+def _as_typed(path: str, elsewhere: str) -> str:
+    """Return a path as short as it can be typed here; `elsewhere` if it lies in another folder."""
+    if not path.startswith("/"):
+        return path
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return elsewhere
 
 
 def missing(package: str, extra: str) -> str:

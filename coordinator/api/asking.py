@@ -5,6 +5,7 @@ server take the same.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any, cast
 
 from coordinator.api.chat import NO_ARGUMENTS, USUAL, Arguments, PromptForm
@@ -35,6 +36,7 @@ class Asking:
         self.pair = pair
         self.speculation = speculation
         self.params = SamplingParams()
+        self._numbers = count()  # of the requests
 
     def request(
         self,
@@ -128,10 +130,13 @@ class Asking:
         for _, ids in prompts:
             self.pair.check(ids)
         reviewed = [self.pair.reviewed_params(one) for one in each]
-        return [
+        made = [
             Request(self.pair, speculation or self.speculation, *prompt, one)
             for prompt, one in zip(prompts, reviewed, strict=True)
         ]
+        for request in made:
+            request.request_id = str(next(self._numbers))
+        return made
 
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:

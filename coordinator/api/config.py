@@ -178,6 +178,14 @@ class PairConfig(ModelsConfig):
             "--reproducible; fewer if memory is short."
         ),
     ] = None
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        Field(
+            description="The share of a device's memory for weights and cache. For example 0.9. "
+            "On a CPU it is a share of the machine's memory. If both models are on one device, it "
+            "is for both together. Default: as much as leaves room for other programs."
+        ),
+    ] = None
     start_timeout_s: Annotated[
         float,
         Field(

@@ -29,6 +29,7 @@ from coordinator.api.vllm import (
     TargetTokenizer,
     UseTqdm,
     as_given,
+    check_arguments,
     in_our_names,
     no_such_method,
     sampling_params_of,
@@ -59,7 +60,7 @@ class LLM:
     generation_config   "auto": `generate` and `chat` without parameters take those in the model's
                         generation_config.json; "vllm" or None: our defaults
     settings            any other field of PairConfig: "dtype", "reproducible", "max_num_seqs",
-                        "target_device", "drafter_home", "heads", ...
+                        "gpu_memory_utilization", "target_device", "drafter_home", "heads", ...
 
     Raises ConfigurationError, ModelError, IncompatibleError or NodeError, with a one-line message.
     """
@@ -117,10 +118,12 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: UseTqdm = False,
+        **of_vllm: Any,
     ) -> list[RequestOutput]:
         """Generate texts for the prompts, up to `max_num_seqs` at once; return outputs in order.
 
         use_tqdm  show on stderr how many prompts are done; also a function that makes such a bar
+        of_vllm   other arguments of vLLM's, such as lora_request: only their defaults are accepted
 
         A text that cannot be completed has the finish_reason "error", and `error` says why. Any
         other error ends all texts of this call and is raised: ConfigurationError, NodeError. So
@@ -128,6 +131,7 @@ class LLM:
         and the LLM can be used again.
         """
         self._check_open()
+        check_arguments("generate", of_vllm)
         return self._answers(self.asking.requests(prompts, sampling_params), use_tqdm)
 
     def chat(
@@ -141,6 +145,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **of_vllm: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several by the target's chat template; return the outputs.
 
@@ -150,10 +155,12 @@ class LLM:
         continue_final_message  continue the last message, in place of a new one
         tools          what the template is told that the answer may call, as in OpenAI's API
         chat_template_kwargs  further variables of the template, such as enable_thinking
+        of_vllm        as for `generate`
 
         Raises ModelError if there is no usable template, and what `generate` raises.
         """
         self._check_open()
+        check_arguments("chat", of_vllm)
         arguments = {} if chat_template_kwargs is None else chat_template_kwargs
         if tools is not None and isinstance(arguments, Mapping):
             arguments = {**arguments, "tools": tools}
@@ -191,9 +198,10 @@ class LLM:
         config = self.pair.config
         return sampling_params_of(config.target, config.target_revision)
 
-    def get_tokenizer(self) -> TargetTokenizer:
+    def get_tokenizer(self, lora_request: None = None) -> TargetTokenizer:
         """Return the target's tokenizer. Raises ConfigurationError if it has none, ClosedError."""
         self._check_open()
+        check_arguments("get_tokenizer", {"lora_request": lora_request})
         return TargetTokenizer(self.pair)
 
     def stream(

@@ -33,6 +33,7 @@ from coordinator.cli.writers import JsonWriter, Place, Progress, TextWriter, Wri
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes
 from proto.errors import ConfigurationError, OutputError, SlipstreamError, TextError
+from proto.installation import node_program, program
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import check_writable
@@ -142,7 +143,7 @@ def generate(
     verbose: options.Verbose = False,
     trace: options.Trace = None,
 ) -> None:
-    """Continue PROMPT, or every prompt of a file, with two models in two processes."""
+    """Continue PROMPT, or every prompt of a file."""
     request = structured(request, json_schema, regex)
     speculation.check(pair)
     if speculation.reference:
@@ -222,7 +223,7 @@ def _writer(
 # Settings that a node started by hand gets on its own command line, not from the coordinator.
 OF_THE_NODES = (
     *("target_device", "drafter_device", "tensor_parallel_size", "drafter_tensor_parallel_size"),
-    *("quantization", "drafter_quantization"),
+    *("quantization", "drafter_quantization", "gpu_memory_utilization"),
     *("placement", "dtype", "drafter_dtype", "backend", "reproducible", "heads", "heads_revision"),
     "max_draft_candidates",
     *("simulate_target_ms", "simulate_target_ms_per_row"),
@@ -251,14 +252,14 @@ def launcher_for(
                 flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(
                     f"{flag} is for nodes that are started here; for others see "
-                    "`python -m target_node --help`"
+                    f"`{node_program(Role.TARGET)} --help`"
                 )
         told = partial(invite, launch.keys)
         return partial(RemoteNodes, launch.listen, launch.keys, tuple(devices), told)
     if not launch.ray:
         return Launcher
     if connect_ray is None:
-        raise ConfigurationError("--ray works with `python -m coordinator` only")
+        raise ConfigurationError(f"--ray works with `{program()}` only")
     wanted = Wanted(launch.ray, devices, is_packed=launch.ray_pack, ranks=pair.ranks)
     return partial(connect_ray, wanted)
 

@@ -1,6 +1,7 @@
 """`python -m coordinator serve`: OpenAI's API in front of a warm pair."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -9,7 +10,7 @@ from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
-from coordinator.cli.flags import with_settings
+from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.generate import launcher_for
 from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import models_of
@@ -26,11 +27,14 @@ def serve(
     *,
     context: typer.Context,
     server: ServeConfig,
-    pair: PairConfig,
+    pair: Annotated[PairConfig, Flags(argument=True)],
     speculation: SpeculationConfig,
     launch: LaunchConfig,
 ) -> None:
-    """Serve OpenAI's API (completions, chat, models) over HTTP, for many clients at once."""
+    """Serve OpenAI's API over HTTP, for many clients at once.
+
+    Completions, chat and models, and a page that shows speculation happen.
+    """
     try:
         from coordinator.http import serving
     except ModuleNotFoundError as error:

@@ -57,7 +57,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--max-token=5"], "there is no option --max-token; did you mean --max-tokens?"),
     (
         ["a", "--wibble"],
-        "there is no option --wibble; `generate --help` lists them",
+        "there is no option --wibble; `python -m coordinator generate --help-all` lists them",
     ),
     (
         ["a", "--policy", "pipeline"],
@@ -76,7 +76,8 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--max-tokens", "1.5"], "--max-tokens: expected a whole number, got '1.5'"),
     (["a", "--temperature", "hot"], "--temperature: expected a number, got 'hot'"),
     (["a", "--temperature", "nan"], "--temperature: expected a finite number, got nan"),
-    (["a", "--max-tokens"], "--max-tokens needs a value; --help says which"),
+    (["a", "--max-tokens"], "--max-tokens needs a value; --help-all says which"),
+    (["a", "--modes", "a/b"], "there is no option --modes; did you mean --target?"),
     (["a", "--json=5"], "--json has no value; write it alone"),
     (
         ["a", "--backend", "fusd"],
@@ -343,15 +344,15 @@ OTHERS: list[tuple[list[str], str]] = [
     (["verify-lossless", "--target", "~/none"], "~/none: no such folder; give a model's folder or"),
     (["experiment", "benhc"], "there is no experiment benhc; those that ship are asynchronous, "),
     (["experiment", "~/garbled.toml"], "~/garbled.toml is not TOML: "),
-    (["train-head"], "--out is missing; `train-head --help` says what it is"),
+    (["train-head"], "--out is missing; `python -m coordinator train-head --help` says what it is"),
     (["train-head", "--out", "~/sound"], "--out: ~/sound holds something else; name a new or"),
     (
         ["train-head", "--out", "~/head", "--kind", "eagle2"],
         "--kind: expected one of eagle3, eagle, medusa, got 'eagle2'; did you mean eagle?",
     ),
-    (["experiment"], "FILE is missing; `experiment --help` says what it is"),
+    (["experiment"], "FILE is missing; `python -m coordinator experiment --help` says what it is"),
     (["experiment", "bench", "--limit", "0"], "--limit: expected at least 1, got '0'"),
-    (["keys", "new"], "DIR is missing; `keys new --help` says what it is"),
+    (["keys", "new"], "DIR is missing; `python -m coordinator keys new --help` says what it is"),
     (
         ["trace-summary", "~/no-trace.json", "--text", "a"],
         "--text: expected a whole number, got 'a",
@@ -367,7 +368,10 @@ OTHERS: list[tuple[list[str], str]] = [
         "{root}bench.toml: there is no setting 'polcy'",
     ),
     (["experiment", "bench", "--set", "policy"], "--set: expected NAME=VALUE, got 'policy'"),
-    (["experiment", "bench", "--prompts", "~/none.txt"], "cannot read ~/none.txt: No such file or"),
+    (
+        ["experiment", "bench", "--prompt-file", "~/none.txt"],
+        "cannot read ~/none.txt: No such file or",
+    ),
     (["trace-summary", "~/none.json"], "~/none.json cannot be read: No such file or directory"),
     (["trace-summary", "~/no-trace.json"], "~/no-trace.json"),
     (["plan", "--target-ms", "0"], "--target-ms: expected at least 0.001"),

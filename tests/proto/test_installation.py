@@ -156,3 +156,95 @@ def test_all_that_is_looked_for_is_among_the_dependencies() -> None:
     owners = packages_distributions()
     for package in (*COORDINATOR, *NODE):
         assert {owner.lower().replace("_", "-") for owner in owners[package]} & names, package
+
+
+# -- the program's name ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("called", "program", "node"),
+    [
+        (
+            ["python", "-m", "coordinator", "status"],
+            "python -m coordinator",
+            "python -m target_node",
+        ),
+        (
+            [".venv/bin/python", "-X", "dev", "-m", "coordinator", "-m", "a"],
+            ".venv/bin/python -m coordinator",
+            ".venv/bin/python -m target_node",
+        ),
+        (["python3", "-m", "slipstream"], "python3 -m slipstream", "python3 -m target_node"),
+        (
+            ["/elsewhere/python", "-m", "coordinator"],
+            "python -m coordinator",
+            "python -m target_node",
+        ),
+        (
+            [f"{ROOT}/.venv/bin/python", "-m", "lab.experiments", "experiment"],
+            ".venv/bin/python -m lab.experiments",
+            ".venv/bin/python -m target_node",
+        ),
+        (["python", "-m", "target_node"], "python -m coordinator", "python -m target_node"),
+        (["python", "-m", "pytest"], "python -m coordinator", "python -m target_node"),
+        (["python", "script.py", "-m", "x"], "python -m coordinator", "python -m target_node"),
+        (["python", "-c", "pass"], "python -m coordinator", "python -m target_node"),
+        ([], "python -m coordinator", "python -m target_node"),
+        (["/v/python", "/found/slipstream", "chat", "-m", "a"], "slipstream", "slipstream-target"),
+        (["/v/python", "/found/slipstream-drafter"], "slipstream", "slipstream-target"),
+        (
+            ["/v/python", ".venv/bin/slipstream", "chat"],
+            ".venv/bin/slipstream",
+            ".venv/bin/slipstream-target",
+        ),
+        (["/v/python", "/other/slipstream"], "slipstream", "slipstream-target"),
+    ],
+)
+def test_the_program_is_named_as_it_was_called(
+    called: list[str], program: str, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "orig_argv", called)
+    monkeypatch.setattr(installation.shutil, "which", lambda name: f"/found/{name}")
+    assert installation.program() == program
+    assert installation.node_program("target") == node
+
+
+def test_where_a_wheel_is_installed_the_program_is_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installation, "IS_CHECKOUT", False)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "my_program.py"])
+    assert installation.program() == "slipstream"
+    assert installation.node_program("drafter") == "slipstream-drafter"
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "slipstream", "serve"])
+    assert installation.program() == "python -m slipstream"
+    assert installation.node_program("drafter") == "slipstream-drafter"
+
+
+DOCUMENTED = ast.Module | ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
+
+
+def test_no_message_names_the_program_by_itself() -> None:
+    """What people read asks `installation.program`; only docstrings and comments may name it."""
+    for package in ("coordinator", "proto", "node", "rehearsal", "deploy", "lab", "engine"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path == Path(installation.__file__):
+                continue
+            tree = ast.parse(path.read_text("utf-8"))
+            docstrings = {
+                id(node.body[0].value)
+                for node in ast.walk(tree)
+                if isinstance(node, DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr)
+            }
+            said = [
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in docstrings
+                and re.search(
+                    r"python3? -m (coordinator|target_node|drafter_node)\b(?!\.)", node.value
+                )
+            ]
+            assert said == [], path

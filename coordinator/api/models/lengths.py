@@ -57,13 +57,19 @@ def how_longer(config: PairConfig, max_len: int, *, has_heads: bool = False) -> 
     return f"ask for more with --max-model-len{most}"
 
 
+def _or_more(config: PairConfig) -> str:
+    """Return ", or ..." for the setting that has limited the memory; "": none has."""
+    limits = config.gpu_memory_utilization is not None and config.gpu_memory_utilization < 1
+    return " or a higher --gpu-memory-utilization" if limits else ""
+
+
 def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs: int) -> list[str]:
     """Return a line for each limit that the user did not set: on texts, and on drafts."""
     longest, lines = target.max_model_len, []
     if num_seqs < config.num_seqs and not target.heads:
         lines.append(
             f"{num_seqs} texts of {longest} tokens are written at once, not {config.num_seqs}: "
-            "there is no memory for more; a lower --max-model-len makes room"
+            f"there is no memory for more; a lower --max-model-len{_or_more(config)} makes room"
         )
     if config.max_model_len is not None:
         return lines

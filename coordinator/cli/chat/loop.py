@@ -313,7 +313,7 @@ def chat(
     chat_template_kwargs: TemplateArguments = None,
     drop_oldest: DropOldest = False,
     # One text at a time, whose part of the cache (lane) keeps the conversation so far.
-    pair: Annotated[PairConfig, Flags(but=("max_num_seqs",), max_num_seqs=1)],
+    pair: Annotated[PairConfig, Flags(but=("max_num_seqs",), argument=True, max_num_seqs=1)],
     speculation: SpeculationConfig,
     request: Annotated[
         SamplingParams,
@@ -327,7 +327,10 @@ def chat(
     ],
     launch: LaunchConfig,
 ) -> None:
-    """Talk to the target: at a terminal, or with a turn on each line of standard input."""
+    """Talk to the target.
+
+    At a terminal, or in a pipe: then each line of standard input is a turn.
+    """
     speculation.check(pair)
     arguments = template_arguments(chat_template_kwargs)
     template = _template(pair, system, arguments)

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import plugins
-from coordinator.cli.app import EXIT_USAGE, PROGRAM, command_line, run
+from coordinator.cli.app import EXIT_USAGE, command_line, run
 from coordinator.cli.plugins import COMMAND_GROUP, COMMANDS, LAB, Absent
 from coordinator.launching.launcher import Wanted
 from proto.errors import ConfigurationError
-from proto.installation import ROOT
+from proto.installation import ROOT, program
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
@@ -176,7 +176,7 @@ def test_the_help_lists_what_is_there_and_says_below_what_brings_the_others(
 def help_of(width: int) -> str:
     """The help of the program at this width of the terminal."""
     app = command_line(plugins.commands())
-    done = CliRunner().invoke(app, ["--help"], env={"COLUMNS": str(width)}, prog_name=PROGRAM)
+    done = CliRunner().invoke(app, ["--help"], env={"COLUMNS": str(width)}, prog_name=program())
     assert done.exit_code == 0
     return done.output
 
