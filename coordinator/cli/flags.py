@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from coordinator.api.config_base import checked
+from coordinator.api.config_base import checked, naming_flags
 from coordinator.cli.help import (
     OUTPUT_PANEL,
     SAMPLING_PANEL,
@@ -148,8 +148,9 @@ def with_settings(command: Command) -> Command:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        made = {name: flags.read(kind, values) for name, (kind, flags) in configs.items()}
-        command(**values, **made)
+        with naming_flags():
+            made = {name: flags.read(kind, values) for name, (kind, flags) in configs.items()}
+            command(**values, **made)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

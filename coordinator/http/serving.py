@@ -128,7 +128,16 @@ def limits_of(config: ServeConfig) -> tuple[Door, Work]:
             config.max_connections,
             RAISE_THE_LIMIT,
         )
-    return Door(most), Work(min(config.max_requests, most - max(1, most // 8)))
+    num_requests = min(config.max_requests, most - max(1, most // 8))
+    if num_requests < config.max_requests and most == config.max_connections:
+        logger.warning(
+            "at most %d requests are in work at once, not --max-requests %d: an eighth of "
+            "--max-connections %d is for clients that are told so; raise that",
+            num_requests,
+            config.max_requests,
+            most,
+        )
+    return Door(most), Work(num_requests)
 
 
 class Server(uvicorn.Server):

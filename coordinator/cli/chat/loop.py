@@ -14,10 +14,12 @@ from coordinator.api.chat import ChatTemplate
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.models.folders import TOKENIZER, find
+from coordinator.api.models.lengths import cut_answers
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import find_file
 from coordinator.api.requests import Request
+from coordinator.api.without_effect import without_effect
 from coordinator.cli.chat.answer import Answer, Interrupts, LineInterruptedError
 from coordinator.cli.chat.conversation import (
     COMMANDS,
@@ -353,7 +355,10 @@ def chat(
             screen.note("/help lists what can be typed; Ctrl-C stops an answer, Ctrl-D ends")
         if template.is_plain:
             screen.note("the target has no chat template; it continues a plain transcript")
-        for line in running.open_ends(request):
+        unheeded = without_effect(pair, speculation, request, is_remote=launch.nodes == "remote")
+        if request.max_tokens != MAX_TOKENS:
+            unheeded += cut_answers(request, running.max_len, [1])
+        for line in (*running.notices(request), *unheeded):
             screen.note(line)
         Chat(running, Conversation(system, is_script=template.is_plain), settings, screen).run()
 
