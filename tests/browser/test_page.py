@@ -61,6 +61,8 @@ def test_a_text_is_shown_with_origins_and_timeline_and_compared_with_plain_decod
 ) -> None:
     page = open_page(server.url, width, color_scheme=scheme, reduced_motion=motion)
     blank = page.locator("#timeline").evaluate(NUM_COLOURS)
+    if width < 860:
+        page.locator("#settings summary").click()
     page.select_option("#policy", "sync")  # under it drafts are waited for, also on a busy machine
     generate(page, max_tokens=160)
     says(page, "Done: 160 tokens")
