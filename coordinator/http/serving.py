@@ -129,7 +129,8 @@ def limits_of(config: ServeConfig) -> tuple[Door, Work]:
             RAISE_THE_LIMIT,
         )
     num_requests = min(config.max_requests, most - max(1, most // 8))
-    if num_requests < config.max_requests and most == config.max_connections:
+    is_asked = config.max_requests != ServeConfig.model_fields["max_requests"].default
+    if is_asked and num_requests < config.max_requests and most == config.max_connections:
         logger.warning(
             "at most %d requests are in work at once, not --max-requests %d: an eighth of "
             "--max-connections %d is for clients that are told so; raise that",
