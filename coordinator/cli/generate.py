@@ -175,6 +175,7 @@ def generate(
         )
     with started as running:
         unheeded = without_effect(pair, speculation, request, is_remote=launch.nodes == "remote")
+        unheeded += _turns_left_out(prompt_file, len(asked))
         for line in (*running.whereabouts(), *running.notices(request), *unheeded):
             typer.echo(for_stderr(harmless(line)), err=True)
         if chat and running.chat_template.is_plain:
@@ -192,6 +193,14 @@ def generate(
             typer.echo(for_stderr(words), err=True)
         if not all_fit:
             raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _turns_left_out(file: Path | None, total: int) -> list[str]:
+    """Return a line if prompts of a file have turns that are not read, else []."""
+    number = 0 if file is None else prompts.num_with_more_turns(file)
+    if not number:
+        return []
+    return [f"{number} of {total} prompts have several turns: only the first of each is read"]
 
 
 def _with_room_for(num_texts: int, pair: PairConfig) -> PairConfig:

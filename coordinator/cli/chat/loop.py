@@ -1,6 +1,7 @@
 """Runs a conversation on loaded nodes: reads lines and answers them until there are no more."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -37,6 +38,7 @@ from coordinator.cli.chat.conversation import (
 from coordinator.cli.chat.screen import TWICE, Pipe, Screen, Terminal, typed
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.generate import launcher_for
+from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import Progress, engines, how_far
 from coordinator.text.detokenization import REPLACEMENT
@@ -358,9 +360,21 @@ def chat(
         unheeded = without_effect(pair, speculation, request, is_remote=launch.nodes == "remote")
         if request.max_tokens != MAX_TOKENS:
             unheeded += cut_answers(request, running.max_len, [1])
+        unheeded += _unused(arguments, template)
         for line in (*running.notices(request), *unheeded):
             screen.note(line)
         Chat(running, Conversation(system, is_script=template.is_plain), settings, screen).run()
+
+
+def _unused(arguments: Mapping[str, Any], template: ChatTemplate) -> list[str]:
+    """Return a line if the chat template does not use some of its arguments, else []."""
+    words = " ".join(template.sources.values())
+    unused = [name for name in arguments if not re.search(rf"\b{re.escape(name)}\b", words)]
+    if not unused:
+        return []
+    has = "has" if len(unused) == 1 else "have"
+    names = ", ".join(map(harmless, unused))
+    return [f"{names} of --chat-template-kwargs {has} no effect: the chat template does not use it"]
 
 
 def template_arguments(text: str | None) -> dict[str, Any]:
