@@ -174,7 +174,7 @@ class ServeConfig(Frozen):
             lines.append("--insecure has no effect: there are API keys, and clients must send one")
         if self.forwarded_allow_ips and keys:
             lines.append(
-                "--forwarded-allow-ips has no effect: each API key is a client, whatever its address"
+                "--forwarded-allow-ips has no effect: each API key is a client, from any address"
             )
         if self.allowed_host and not self.is_loopback:
             lines.append(

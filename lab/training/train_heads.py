@@ -8,9 +8,9 @@ A run has two parts, and both go on after it was killed at any moment.
 The target reads a text in the first step that uses it. Its features then stay in memory, up to
 `FEATURE_BYTES` for all texts, and later steps take them from there; none are on the disk. Texts
 beyond that are read again in each step, and so are all texts of a target whose logits do not follow
-from its features (`Lessons.is_linear`). What a step does depends on its number and on the share of the
-budget that is spent. If the budget is a number of steps, a run that was killed therefore ends with
-the weights of an unbroken one.
+from its features (`Lessons.is_linear`). What a step does depends on its number and on the share of
+the budget that is spent. If the budget is a number of steps, a run that was killed therefore ends
+with the weights of an unbroken one.
 """
 
 from collections.abc import Callable

@@ -111,7 +111,10 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--n", "3"], "--n is 3, but at temperature 0 all texts are the same; raise the"),
     (["a", "--logprobs", "2"], "--logprobs and --prompt-logprobs are shown with --json"),
     (["a", "--stop-token-ids", "70000"], "--stop-token-ids: token ids must lie in 0..4095"),
-    (["a", "--min-tokens", "9", "--max-tokens", "4"], "--min-tokens is 9; it must be at most --max"),
+    (
+        ["a", "--min-tokens", "9", "--max-tokens", "4"],
+        "--min-tokens is 9; it must be at most --max",
+    ),
     (["a", "--ngram-min", "5"], "--ngram-min is 5, which is above --ngram-max, 4\n"),
     (["a", "--reference", "~/text.jsonl"], "--reference is a text for n-gram drafts; choose the"),
     (["a", "--remember", "--verify", "token"], "--remember needs coupled verification, not token:"),
@@ -303,7 +306,10 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (["a", "--heads", "~/empty-head"], "~/empty-head"),
     (["a", "--heads", "~/sound"], "--heads: ~/sound is none of Medusa, EAGLE, EAGLE-3; a draft"),
-    (["a", "--drafter-home", "target"], "--drafter-home says where a head (Medusa, EAGLE, EAGLE-3)"),
+    (
+        ["a", "--drafter-home", "target"],
+        "--drafter-home says where a head (Medusa, EAGLE, EAGLE-3)",
+    ),
     # Devices
     (
         ["a", "--target-device", "gpu"],

@@ -161,7 +161,11 @@ def test_no_message_names_a_package_of_ours_for_pip_alone() -> None:
     assert len(files) > 400
     found = [bare.search(one.read_text("utf-8", errors="replace")) for one in files]
     assert [one.group(0) for one in found if one] == []
-    for command in ("pip install slipstream", "`pip install -U 'slipstream[serve]'`", "uvx slipstream"):
+    for command in (
+        "pip install slipstream",
+        "`pip install -U 'slipstream[serve]'`",
+        "uvx slipstream",
+    ):
         assert bare.search(command), command
 
 

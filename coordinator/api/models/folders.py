@@ -179,8 +179,8 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
 def head_refused(name: str, kind: HeadKind) -> ModelError:
     """Return the error for a head in the place of a whole model."""
     return ModelError(
-        f"{name} is a head of the kind {kind}: it drafts for one model and writes no text alone; give "
-        "that model as the target, and the head as the drafter"
+        f"{name} is a head of the kind {kind}: it drafts for one model and writes no text alone; "
+        "give that model as the target, and the head as the drafter"
     )
 
 

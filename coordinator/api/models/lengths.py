@@ -79,8 +79,8 @@ def cut_answers(
         return []
     which = "" if len(nums_prompt) == 1 else f" after {len(rooms)} of {len(nums_prompt)} prompts"
     line = (
-        f"{called('max_tokens')} {asked} is more than fits{which}: prompt and answer have {max_len} "
-        f"tokens together, so an answer ends after {min(rooms)} at the latest"
+        f"{called('max_tokens')} {asked} is more than fits{which}: prompt and answer have "
+        f"{max_len} tokens together, so an answer ends after {min(rooms)} at the latest"
     )
     return [f"{line}; {advice}" if advice else line]
 

@@ -103,12 +103,12 @@ export function compared(figures, plain) {
   return { ratio, low: ratio / factor, high: ratio * factor };
 }
 
-// Why many passes of a text had no drafts: {words, canShow}; null: most had some, or it is too
-// early to say.
+// Why many passes of a text had no drafts: {why, counts, canShow}; null: most had some, or it is
+// too early to say.
 export function whyAlone(figures) {
   const all = figures.later.length;
   if (all < TOLD_PASSES || figures.numAlone < TOLD_SHARE * all) return null;
   const [[cause]] = Object.entries(figures.without).sort((one, other) => other[1] - one[1]);
   const [why, canShow] = CAUSES[cause] ?? ["Drafts were missing", true];
-  return { words: `${why}. ${figures.numAlone} of ${all} passes had no drafts.`, canShow };
+  return { why: `${why}.`, counts: `${figures.numAlone} of ${all} passes had no drafts.`, canShow };
 }

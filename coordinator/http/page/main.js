@@ -74,7 +74,8 @@ class FiguresView {
     const wasHidden = byId("rest").hidden;
     byId("rest").hidden = !told;
     if (!told) return;
-    this.set("rest-words", told.words);
+    // The count comes at the end: whoever listens to the page would hear each change of it.
+    this.set("rest-words", this.isDone ? `${told.why} ${told.counts}` : told.why);
     byId("show-drafts").hidden = !told.canShow || asked.policy === SHOWS_DRAFTS;
     byId("show-drafts").disabled = running !== null;
     if (wasHidden) comeIntoView(byId("texts"));

@@ -29,16 +29,16 @@ def told(
             {"drafter": MEDUSA, "drafter_device": "cpu:1"},
             {"policy": "ar", "num_speculative_tokens": 4, "adaptive": False},
             [
-                "--num-speculative-tokens, --no-adaptive, --drafter, --drafter-device have no "
-                "effect: nothing is drafted (--policy ar)"
+                "--num-speculative-tokens, --no-adaptive, --drafter, --drafter-device have "
+                "no effect: nothing is drafted (--policy ar)"
             ],
         ),
         (
             {"drafter": "ngram", "drafter_dtype": "float32", "simulate_draft_ms": 5.0},
             {"window": 8},
             [
-                "--drafter-dtype, --simulate-draft-ms, --window have no effect: nothing runs beside "
-                "the target's process: the drafter ngram is no model"
+                "--drafter-dtype, --simulate-draft-ms, --window have no effect: nothing runs "
+                "beside the target's process: the drafter ngram is no model"
             ],
         ),
         (
@@ -61,8 +61,8 @@ def told(
             {},
             {"ngram_max": 6},
             [
-                "--ngram-max has no effect: nothing is copied; --also-ngram or --drafter ngram does "
-                "that"
+                "--ngram-max has no effect: nothing is copied; --also-ngram or --drafter "
+                "ngram does that"
             ],
         ),
         (
@@ -137,8 +137,8 @@ def test_what_is_heeded_is_not_told(pair: dict[str, Any], speculation: dict[str,
 
 def test_who_samples_greedily_is_told_which_cuts_do_nothing() -> None:
     line = (
-        "--top-k, --top-p have no effect: at --temperature 0 the likeliest token is taken; raise it "
-        "to sample"
+        "--top-k, --top-p have no effect: at --temperature 0 the likeliest token is taken; raise "
+        "it to sample"
     )
     assert told({}, {}, {"top_k": 40, "top_p": 0.9}) == [line]
     assert told({}, {}, {"top_k": 40, "temperature": 0.7}) == []

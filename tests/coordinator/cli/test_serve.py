@@ -20,7 +20,7 @@ from coordinator.http.bodies import CompletionBody
 )
 @pytest.mark.parametrize("has_keys", [False, True])
 def test_the_page_and_a_request_that_works_as_it_stands(
-    url: str, shown: str, has_keys: bool
+    url: str, shown: str, *, has_keys: bool
 ) -> None:
     lines = ways_in(url, has_keys=has_keys)
     assert all(len(line) <= 80 for line in lines)
@@ -28,7 +28,7 @@ def test_the_page_and_a_request_that_works_as_it_stands(
     assert (KEY in lines[1]) is has_keys
     program, place, *options = shlex.split("\n".join(lines[2:]))
     assert (program, place) == ("curl", f"{shown}/v1/completions")
-    headers = [value for flag, value in zip(options[::2], options[1::2]) if flag == "-H"]
+    headers = [value for flag, value in zip(*[iter(options)] * 2, strict=True) if flag == "-H"]
     assert headers == [f"Authorization: Bearer {KEY}"] * has_keys + [
         "Content-Type: application/json"
     ]
