@@ -152,7 +152,7 @@ def test_what_it_was_installed_from_is_named_where_it_is_still_there(
 def test_no_message_names_a_package_of_ours_for_pip_alone() -> None:
     """An index may have a stranger's under that name."""
     install = r"(?:pip3? install|pipx (?:install|run)|uv add|uvx)\b"
-    bare = re.compile(install + r"[^\n]*\s['\"`]?slipstream(?:[_-]lab)?(?:\[|==|['\"`\s]|$)")
+    bare = re.compile(install + r"[^\n`]*\s['\"`]?slipstream(?:[_-]lab)?(?:\[|==|['\"`\s]|$)")
     hidden = (".", "tests", "results")
     tops = [one for one in ROOT.iterdir() if not one.name.startswith(hidden)]
     inside = [path for top in tops if top.is_dir() for path in top.rglob("*")]

@@ -26,7 +26,7 @@ def test_the_page_and_a_request_that_works_as_it_stands(
     assert all(len(line) <= 80 for line in lines)
     assert lines[0] == f"the page: {shown}/"
     assert (KEY in lines[1]) is has_keys
-    program, place, *options = shlex.split("\n".join(lines[2:]))
+    program, place, *options = shlex.split("\n".join(lines[2:]).replace("\\\n", ""))
     assert (program, place) == ("curl", f"{shown}/v1/completions")
     headers = [value for flag, value in zip(*[iter(options)] * 2, strict=True) if flag == "-H"]
     assert headers == [f"Authorization: Bearer {KEY}"] * has_keys + [
