@@ -90,8 +90,9 @@ def ways_in(url: str, *, has_keys: bool) -> list[str]:
     """
     for every, here in EVERYWHERE.items():
         url = url.replace(f"//{every}:", f"//{here}:")
-    key = f" -H 'Authorization: Bearer {KEY}'" if has_keys else ""
-    command = f"  curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{BODY}'"
+    key = f" --header 'Authorization: Bearer {KEY}'" if has_keys else ""
+    form = "--header 'Content-Type: application/json'"
+    command = f"  curl {url}/v1/completions{key} {form} --data '{BODY}'"
     said = f" ({KEY}: one of the API keys)" if has_keys else ""
     return [f"the page: {url}/", f"at a shell{said}:", *continued(command, WIDTH)]
 

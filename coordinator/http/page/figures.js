@@ -5,7 +5,8 @@ const NUM_BLOCKS = 8; // parts of a text, whose speeds say how much its speed va
 const STUDENT = 2.4; // for an interval of 95 % from so few parts
 const BETWEEN_RUNS = 0.03; // two runs of the same kind differ by so much, also on an idle machine
 const PLAIN_SHARE = 0.9; // of the passes without drafts, from which a text counts as plainly decoded
-const TOLD_SHARE = 0.25; // of the passes without drafts, from which the page says why
+const TOLD_RESTING = 0.25; // share of passes beside a resting drafter, from which the page says so
+const TOLD_ALONE = 0.5; // share of passes without drafts, from which it says why
 const TOLD_PASSES = 8; // after which it does
 
 export const SHOWS_DRAFTS = "tree"; // the policy under which the drafter never rests
@@ -106,9 +107,12 @@ export function compared(figures, plain) {
 // Why many passes of a text had no drafts: {why, counts, canShow}; null: most had some, or it is
 // too early to say.
 export function whyAlone(figures) {
+  const { without, numAlone } = figures;
   const all = figures.later.length;
-  if (all < TOLD_PASSES || figures.numAlone < TOLD_SHARE * all) return null;
-  const [[cause]] = Object.entries(figures.without).sort((one, other) => other[1] - one[1]);
+  const rests = (without.resting ?? 0) >= TOLD_RESTING * all;
+  if (all < TOLD_PASSES || !(rests || numAlone >= TOLD_ALONE * all)) return null;
+  const [[commonest]] = Object.entries(without).sort((one, other) => other[1] - one[1]);
+  const cause = rests ? "resting" : commonest;
   const [why, canShow] = CAUSES[cause] ?? ["Drafts were missing", true];
-  return { why: `${why}.`, counts: `${figures.numAlone} of ${all} passes had no drafts.`, canShow };
+  return { why: `${why}.`, counts: `${numAlone} of ${all} passes had no drafts.`, canShow };
 }

@@ -71,14 +71,14 @@ class FiguresView {
   tellAlone() {
     const asked = latest?.body.speculative;
     const told = asked?.enabled && this.figures ? whyAlone(this.figures) : null;
-    const wasHidden = byId("rest").hidden;
+    const height = byId("rest").offsetHeight;
     byId("rest").hidden = !told;
     if (!told) return;
     // The count comes at the end: whoever listens to the page would hear each change of it.
     this.set("rest-words", this.isDone ? `${told.why} ${told.counts}` : told.why);
     byId("show-drafts").hidden = !told.canShow || asked.policy === SHOWS_DRAFTS;
     byId("show-drafts").disabled = running !== null;
-    if (wasHidden) comeIntoView(byId("texts"));
+    if (byId("rest").offsetHeight > height) comeIntoView(byId("texts")); // it was pushed down
   }
 
   set(id, words) {
@@ -298,6 +298,7 @@ function tellVerdict(one, other) {
     ? "Their speeds do not differ by more than noise; a longer text tells more." : "");
   if (one === other) {
     line.textContent = `Same text: all ${one.length} characters are equal. ${speeds}`;
+    comeIntoView(line);
     return;
   }
   const at = commonLength(one, other);
@@ -305,6 +306,7 @@ function tellVerdict(one, other) {
   line.textContent = `Different after ${at} characters: ${after(one)} with speculation, `
     + `${after(other)} without. That is expected only with --verify token or block, or in a type `
     + `other than float32 without --reproducible. ${speeds}`;
+  comeIntoView(line);
 }
 
 // -- chat ------------------------------------------------------------------------------------------
