@@ -120,6 +120,7 @@ class WindingUp:
 # -- generate --------------------------------------------------------------------------------------
 
 EXIT_SOME_FAILED = 2
+NO_TEMPLATE = "the target has no chat template; a plain one is used"
 
 
 @with_settings
@@ -152,13 +153,8 @@ def generate(
     if trace is not None:
         check_writable(trace, "--trace")
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
-    writer = _writer(
-        speculation.policy,
-        request,
-        as_json=as_json,
-        show_speculation=show_speculation,
-        verbose=verbose,
-    )
+    shown = {"show_speculation": show_speculation, "verbose": verbose}
+    writer = _writer(speculation.policy, request, as_json=as_json, **shown)
     with Progress(Console(stderr=True), models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
         launcher = launcher_for(
@@ -176,10 +172,10 @@ def generate(
     with started as running:
         unheeded = without_effect(pair, speculation, request, is_remote=launch.nodes == "remote")
         unheeded += _turns_left_out(prompt_file, len(asked))
+        if chat and running.chat_template.is_plain:
+            unheeded.append(NO_TEMPLATE)
         for line in (*running.whereabouts(), *running.notices(request), *unheeded):
             typer.echo(for_stderr(harmless(line)), err=True)
-        if chat and running.chat_template.is_plain:
-            typer.echo("the target has no chat template; a plain one is used", err=True)
         run = Run(running, speculation, request, writer)
         try:
             all_fit = run.every(asked)

@@ -158,8 +158,8 @@ class Routes:
         room = self._llm.pair.max_len - num_prompt
         if stated > room:
             raise ConfigurationError(
-                f"{name} is {stated}, but after a prompt of {num_prompt} tokens an answer has "
-                f"{room} at most here; ask for no more, or leave it out"
+                f"{name} is {stated}, but behind {num_prompt} tokens of prompt there is room for "
+                f"{room}; ask for fewer"
             )
 
     async def _respond(

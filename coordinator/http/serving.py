@@ -132,11 +132,9 @@ def limits_of(config: ServeConfig) -> tuple[Door, Work]:
     is_asked = config.max_requests != ServeConfig.model_fields["max_requests"].default
     if is_asked and num_requests < config.max_requests and most == config.max_connections:
         logger.warning(
-            "at most %d requests are in work at once, not --max-requests %d: an eighth of "
-            "--max-connections %d is for clients that are told so; raise that",
+            "at most %d requests are in work at once, not %d: raise --max-connections",
             num_requests,
             config.max_requests,
-            most,
         )
     return Door(most), Work(num_requests)
 

@@ -15,6 +15,7 @@ from coordinator.api.chat import ChatTemplate
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.models.folders import TOKENIZER, find
+from coordinator.api.models.heads import refuse_head
 from coordinator.api.models.lengths import cut_answers
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
@@ -398,6 +399,7 @@ def _template(pair: PairConfig, system: str, arguments: dict[str, Any]) -> ChatT
 
     Done before anything is started. Raises ModelError, ConfigurationError.
     """
+    refuse_head(pair.target, pair.target_revision)
     find(pair.target, pair.target_revision)  # raises the better error if there is no such model
     if find_file(pair.target, pair.target_revision, TOKENIZER) is None:
         raise ConfigurationError(

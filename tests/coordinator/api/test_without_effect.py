@@ -13,6 +13,89 @@ from proto.installation import MODELS
 
 MEDUSA, EAGLE = str(MODELS / "medusa"), str(MODELS / "eagle")
 
+NOT_HEEDED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    (
+        {"drafter": MEDUSA, "drafter_device": "cpu:1"},
+        {"policy": "ar", "num_speculative_tokens": 4, "adaptive": False},
+        [
+            "--num-speculative-tokens, --no-adaptive, --drafter, --drafter-device have "
+            "no effect: nothing is drafted (--policy ar)"
+        ],
+    ),
+    (
+        {"drafter": "ngram", "drafter_dtype": "float32", "simulate_draft_ms": 5.0},
+        {"window": 8},
+        [
+            "--drafter-dtype, --simulate-draft-ms, --window have no effect: nothing runs "
+            "beside the target's process: the drafter ngram is no model"
+        ],
+    ),
+    (
+        {"drafter": MEDUSA, "drafter_restarts": 0, "simulate_draft_ms": 5.0},
+        {},
+        [
+            "--drafter-restarts has no effect: nothing runs beside the target's process: the "
+            "drafter is a head there"
+        ],
+    ),
+    (
+        {"drafter": "ngram", "link": ("drafter:delay=5ms",)},
+        {},
+        [
+            "--link has no effect: nothing runs beside the target's process: the drafter ngram "
+            "is no model"
+        ],
+    ),
+    (
+        {},
+        {"ngram_max": 6},
+        ["--ngram-max has no effect: nothing is copied; --also-ngram or --drafter ngram does that"],
+    ),
+    (
+        {},
+        {"policy": "sync", "window": 8, "adaptive": False},
+        [
+            "--window has no effect: under --policy sync the drafter waits for each verdict",
+            "--no-adaptive has no effect: --policy sync weighs no measured costs",
+        ],
+    ),
+    (
+        {},
+        {"policy": "tree", "window": 4, "num_speculative_tokens": 8},
+        ["--window 4 counts as 8: it is never below --num-speculative-tokens"],
+    ),
+    (
+        {},
+        {"policy": "tree", "policy_option": {"launch_min": 20.0}},
+        [
+            "--policy-option launch_min=20 counts as 8: no pass has more drafts "
+            "(--num-speculative-tokens)"
+        ],
+    ),
+    (
+        {"max_draft_candidates": 8},
+        {},
+        ["--max-draft-candidates has no effect: only --verify token and block use it"],
+    ),
+    (
+        {},
+        {"policy": "tree", "verify": "token"},
+        [
+            "a chain is drafted and no tree, in spite of --policy tree: --verify token can "
+            "judge a chain only"
+        ],
+    ),
+    (
+        {},
+        {"policy_option": {"width": 3.0}, "verify": "block"},
+        [
+            "a chain is drafted and no tree, in spite of --policy-option width: --verify block "
+            "can judge a chain only"
+        ],
+    ),
+    ({"link_seed": 3}, {}, ["--link-seed has no effect: there is no --link"]),
+]
+
 
 def told(
     pair: dict[str, Any], speculation: dict[str, Any], params: dict[str, Any] | None = None
@@ -22,94 +105,7 @@ def told(
         return without_effect(*configs, SamplingParams(**(params or {})))
 
 
-@pytest.mark.parametrize(
-    ("pair", "speculation", "lines"),
-    [
-        (
-            {"drafter": MEDUSA, "drafter_device": "cpu:1"},
-            {"policy": "ar", "num_speculative_tokens": 4, "adaptive": False},
-            [
-                "--num-speculative-tokens, --no-adaptive, --drafter, --drafter-device have "
-                "no effect: nothing is drafted (--policy ar)"
-            ],
-        ),
-        (
-            {"drafter": "ngram", "drafter_dtype": "float32", "simulate_draft_ms": 5.0},
-            {"window": 8},
-            [
-                "--drafter-dtype, --simulate-draft-ms, --window have no effect: nothing runs "
-                "beside the target's process: the drafter ngram is no model"
-            ],
-        ),
-        (
-            {"drafter": MEDUSA, "drafter_restarts": 0, "simulate_draft_ms": 5.0},
-            {},
-            [
-                "--drafter-restarts has no effect: nothing runs beside the target's process: the "
-                "drafter is a head there"
-            ],
-        ),
-        (
-            {"drafter": "ngram", "link": ("drafter:delay=5ms",)},
-            {},
-            [
-                "--link has no effect: nothing runs beside the target's process: the drafter ngram "
-                "is no model"
-            ],
-        ),
-        (
-            {},
-            {"ngram_max": 6},
-            [
-                "--ngram-max has no effect: nothing is copied; --also-ngram or --drafter "
-                "ngram does that"
-            ],
-        ),
-        (
-            {},
-            {"policy": "sync", "window": 8, "adaptive": False},
-            [
-                "--window has no effect: under --policy sync the drafter waits for each verdict",
-                "--no-adaptive has no effect: --policy sync weighs no measured costs",
-            ],
-        ),
-        (
-            {},
-            {"policy": "tree", "window": 4, "num_speculative_tokens": 8},
-            ["--window 4 counts as 8: it is never below --num-speculative-tokens"],
-        ),
-        (
-            {},
-            {"policy": "tree", "policy_option": {"launch_min": 20.0}},
-            [
-                "--policy-option launch_min=20 counts as 8: no pass has more drafts "
-                "(--num-speculative-tokens)"
-            ],
-        ),
-        (
-            {"max_draft_candidates": 8},
-            {},
-            ["--max-draft-candidates has no effect: only --verify token and block use it"],
-        ),
-        (
-            {},
-            {"policy": "tree", "verify": "token"},
-            [
-                "a chain is drafted and no tree, in spite of --policy tree: --verify token can "
-                "judge a chain only"
-            ],
-        ),
-        (
-            {},
-            {"policy_option": {"width": 3.0}, "verify": "block"},
-            [
-                "a chain is drafted and no tree, in spite of --policy-option width: --verify block "
-                "can judge a chain only"
-            ],
-        ),
-        ({"link_seed": 3}, {}, ["--link-seed has no effect: there is no --link"]),
-    ],
-)
+@pytest.mark.parametrize(("pair", "speculation", "lines"), NOT_HEEDED)
 def test_what_is_not_heeded_is_told(
     pair: dict[str, Any], speculation: dict[str, Any], lines: list[str]
 ) -> None:

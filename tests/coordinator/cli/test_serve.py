@@ -28,7 +28,8 @@ def test_the_page_and_a_request_that_works_as_it_stands(
     assert (KEY in lines[1]) is has_keys
     program, place, *options = shlex.split("\n".join(lines[2:]).replace("\\\n", ""))
     assert (program, place) == ("curl", f"{shown}/v1/completions")
-    headers = [value for flag, value in zip(*[iter(options)] * 2, strict=True) if flag == "--header"]
+    pairs = zip(*[iter(options)] * 2, strict=True)
+    headers = [value for flag, value in pairs if flag == "--header"]
     assert headers == [f"Authorization: Bearer {KEY}"] * has_keys + [
         "Content-Type: application/json"
     ]
