@@ -145,7 +145,7 @@ def test_html_and_control_characters_are_text_in_prompts_and_answers(
 
 
 def test_a_key_is_asked_for_and_kept_in_memory_alone(embedded: Pair, open_page: Open) -> None:
-    with serving(embedded, key=KEY) as served:
+    with serving(embedded, keys=[KEY]) as served:
         page = open_page(served.url)
         generate(page, max_tokens=8)
         for key in ("not-the-key-of-this-server", "kein-Schlüssel-\u20ac", KEY):
