@@ -25,6 +25,7 @@ from engine.forward.backends import KEPT
 from engine.forward.compiled import known_slower, verdict_key
 from engine.forward.forward import Layers, Say, silent
 from engine.heads.loaded import Loaded
+from engine.heads.stated import refuse_head
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import USUAL, Utilization, limits
 from engine.places import Places
@@ -164,6 +165,7 @@ def load_engine(
     """
     started, devices = time.monotonic(), rank_devices(device, tensor_parallel_size)
     refuse_elsewhere(model, quantization, backend=backend, num_ranks=len(devices))
+    refuse_head(model, revision)
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
     with ExitStack() as on_failure:
         if len(devices) > 1:

@@ -3,6 +3,7 @@
 Also loaded by Pythons that are much too old for the rest: it uses no newer syntax or library.
 """
 
+import shlex
 import shutil
 import sys
 from importlib.util import find_spec
@@ -27,7 +28,8 @@ COMMAND = "slipstream"  # as the program is called where it is installed
 # What `python -m` runs the command line as, the usual one first.
 MODULES = ("coordinator", COMMAND, "lab.experiments")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # options of Python
-_INSTALL_AGAIN = "install Slipstream again, together with what it depends on (`pip install`)"
+# Slipstream is on no package index: somebody else could offer a package under its name there.
+PLACEHOLDER, MEANT = "PATH-OR-WHEEL", "a checkout of Slipstream, or its wheel"
 
 
 def refusal(
@@ -54,7 +56,7 @@ def refusal(
         more = len(missing) - SHOWN
         what = f"lacks {', '.join(missing[:SHOWN])}" + (f" and {more} more" if more > 0 else "")
     if not IS_CHECKOUT:
-        return f"this Python ({sys.executable}) {what}; {_INSTALL_AGAIN}"
+        return f"this Python ({sys.executable}) {what}; {how_to_install()}"
     own = ROOT / ".venv" / "bin" / "python"
     place = own.relative_to(ROOT) if Path.cwd() == ROOT else own
     # If this is already the Python in .venv, the setup was cut short and must run again.
@@ -122,8 +124,39 @@ def missing(package: str, extra: str) -> str:
 
     extra  of Slipstream, that brings it
     """
-    how = "run `make setup`" if IS_CHECKOUT else "install Slipstream with that extra"
-    return f"the package `{package}`, which comes with the extra `{extra}`; {how}"
+    return f"the package `{package}`, which comes with the extra `{extra}`; {how_to_install(extra)}"
+
+
+def how_to_install(extra: str = "") -> str:
+    """Return what to type so that Slipstream is there with all that it needs.
+
+    extra  of Slipstream, that is needed too
+    """
+    if IS_CHECKOUT:
+        own = ROOT / ".venv"
+        is_there = Path(sys.prefix) == own or not (own / "bin" / "python").exists()
+        return "run `make setup`" + ("" if is_there else f" and use {own / 'bin' / 'python'}")
+    source = _installed_from()
+    wanted = f"{source or PLACEHOLDER}[{extra}]" if extra else source or PLACEHOLDER
+    hint = "" if source else f" ({PLACEHOLDER}: {MEANT})"
+    # Always in quotes, because shells read the brackets; a path may have a quote in it.
+    quoted = f"'{wanted}'" if "'" not in wanted else shlex.quote(wanted)
+    return f"run `{sys.executable} -m pip install {quoted}`{hint}"
+
+
+def _installed_from() -> str:
+    """Return the path of the wheel or folder that Slipstream was installed from; "": unknown."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        told = json.loads(distribution("slipstream").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError, OSError):
+        return ""
+    url = urlsplit(str(told.get("url", "")))
+    path = unquote(url.path)
+    return path if url.scheme == "file" and Path(path).exists() else ""
 
 
 def another_package(name: str) -> str:

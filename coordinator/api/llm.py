@@ -10,6 +10,7 @@ import logging
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from coordinator.api.vllm import (
     sampling_params_of,
 )
 from coordinator.api.vllm_metrics import Metric, Totals
+from coordinator.api.without_effect import without_effect
 from proto.errors import ClosedError, ConfigurationError, shown
 
 logger = logging.getLogger(__name__)
@@ -102,9 +104,10 @@ class LLM:
         self._speculation.check(config)
         wanted.check_kind(config)
         self.pair = Pair(config, with_drafter=self._speculation.drafts)
-        for line in self.pair.notices():
+        for line in (*without_effect(config, self._speculation), *self.pair.notices()):
             logger.warning("%s", line)
         self.asking = Asking(self.pair, self._speculation)
+        self.asking.warn = partial(logger.warning, "%s")
         if generation_config == "auto":
             self.asking.params = self.get_default_sampling_params()
         self._totals = Totals(config.target)

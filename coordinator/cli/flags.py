@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coordinator.api.config import PairConfig, SpeculationConfig
-from coordinator.api.config_base import checked
+from coordinator.api.config_base import checked, naming_flags
 from coordinator.cli.help import (
     OUTPUT_PANEL,
     SAMPLING_PANEL,
@@ -172,12 +172,13 @@ def with_settings(command: Command) -> Command:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        _read_argument(values, usual)
-        wanted = _read_speculative(values, usual)
-        made = {name: flags.read(kind, values) for name, (kind, flags) in configs.items()}
-        if wanted is not None:
-            wanted.check_kind(next(one for one in made.values() if isinstance(one, PairConfig)))
-        command(**values, **made)
+        with naming_flags():
+            _read_argument(values, usual)
+            wanted = _read_speculative(values, usual)
+            made = {name: flags.read(kind, values) for name, (kind, flags) in configs.items()}
+            if wanted is not None:
+                wanted.check_kind(next(one for one in made.values() if isinstance(one, PairConfig)))
+            command(**values, **made)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

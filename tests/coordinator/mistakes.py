@@ -4,6 +4,8 @@
 the experiments that ship.
 """
 
+from proto.installation import MODELS
+
 DRAFTER = ["--drafter", "~/sound"]
 ALONE = ["--policy", "ar"]
 POLICIES = "auto, ar, sync, pearl, amusd, pipelined, ssd, tree"
@@ -107,9 +109,31 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (["a", "--top-p", "1.5"], "--top-p: expected at most 1, got 1.5"),
     (["a", "--max-model-len", "0"], "--max-model-len: expected at least 2"),
-    (["a", "--n", "3"], "n is 3, but at temperature 0 all texts are the same; raise the"),
+    (["a", "--n", "3"], "--n is 3, but at temperature 0 all texts are the same; raise the"),
     (["a", "--logprobs", "2"], "--logprobs and --prompt-logprobs are shown with --json"),
-    (["a", "--stop-token-ids", "70000"], "stop_token_ids: token ids must lie in 0..4095"),
+    (["a", "--stop-token-ids", "70000"], "--stop-token-ids: token ids must lie in 0..4095"),
+    (
+        ["a", "--min-tokens", "9", "--max-tokens", "4"],
+        "--min-tokens is 9; it must be at most --max",
+    ),
+    (["a", "--ngram-min", "5"], "--ngram-min is 5, which is above --ngram-max, 4\n"),
+    (["a", "--reference", "~/text.jsonl"], "--reference is a text for n-gram drafts; choose the"),
+    (["a", "--remember", "--verify", "token"], "--remember needs coupled verification, not token:"),
+    (["a", "--bad-words", "x" * 300], "--bad-words: expected at most 256 characters, got"),
+    (["a", "--regex", ""], "--regex is empty; leave it out\n"),
+    (["a", "--regex", "x" * 70_000], "--regex has 70000 characters; make it shorter than 65536\n"),
+    (
+        ["a", "--regex", "x", "--json-schema", "~/text.jsonl"],
+        "an answer has one form: give --json-schema or --regex\n",
+    ),
+    (
+        ["a", "--min-tokens", "2", "--regex", "x"],
+        "--min-tokens does not go with --regex, which says where the text may end\n",
+    ),
+    (
+        ["a", "--reproducible", "--num-speculative-tokens", "20"],
+        "--num-speculative-tokens is 20; with --reproducible it must be below 16, the rows of",
+    ),
     (
         ["a", "--policy-option", "widht=4"],
         "--policy-option: there is no 'widht'; there are launch_min, launch_hit, group, width, "
@@ -118,6 +142,14 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--link", "drafter:delay=5"], "--link:"),
     (["a", "--link", "darfter:delay=5ms"], "--link: "),
     # Models
+    *(
+        (
+            ["a", "--target", str(MODELS / name)],
+            f"{MODELS / name} is a head of the kind {name}: it drafts for one model and writes no "
+            "text alone; give that model as the target, and the head as the drafter\n",
+        )
+        for name in ("medusa", "eagle", "eagle3")
+    ),
     (
         ["a", "--target", "~/none"],
         "~/none: no such folder; give a model's folder or its name on the hub",
@@ -212,7 +244,7 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--drafter", "ngram", "--drafter-quantization", "int4"],
-        "drafter_quantization is for a draft model, and the drafter is none; leave it out\n",
+        "--drafter-quantization is for a draft model, and the drafter is none; leave it out\n",
     ),
     (["a", "--target", "~/pickled"], "~/pickled: no *.safetensors in ~/pickled; only safetensors"),
     (
@@ -274,8 +306,11 @@ GENERATE: list[tuple[list[str], str]] = [
         + HEAD,
     ),
     (["a", "--heads", "~/empty-head"], "~/empty-head"),
-    (["a", "--heads", "~/sound"], "heads: ~/sound is none of Medusa, EAGLE, EAGLE-3; a draft"),
-    (["a", "--drafter-home", "target"], "drafter_home says where a head (Medusa, EAGLE, EAGLE-3)"),
+    (["a", "--heads", "~/sound"], "--heads: ~/sound is none of Medusa, EAGLE, EAGLE-3; a draft"),
+    (
+        ["a", "--drafter-home", "target"],
+        "--drafter-home says where a head (Medusa, EAGLE, EAGLE-3)",
+    ),
     # Devices
     (
         ["a", "--target-device", "gpu"],

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -107,14 +108,66 @@ def test_what_lacks_packages_and_is_no_checkout_is_told_to_install_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(installation, "IS_CHECKOUT", False)
+    monkeypatch.setattr(installation, "_installed_from", lambda: "/there/it is.whl")
     line = refusal("slipstream", ("no_such_package",))
     assert line == (
-        f"this Python ({sys.executable}) lacks no_such_package; install Slipstream again, "
-        "together with what it depends on (`pip install`)"
+        f"this Python ({sys.executable}) lacks no_such_package; "
+        f"run `{sys.executable} -m pip install '/there/it is.whl'`"
     )
     assert installation.missing("ray", "ray") == (
-        "the package `ray`, which comes with the extra `ray`; install Slipstream with that extra"
+        "the package `ray`, which comes with the extra `ray`; "
+        f"run `{sys.executable} -m pip install '/there/it is.whl[ray]'`"
     )
+    monkeypatch.setattr(installation, "_installed_from", str)
+    assert installation.missing("ray", "ray") == (
+        "the package `ray`, which comes with the extra `ray`; "
+        f"run `{sys.executable} -m pip install 'PATH-OR-WHEEL[ray]'` "
+        "(PATH-OR-WHEEL: a checkout of Slipstream, or its wheel)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ('{"url": "file://HERE/a%20b.whl", "archive_info": {}}', "HERE/a b.whl"),
+        ('{"url": "file://HERE/gone.whl", "archive_info": {}}', ""),
+        ('{"url": "https://example.org/a%20b.whl", "archive_info": {}}', ""),
+        ("no JSON", ""),
+        (None, ""),
+    ],
+)
+def test_what_it_was_installed_from_is_named_where_it_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str | None, expected: str
+) -> None:
+    (tmp_path / "a b.whl").touch()
+
+    class Told:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return stated and stated.replace("HERE", str(tmp_path))
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: {"slipstream": Told()}[name])
+    assert installation._installed_from() == expected.replace("HERE", str(tmp_path))
+
+
+def test_no_message_names_a_package_of_ours_for_pip_alone() -> None:
+    """An index may have a stranger's under that name."""
+    install = r"(?:pip3? install|pipx (?:install|run)|uv add|uvx)\b"
+    bare = re.compile(install + r"[^\n`]*\s['\"`]?slipstream(?:[_-]lab)?(?:\[|==|['\"`\s]|$)")
+    hidden = (".", "tests", "results")
+    tops = [one for one in ROOT.iterdir() if not one.name.startswith(hidden)]
+    inside = [path for top in tops if top.is_dir() for path in top.rglob("*")]
+    kinds = (".py", ".md", ".toml", ".yaml", ".service", ".js", ".html", "")
+    files = [one for one in (*tops, *inside) if one.suffix in kinds and one.is_file()]
+    assert len(files) > 400
+    found = [bare.search(one.read_text("utf-8", errors="replace")) for one in files]
+    assert [one.group(0) for one in found if one] == []
+    for command in (
+        "pip install slipstream",
+        "`pip install -U 'slipstream[serve]'`",
+        "uvx slipstream",
+    ):
+        assert bare.search(command), command
 
 
 def test_the_setup_is_asked_for_where_there_has_been_none(

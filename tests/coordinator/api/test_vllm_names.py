@@ -376,11 +376,9 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
 ) -> None:
     def notices(target: int, drafter: int, *, with_heads: str = "", **settings: Any) -> list[str]:
         config = PairConfig(target=str(tmp_path), **settings)
-        hellos = (
-            SimpleNamespace(max_model_len=target, heads=with_heads),
-            SimpleNamespace(max_model_len=drafter),
-        )
-        return shortened(config, *cast(tuple[Hello, Hello], hellos), num_seqs=8)
+        theirs = SimpleNamespace(max_model_len=target, heads=with_heads)
+        drafters = [SimpleNamespace(max_model_len=drafter), SimpleNamespace(max_model_len=9999)]
+        return shortened(config, cast(Hello, theirs), cast(list[Hello], drafters), num_seqs=8)
 
     (tmp_path / heads.CONFIG).write_text(json.dumps({"max_position_embeddings": 9000}))
     rest = "; --max-model-len says how many there should be"

@@ -89,7 +89,8 @@ def test_without_the_lab_each_of_its_commands_says_what_brings_it(
     monkeypatch.setattr(plugins, "IS_CHECKOUT", False)
     assert said(monkeypatch, capsys, name, *arguments) == (
         f"error: `{name}` comes with slipstream-lab, which is not here; "
-        "install the wheel of slipstream-lab, version 1.2 (docs/installing.md)"
+        f"run `{sys.executable} -m pip install 'WHEEL'` "
+        "(WHEEL: the path of the wheel of slipstream-lab 1.2)"
     )
 
 
