@@ -135,7 +135,8 @@ def how_to_install(extra: str = "") -> str:
     if IS_CHECKOUT:
         own = ROOT / ".venv"
         is_there = Path(sys.prefix) == own or not (own / "bin" / "python").exists()
-        return "run `make setup`" + ("" if is_there else f" and use {own / 'bin' / 'python'}")
+        where = "" if Path.cwd() == ROOT else f" in {ROOT}"
+        return f"run `make setup`{where}" + ("" if is_there else f", then use {own}/bin/python")
     source = _installed_from()
     wanted = f"{source or PLACEHOLDER}[{extra}]" if extra else source or PLACEHOLDER
     hint = "" if source else f" ({PLACEHOLDER}: {MEANT})"

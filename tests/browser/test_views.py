@@ -28,6 +28,20 @@ COMPARED = """async ([times, drafted, plain]) => {
   };
   return compared(made(times, drafted), made(plain, 0));
 }"""
+# Why passes had no drafts, of which there were so many of each cause, beside others with drafts.
+WHY = """async ([causes, others]) => {
+  const { Figures, whyAlone } = await import("/page/figures.js");
+  const figures = new Figures();
+  const add = (times, cause, drafted) => {
+    for (let at = 0; at < times; at += 1) {
+      figures.pass({ end_ms: figures.passes, drafted, accepted: 0, tokens: 1, cause });
+    }
+  };
+  add(1, "quiet", 0); // it reads the prompt
+  for (const [cause, times] of Object.entries(causes)) add(times, cause, 0);
+  add(others, "ready", 3);
+  return whyAlone(figures);
+}"""
 NOTHING = "\u2013"  # a dash, in the place of a figure
 OVERLAP = """async () => {
   const { Timeline } = await import("/page/timeline.js");
@@ -116,6 +130,31 @@ def test_a_ratio_has_an_interval_or_is_not_shown(
     least, ratio, most = expected
     assert found["ratio"] == pytest.approx(ratio, rel=0.05)
     assert least < found["low"] < ratio < found["high"] < most
+
+
+@pytest.mark.parametrize(
+    ("causes", "others", "why"),
+    [
+        ({"resting": 30, "late": 40}, 30, "The drafter rests"),
+        ({"resting": 30}, 70, "The drafter rests"),
+        ({"resting": 10, "late": 15}, 75, None),
+        ({"late": 30}, 70, None),
+        ({"late": 60}, 40, "The drafts came too late"),
+        ({"alone": 100}, 0, "Nobody drafted"),
+        ({"resting": 7}, 0, None),  # it is too early to say
+    ],
+)
+def test_it_is_said_why_drafts_are_missing_where_many_are(
+    open_page: Open, causes: dict[str, int], others: int, why: str | None
+) -> None:
+    with faking([]) as url:
+        found = open_page(url).evaluate(WHY, [causes, others])
+    if why is None:
+        assert found is None
+        return
+    assert found["why"].startswith(why)
+    assert found["canShow"] is (why != "Nobody drafted")
+    assert found["counts"].startswith(f"{sum(causes.values())} of {sum(causes.values()) + others} ")
 
 
 def test_a_ratio_that_may_be_noise_is_called_unclear(open_page: Open) -> None:
