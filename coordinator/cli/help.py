@@ -463,6 +463,8 @@ def _value(parameter: Any, ctx: Any) -> str:
 def _row(parameter: Any, ctx: Any) -> Row:
     is_option = parameter.param_type_name == "option"
     names = [*parameter.opts, *parameter.secondary_opts] if is_option else []
+    if parameter.name == "help":
+        names.sort(key=len)  # typer has them in a set, so in another order each time
     value = "" if getattr(parameter, "is_flag", False) else _value(parameter, ctx)
     return (
         " ".join((*[", ".join(names)][: len(names)], value)),
