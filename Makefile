@@ -59,7 +59,7 @@ gpu: setup
 
 # What a GPU machine without a network lacks, in one folder (docs/gpu.md).
 gpu-kit: setup
-	$(RUN) -m lab.gpu_kit.pack --out $(KIT) --prompts $(PROMPTS) $(KIT_OPTIONS)
+	$(RUN) -m lab.gpu_kit.pack --out $(KIT) --prompt-file $(PROMPTS) $(KIT_OPTIONS)
 
 # Those of the README, by running what they show: a quarter of an hour, with nothing else running.
 pictures: setup

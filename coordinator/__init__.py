@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.api.async_llm import AsyncLLM
+    from coordinator.api.async_llm import AsyncLLM, AsyncLLMEngine
     from coordinator.api.llm import LLM
     from coordinator.api.outputs import CompletionOutput, Logprob, RequestOutput
     from coordinator.api.params import RequestOutputKind, SamplingParams
@@ -21,6 +21,7 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "Counter",
     "EngineArgs",
@@ -36,7 +37,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "coordinator.api.llm",
-    "AsyncLLM": "coordinator.api.async_llm",
+    **dict.fromkeys(("AsyncLLM", "AsyncLLMEngine"), "coordinator.api.async_llm"),
     "RequestOutputKind": "coordinator.api.params",
     "CompletionOutput": "coordinator.api.outputs",
     "Logprob": "coordinator.api.outputs",

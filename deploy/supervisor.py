@@ -100,18 +100,21 @@ def root_on(host: str, version: str) -> str:
     It is put on the path of this process and of the node, never into PYTHONPATH: the other
     processes of Ray may need the package `proto` of the distribution proto-plus.
     """
+    theirs = ""
     try:
         import slipstream
-        from slipstream.finding import ROOT, check_names
 
-        check_names()
+        # One that is older says none.
+        theirs = vars(slipstream).get("__version__", "of an older version")
+        if theirs == version:
+            from slipstream.finding import ROOT, claim_names
+
+            claim_names()
     except ImportError as error:
         raise RuntimeError(
             f"{sys.executable} on {host} cannot import slipstream ({error}); install version "
             f"{version} there"
         ) from error
-    # One that is older says none.
-    theirs = vars(slipstream).get("__version__", "of an older version")
     if theirs != version:
         raise RuntimeError(
             f"slipstream on {host} is {theirs}, and the coordinator's is {version}; install the "

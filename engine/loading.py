@@ -25,8 +25,9 @@ from engine.forward.backends import KEPT
 from engine.forward.compiled import known_slower, verdict_key
 from engine.forward.forward import Layers, Say, silent
 from engine.heads.loaded import Loaded
+from engine.heads.stated import refuse_head
 from engine.layout.slots import NUM_TREE_SLOTS
-from engine.memory import limits
+from engine.memory import USUAL, Utilization, limits
 from engine.places import Places
 from engine.quantised.asked import KEEPING, refuse_elsewhere
 from engine.quantised.linear import is_quantised
@@ -146,11 +147,12 @@ def load_engine(
     tensor_parallel_size: int = 1,
     layers: Layers = (),
     quantization: str = "",
+    utilization: Utilization = USUAL,
 ) -> Engine:
     """Load a model, check it against its own plain forward and warm it up; return the engine.
 
     dtype, quantization  as for `load_model`; dtype also FASTEST: the one that is fastest here
-    max_len, part  maximum length of a text and share of cache memory, as for `limits`
+    max_len, part, utilization  maximum length of a text and its memory, as for `limits`
     num_lanes  texts at once; fewer if there is no memory for them
     fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
     row_counts, layers  as for `ModelExecutor`, the first by backend
@@ -163,6 +165,7 @@ def load_engine(
     """
     started, devices = time.monotonic(), rank_devices(device, tensor_parallel_size)
     refuse_elsewhere(model, quantization, backend=backend, num_ranks=len(devices))
+    refuse_head(model, revision)
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
     with ExitStack() as on_failure:
         if len(devices) > 1:
@@ -171,7 +174,7 @@ def load_engine(
             loaded = _load(model, revision, dtype, device, max_len, backend, quantization, say)
         tokenizer.check_fits(loaded.vocab_size)
         _prepare(loaded, fixed_rows, backend, say)
-        max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part)
+        max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
         executor = make_executor(
             *(loaded, max_len + NUM_TREE_SLOTS),
             num_lanes=num_lanes,

@@ -5,9 +5,12 @@ same at every start: first the length of a text, then as many texts as fit. What
 moment decides only whether the model is refused. Called before the cache is allocated, so that the
 user learns at once and in one line what does not fit, instead of from a failed allocation a minute
 later. Knows sizes, but no layer and no text.
+
+The cache gets the shares below, or what the user says (`Utilization`, --gpu-memory-utilization).
 """
 
 import logging
+from dataclasses import dataclass
 
 from engine.choice.logprobs import MOST_BYTES
 from engine.device import free_bytes, gigabytes, total_bytes
@@ -40,44 +43,71 @@ _SPARE_SLOTS = {"cuda": 3 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
 _SHORTEST = 256  # tokens; a lower maximum length is useless
 
 
-def limits(loaded: Loaded, asked: int, wanted: int, *, part: float = 1.0) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """How much of a device's memory weights and caches may take, where the user has said it.
+
+    share       of the device's whole memory (0 to 1); 0: nobody has said, the usual shares count
+    peer_bytes  weights of the pair's other model, if it is on this device too; its cache has the
+                rest of `part`
+    """
+
+    share: float = 0.0
+    peer_bytes: int = 0
+
+
+USUAL = Utilization()
+
+
+def limits(
+    loaded: Loaded,
+    asked: int,
+    wanted: int,
+    *,
+    part: float = 1.0,
+    utilization: Utilization = USUAL,
+) -> tuple[int, int]:
     """Return the longest text in tokens, and how many texts at once there is memory for.
 
     asked   maximum length of a text; 0: what fits
     wanted  texts at once; fewer if there is no memory for them
     part    share (0 to 1) of the cache memory for this model: a drafter leaves the rest to its
             target, also when a length is asked for
+    utilization  what weights and caches may take in all
 
     Raises:
         OutOfMemory: the cache of one text of `asked` tokens does not fit beside the weights, or
             if `asked` is 0, not even a short one; or other programs have taken the memory.
     """
-    max_len = longest_text(loaded, asked, part=part)
+    max_len = longest_text(loaded, asked, part=part, utilization=utilization)
     share = _SHARE_OF_SEVERAL if asked else _USUAL_SHARES[_kind(loaded)]
-    num_lanes = num_lanes_that_fit(loaded, max_len, wanted, part=part * share)
+    room = _room(loaded, part, share, utilization)
+    num_lanes = num_lanes_that_fit(loaded, max_len, wanted, room=room)
     refuse_what_is_not_free(loaded, max_len, num_lanes)
     return max_len, num_lanes
 
 
-def longest_text(loaded: Loaded, asked: int, *, part: float = 1.0) -> int:
+def longest_text(
+    loaded: Loaded, asked: int, *, part: float = 1.0, utilization: Utilization = USUAL
+) -> int:
     """Return the longest text in tokens: `asked` (0: what fits), at most the model's.
 
     Raises OutOfMemory, as `limits` does.
     """
     limit = min(loaded.max_model_len, asked or _LONGEST)
-    kind, total = _kind(loaded), _total_bytes(loaded)
-    most = _fitting(loaded, part * _SHARES[kind] * total)
+    kind = _kind(loaded)
+    room = _room(loaded, part, _SHARES[kind], utilization)
+    most = _fitting(loaded, room)
     if most < (limit if asked else min(limit, _SHORTEST)):
         each, once, scored = _slot_bytes(loaded), _mask_bytes(loaded), _scored_bytes(loaded)
-        room = max(0, int(part * _SHARES[kind] * total) - scored)
         raise OutOfMemory(
             f"{loaded.name}: a cache for {limit} tokens takes "
             f"{gigabytes(limit * (each + once))}, and {loaded.device} has "
-            f"{gigabytes(room)} for it; {_advice(most)}"
+            f"{gigabytes(max(0, room - scored))} for it; {_advice(most, utilization)}"
         )
     if asked:
         return limit
-    usual = _fitting(loaded, part * _USUAL_SHARES[kind] * total)
+    usual = _fitting(loaded, _room(loaded, part, _USUAL_SHARES[kind], utilization))
     length = min(limit, most, max(usual, _USUAL))
     if length < limit:
         outside = "" if isinstance(loaded, LoadedHead) else _outside_windows(loaded.kinds, length)
@@ -94,10 +124,27 @@ def _fitting(loaded: Loaded, room: float) -> int:
     return left // (_slot_bytes(loaded) + _mask_bytes(loaded)) - _SPARE_SLOTS[_kind(loaded)]
 
 
-def _advice(fitting: int) -> str:
+def _room(loaded: Loaded, part: float, usual: float, utilization: Utilization) -> int:
+    """Return the bytes that this model's cache may take.
+
+    part   share (0 to 1) of the cache memory for this model
+    usual  share of the memory without the weights, where the user has said nothing
+    """
+    if not utilization.share:
+        return int(part * usual * _total_bytes(loaded))
+    allowed = utilization.share * _device_bytes(loaded)
+    return max(0, int(part * (allowed - _weight_bytes(loaded) - utilization.peer_bytes)))
+
+
+def _advice(fitting: int, utilization: Utilization = USUAL) -> str:
     """Return what to do where texts of so many tokens fit."""
+    way = ""
+    if 0 < utilization.share < 1:
+        way = f"raise --gpu-memory-utilization, which is {utilization.share:g}"
     if fitting >= _SHORTEST:
-        return f"a maximum length of {fitting} fits"
+        return f"a maximum length of {fitting} fits" + (f", or {way}" if way else "")
+    if way:
+        return way
     return "use a smaller model, or end what else runs there"
 
 
@@ -112,16 +159,16 @@ def _outside_windows(kinds: LayerKinds, length: int) -> str:
     return f"; {percent} % of it is for tokens before attention windows, kept for roll-backs"
 
 
-def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, part: float) -> int:
+def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, room: int) -> int:
     """Return `wanted`, or the number of lanes (texts at once) that fit if lower; at least 1.
 
     max_len  maximum length of a text in tokens
-    part     share (0 to 1) of the memory without the weights that all lanes may take
+    room     bytes that all lanes together may take
     """
     if wanted == 1:
         return 1
     slots = max_len + _SPARE_SLOTS[_kind(loaded)]
-    left = int(part * _total_bytes(loaded)) - slots * _mask_bytes(loaded) - _scored_bytes(loaded)
+    left = room - slots * _mask_bytes(loaded) - _scored_bytes(loaded)
     fitting = num_lanes_within(max(0, left), _slot_bytes(loaded), slots)
     if fitting < wanted:
         logger.warning(
@@ -201,14 +248,19 @@ def _kind(loaded: Loaded) -> str:
 
 
 def _total_bytes(loaded: Loaded) -> int:
-    """Return the bytes of the device's memory without the weights of this model.
+    """Return the bytes of the device's memory without the weights of this model."""
+    return max(0, _device_bytes(loaded) - _weight_bytes(loaded))
+
+
+def _device_bytes(loaded: Loaded) -> int:
+    """Return the bytes of the device's memory, whoever uses it.
 
     Ranks (processes that share a model) on CPUs share one memory equally.
     """
     total, rank = total_bytes(loaded.device), loaded.rank
     if rank is not None and loaded.device.type == "cpu":
         total //= rank.count
-    return max(0, total - _weight_bytes(loaded))
+    return total
 
 
 def _weight_bytes(loaded: Loaded) -> int:

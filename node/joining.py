@@ -27,7 +27,7 @@ from proto.errors import (
     SlipstreamError,
     shown,
 )
-from proto.installation import MODELS
+from proto.installation import MODELS, node_program
 from proto.links.keys import names_of, of_node, own_name, with_keys
 from proto.links.transport import check_endpoint
 from proto.messages import MAX_SESSIONS, Role
@@ -138,6 +138,17 @@ MaxNumSeqs = Annotated[
     int,
     typer.Option(min=1, max=MAX_SESSIONS, metavar="N", help="The most texts at once."),
 ]
+GpuMemoryUtilization = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=1,
+        metavar="NUMBER",
+        help="The share of the device's memory for weights and cache. For example 0.9. On a CPU it "
+        "is a share of the machine's memory. The shares of nodes on one device add up. Default: as "
+        "much as leaves room for another node.",
+    ),
+]
 Backend = Annotated[
     str,
     typer.Option(
@@ -180,7 +191,7 @@ SimulateMsPerRow = Annotated[
 
 def main(role: Role, load_serve: Callable[[], "Serve"]) -> int:
     """Run a node that was started by hand; returns its exit status; prints errors as one line."""
-    return _status_of(command_line(role, load_serve), f"python -m {role}_node")
+    return _status_of(command_line(role, load_serve), node_program(role))
 
 
 def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
@@ -197,6 +208,7 @@ def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
         tensor_parallel_size: TensorParallelSize = 1,
         max_model_len: MaxModelLen = None,
         max_num_seqs: MaxNumSeqs = 8,
+        gpu_memory_utilization: GpuMemoryUtilization = None,
         backend: Backend = "auto",
         quantization: Quantization = "",
         target: Target = "",
@@ -223,6 +235,7 @@ def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
             tensor_parallel_size=tensor_parallel_size,
             max_model_len=max_model_len or 0,
             max_num_seqs=max_num_seqs,
+            gpu_memory_utilization=gpu_memory_utilization or 0.0,
             backend=backend,
             quantization=quantization,
             target=target,

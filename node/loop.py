@@ -19,6 +19,7 @@ from engine.executor import Executor
 from engine.heads.head_loading import LoadedHead, load_head_engine
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import Engine, load_engine
+from engine.memory import Utilization
 from engine.places import Places, places_of, time_places
 from node.economics import CHAINS, RECORDED_CHILDREN, RECORDED_ROWS, TIMED_ROWS
 from node.entrance import Handles
@@ -157,7 +158,8 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
             dtype=config.dtype,
             device=config.device,
             max_len=config.max_model_len,
-            part=PARTS[config.role],
+            part=_part(config),
+            utilization=_utilization(config),
             num_lanes=config.max_num_seqs,
             warm_rows=TIMED_ROWS[config.role],
             num_children=RECORDED_CHILDREN,
@@ -169,7 +171,8 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         dtype=config.dtype,
         device=config.device,
         max_len=config.max_model_len,
-        part=PARTS[config.role],
+        part=_part(config),
+        utilization=_utilization(config),
         num_lanes=config.max_num_seqs,
         fixed_rows=config.fixed_rows or None,
         warm_rows=(config.fixed_rows,) if config.fixed_rows else TIMED_ROWS[config.role],
@@ -203,6 +206,23 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
     # To see what is free for the heads, the memory of the target's prompts was given back.
     engine.executor.warm_up_prompts()
     return replace(engine, heads=heads, max_len=min(engine.max_len, heads.max_len))
+
+
+def _part(config: NodeConfig) -> float:
+    """Return which share of the memory for caches this node's cache may take.
+
+    Where the user has said how much both may take in all, target and drafter divide it.
+    """
+    if not config.gpu_memory_utilization:
+        return PARTS[config.role]
+    if not config.peer_bytes:
+        return 1.0
+    drafts = PARTS[Role.DRAFTER]
+    return drafts if config.role is Role.DRAFTER else 1.0 - drafts
+
+
+def _utilization(config: NodeConfig) -> Utilization:
+    return Utilization(config.gpu_memory_utilization, config.peer_bytes)
 
 
 def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> Engine:

@@ -32,6 +32,14 @@ _LLAMA_TENSOR = re.compile(r"(model\.)?(layers\.0\.input_layernorm|norm|lm_head)
 _EAGLE3_TENSOR = re.compile(r"(model\.)?(d2t|(midlayer|layers\.0)\.hidden_norm\.weight)")
 
 
+def head_alone(name: str, kind: HeadKind) -> str:
+    """Return the line that refuses a head in the place of a whole model."""
+    return (
+        f"{name} is a head of the kind {kind}: it drafts for one model and writes no text alone; "
+        "give that model as the target, and the head as the drafter"
+    )
+
+
 def head_kind(config: Mapping[str, object]) -> HeadKind | None:
     """Return the kind of head that config.json describes; None: no head, or it does not tell.
 

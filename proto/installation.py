@@ -3,6 +3,8 @@
 Also loaded by Pythons that are much too old for the rest: it uses no newer syntax or library.
 """
 
+import shlex
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +24,12 @@ COORDINATOR = (*_SHARED, "pydantic", "rich", "jinja2", "tokenizers", "huggingfac
 NODE = (*_SHARED, "numpy", "safetensors", "torch", "transformers")
 ALL = (*COORDINATOR, *(name for name in NODE if name not in COORDINATOR))
 EXIT_UNUSABLE = 2
-_INSTALL_AGAIN = "install Slipstream again, together with what it depends on (`pip install`)"
+COMMAND = "slipstream"  # as the program is called where it is installed
+# What `python -m` runs the command line as, the usual one first.
+MODULES = ("coordinator", COMMAND, "lab.experiments")
+_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # options of Python
+# Slipstream is on no package index: somebody else could offer a package under its name there.
+PLACEHOLDER, MEANT = "PATH-OR-WHEEL", "a checkout of Slipstream, or its wheel"
 
 
 def refusal(
@@ -49,7 +56,7 @@ def refusal(
         more = len(missing) - SHOWN
         what = f"lacks {', '.join(missing[:SHOWN])}" + (f" and {more} more" if more > 0 else "")
     if not IS_CHECKOUT:
-        return f"this Python ({sys.executable}) {what}; {_INSTALL_AGAIN}"
+        return f"this Python ({sys.executable}) {what}; {how_to_install()}"
     own = ROOT / ".venv" / "bin" / "python"
     place = own.relative_to(ROOT) if Path.cwd() == ROOT else own
     # If this is already the Python in .venv, the setup was cut short and must run again.
@@ -60,13 +67,97 @@ def refusal(
     return f"this Python ({sys.executable}) {what}; {setup}use {command}"
 
 
+def program() -> str:
+    """Return what to type to start the command line, as the user has called this process.
+
+    That is `slipstream`, or `python -m coordinator` with the user's own word for Python. A process
+    that is no program of ours gets the usual name.
+    """
+    python, module, script = _called()
+    if script:
+        return COMMAND if shutil.which(COMMAND) == script else _as_typed(script, COMMAND)
+    if not module and not IS_CHECKOUT:
+        return COMMAND
+    return f"{_as_typed(python, 'python')} -m {module if module in MODULES else MODULES[0]}"
+
+
+def node_program(role: str) -> str:
+    """Return what to type to start a node of this role by hand, as this process was called."""
+    own = program()
+    if " -m " not in own:
+        return f"{own}-{role}"
+    return f"{own.split(' -m ')[0]} -m {role}_node" if IS_CHECKOUT else f"{COMMAND}-{role}"
+
+
+def _called() -> "tuple[str, str, str]":
+    """Return Python as it was typed, the module behind -m, and our own script; "" if not known.
+
+    `slipstream-target` and `slipstream-drafter` count as `slipstream`, which lies beside them.
+    """
+    python, *words = list(getattr(sys, "orig_argv", [])) or ["python"]
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        if option == "-m":
+            module = words[0] if words else ""
+            is_ours = module in (*MODULES, "target_node", "drafter_node")
+            return (python, module, "") if is_ours else ("python", "", "")
+        if option in _WITH_VALUE and words:
+            words.pop(0)
+    script = Path(words[0]) if words else Path()
+    if script.name.partition("-")[0] != COMMAND:
+        return "python", "", ""
+    return "python", "", str(script.with_name(COMMAND))
+
+
+def _as_typed(path: str, elsewhere: str) -> str:
+    """Return a path as short as it can be typed here; `elsewhere` if it lies in another folder."""
+    if not path.startswith("/"):
+        return path
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return elsewhere
+
+
 def missing(package: str, extra: str) -> str:
     """Return words for a package that is not installed, which only some commands need.
 
     extra  of Slipstream, that brings it
     """
-    how = "run `make setup`" if IS_CHECKOUT else "install Slipstream with that extra"
-    return f"the package `{package}`, which comes with the extra `{extra}`; {how}"
+    return f"the package `{package}`, which comes with the extra `{extra}`; {how_to_install(extra)}"
+
+
+def how_to_install(extra: str = "") -> str:
+    """Return what to type so that Slipstream is there with all that it needs.
+
+    extra  of Slipstream, that is needed too
+    """
+    if IS_CHECKOUT:
+        own = ROOT / ".venv"
+        is_there = Path(sys.prefix) == own or not (own / "bin" / "python").exists()
+        where = "" if Path.cwd() == ROOT else f" in {ROOT}"
+        return f"run `make setup`{where}" + ("" if is_there else f", then use {own}/bin/python")
+    source = _installed_from()
+    wanted = f"{source or PLACEHOLDER}[{extra}]" if extra else source or PLACEHOLDER
+    hint = "" if source else f" ({PLACEHOLDER}: {MEANT})"
+    # Always in quotes, because shells read the brackets; a path may have a quote in it.
+    quoted = f"'{wanted}'" if "'" not in wanted else shlex.quote(wanted)
+    return f"run `{sys.executable} -m pip install {quoted}`{hint}"
+
+
+def _installed_from() -> str:
+    """Return the path of the wheel or folder that Slipstream was installed from; "": unknown."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        told = json.loads(distribution("slipstream").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError, OSError):
+        return ""
+    url = urlsplit(str(told.get("url", "")))
+    path = unquote(url.path)
+    return path if url.scheme == "file" and Path(path).exists() else ""
 
 
 def another_package(name: str) -> str:

@@ -9,8 +9,8 @@ from proto.errors import ConfigurationError
 from proto.messages import Role
 
 NO_CONFIG = (
-    "a node reads its config as one JSON line from standard input: it is started by "
-    "`python -m coordinator`, or by hand with `--join tcp://HOST:PORT`"
+    "a node reads its config as one JSON line from standard input: a coordinator starts it, or you "
+    "do by hand with `--join tcp://HOST:PORT`"
 )
 # Where a target's passes run on CPUs: on its own cores, or on these and the drafter's as well.
 Placement = Literal["auto", "apart", "shared"]
@@ -61,6 +61,10 @@ class NodeConfig:
     heads_ms, heads_ms_per_row  imitated duration of a step of those heads, like `simulated_ms`
     layers          of a target: the layers whose features will be wanted (`Open.layers`)
     quantization    how plain weights are rounded: "int8" or "int4"; "": they are not
+    gpu_memory_utilization  share of the device's memory for weights and cache, also of the other
+                    model where both are on this device; 0: nobody has said
+    peer_bytes      size of the other model's weights; whoever starts the node makes it 0 where
+                    that model is on another device
     public_key, secret_key, coordinator_key  keys of an encrypted link; "": it is not encrypted
     """
 
@@ -96,6 +100,8 @@ class NodeConfig:
     heads_ms_per_row: float = 0.0
     layers: tuple[int, ...] = ()
     quantization: str = ""
+    gpu_memory_utilization: float = 0.0
+    peer_bytes: int = 0
     public_key: str = ""
     secret_key: str = field(default="", repr=False)
     coordinator_key: str = ""

@@ -3,19 +3,21 @@
     from slipstream import LLM, SamplingParams
 
 This package finds the others where they are: beside it in a checkout, inside it where a wheel was
-installed (docs/adr/0001). Each name is imported when it is first used.
+installed (docs/adr/0001). `import slipstream` alone takes no other name. Each name of the API is
+imported when it is first used; from then on `proto` and `coordinator` are ours in this process.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from slipstream.finding import check_names, find_packages
+from slipstream.finding import claim_names
 
 if TYPE_CHECKING:
     from coordinator import (
         LLM,
         AsyncEngineArgs,
         AsyncLLM,
+        AsyncLLMEngine,
         CompletionOutput,
         Counter,
         EngineArgs,
@@ -46,6 +48,7 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "AwayError",
     "BusyError",
     "ClosedError",
@@ -68,13 +71,11 @@ __all__ = [
     "Vector",
 ]
 
-find_packages()
-
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    check_names()
+    claim_names()
     from proto.installation import COORDINATOR, refusal
 
     line = refusal("", COORDINATOR)

@@ -1,9 +1,13 @@
 """Where the rest of Slipstream lies, and how a program in any folder finds the packages it needs.
 
+`import slipstream` changes nothing for anybody else. Only when a name of the API is used for the
+first time (`claim_names`) a finder is put in front of all others. From then on `coordinator` and
+`proto` are ours in this process. The finder answers for `engine` only where code of ours asks: a
+program that starts no models may have a module of that name.
+
 `sys.path` stays as it is: with the root in front a program's own `models`, `engine` or `tests`
 would be ours, and with the root at the end our `proto` would be that of the distribution
-proto-plus, where there is one. A finder in front answers for three names alone, and for `engine`
-only where code of ours asks: a program may have a module of that name.
+proto-plus, where there is one.
 """
 
 import sys
@@ -54,23 +58,29 @@ def _is_asked_by_us() -> bool:
     return any((ROOT / name) in path.parents for name in (*NAMES, INNER))
 
 
-def find_packages() -> None:
-    """Make the two packages importable from now on. May be called twice."""
-    if Finder not in sys.meta_path:
-        sys.meta_path.insert(0, Finder)
+def claim_names() -> None:
+    """Make the packages in NAMES importable, and ours, from now on. May be called again.
 
-
-def check_names() -> None:
-    """Raise ImportError if this process has loaded another package with one of these names."""
+    Raises ImportError if this process has imported another package of one of these names. Then
+    nothing is changed.
+    """
     for name in NAMES:
         loaded = sys.modules.get(name)
         if loaded is None:
             continue
         folders = [Path(folder).resolve() for folder in getattr(loaded, "__path__", ())]
-        if ROOT / name in folders:
-            continue
-        where = folders[0] if folders else getattr(loaded, "__file__", "somewhere")
-        raise ImportError(
-            f"slipstream has a package {name!r}, and this process has loaded another one, from "
-            f"{where}; use the two in processes of their own (docs/adr/0001)"
-        )
+        if ROOT / name not in folders:
+            where = folders[0] if folders else getattr(loaded, "__file__", "somewhere")
+            raise ImportError(_line_about(name, str(where)))
+    if Finder not in sys.meta_path:
+        sys.meta_path.insert(0, Finder)
+
+
+def _line_about(name: str, where: str) -> str:
+    """Return why Slipstream cannot be used in this process, and what to do."""
+    owner = "the distribution proto-plus" if name == "proto" else "another package or module"
+    return (
+        f"Slipstream has a package named {name!r}, and this process has already imported {owner} "
+        f"under that name, from {where}. One process can have only one of them: use Slipstream in "
+        "a process of its own"
+    )

@@ -4,22 +4,26 @@ What may be written for a prompt is checked here, and nowhere else: `LLM`, `Asyn
 server take the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, cast
 
 from coordinator.api.chat import NO_ARGUMENTS, USUAL, Arguments, PromptForm
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.conversations import Messages, with_arguments
+from coordinator.api.models.lengths import cut_answers
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.refusals import scalar
 from coordinator.api.requests import Request
+from coordinator.api.without_effect import of_params
 from proto.errors import ConfigurationError, shown
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 _KEYS = ("prompt", "prompt_token_ids")
+MAX_TOLD = 64  # lines of warning that one pair gives
 BYTES = bytes | bytearray | memoryview  # sequences of numbers, but nobody's token ids
 _PROMPT_KINDS = 'a prompt is a string, a list of token ids or {"prompt_token_ids": [...]}'
 
@@ -29,12 +33,17 @@ class Asking:
 
     speculation  how drafts are made where a request does not say it
     params       the sampling parameters of requests without any
+    warn         is told, once for each line, what of the sampling parameters is not heeded; None:
+                 nobody is
     """
 
     def __init__(self, pair: Pair, speculation: SpeculationConfig) -> None:
         self.pair = pair
         self.speculation = speculation
         self.params = SamplingParams()
+        self._numbers = count()  # of the requests
+        self.warn: Callable[[str], object] | None = None
+        self._told: set[str] = set()
 
     def request(
         self,
@@ -128,10 +137,25 @@ class Asking:
         for _, ids in prompts:
             self.pair.check(ids)
         reviewed = [self.pair.reviewed_params(one) for one in each]
-        return [
+        self._tell(reviewed, [len(ids) for _, ids in prompts])
+        made = [
             Request(self.pair, speculation or self.speculation, *prompt, one)
             for prompt, one in zip(prompts, reviewed, strict=True)
         ]
+        for request in made:
+            request.request_id = str(next(self._numbers))
+        return made
+
+    def _tell(self, params: Sequence[SamplingParams], nums_prompt: Sequence[int]) -> None:
+        """Warn of what is not heeded, each line once."""
+        if self.warn is None:
+            return
+        for one, num in zip(params, nums_prompt, strict=True):
+            lines = [*of_params(one), *cut_answers(one, self.pair.max_len, [num])]
+            for line in lines:
+                if line not in self._told and len(self._told) < MAX_TOLD:
+                    self._told.add(line)
+                    self.warn(line)
 
 
 def _check_keys(prompt: Mapping[str, Any]) -> None:

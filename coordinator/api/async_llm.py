@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from copy import copy
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 from coordinator.api.admission import Admission, Ticket
@@ -22,7 +22,14 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import RequestOutputKind, SamplingParams
 from coordinator.api.patience import Patience
 from coordinator.api.requests import Request, Step, teller
-from coordinator.api.vllm import EngineArgs
+from coordinator.api.vllm import (
+    EngineArgs,
+    TargetTokenizer,
+    check_arguments,
+    no_such_method,
+    sampling_params_of,
+)
+from coordinator.api.vllm_metrics import Metric, Totals
 from coordinator.text.stream import WAIT_S, Reader, TokenStream
 from proto.errors import (
     AwayError,
@@ -75,6 +82,7 @@ class AsyncLLM:
         self._requests: dict[str, Request] = {}  # by request id
         self._waiting: dict[Ticket, asyncio.Queue[News]] = {}  # who is told when it may begin
         self._patience: Patience | None = None  # with a target that is away; None: it is there
+        self._totals = Totals(pair.config.target)
         self._is_closed = False
         self._ended: SlipstreamError | None = None  # what ends every request; None: nothing yet
 
@@ -97,6 +105,7 @@ class AsyncLLM:
         *,
         output_kind: RequestOutputKind | None = None,
         client: str = "",
+        **of_vllm: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt, and yield outputs as they come; the last one is `finished`.
 
@@ -104,11 +113,13 @@ class AsyncLLM:
 
         output_kind  what each output holds; None: as the sampling parameters say
         client       whose request it is: free lanes are shared out evenly among clients
+        of_vllm      other arguments of vLLM's, such as lora_request: their defaults are accepted
 
         Raises ConfigurationError, BusyError (the queue is full), AwayError (no target is there),
         ClosedError, NodeError. A text that cannot be completed has the finish_reason "error".
         """
         self._check_open()
+        check_arguments("generate", of_vllm)
         request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
         kind = output_kind or request.output_kind
         outputs = self.answer(request, request_id, output_kind=kind, client=client)
@@ -131,9 +142,12 @@ class AsyncLLM:
         name = request_id or uuid4().hex
         if name in self._news:
             raise ConfigurationError(f"there is a request with the id {name} already")
+        request.request_id = name
         steps = self._steps(request, name, client)
         try:
             async for step in steps:
+                if step.is_last:
+                    self._totals.ended(step.part)
                 if output_kind is RequestOutputKind.DELTA:
                     yield step.part
                 elif output_kind is RequestOutputKind.CUMULATIVE:
@@ -250,6 +264,41 @@ class AsyncLLM:
 
     shutdown = close  # vLLM's name
 
+    # -- as vLLM's --------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """True if texts can be asked for: it is open, and no error has ended it."""
+        return not self._is_closed and self._ended is None
+
+    async def check_health(self) -> None:
+        """Raise what `check_ready` raises, if texts cannot be written now."""
+        self.check_ready()
+
+    async def get_tokenizer(self, lora_request: None = None) -> TargetTokenizer:
+        """Return the target's tokenizer. Raises ConfigurationError if it has none, ClosedError."""
+        self._check_open()
+        check_arguments("get_tokenizer", {"lora_request": lora_request})
+        return TargetTokenizer(self.pair)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return figures of all texts so far under vLLM's names, as `LLM.get_metrics` does."""
+        return self._totals.metrics()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters in the model's generation_config.json, else our defaults.
+
+        Raises ModelError, ConfigurationError.
+        """
+        config = self.pair.config
+        return sampling_params_of(config.target, config.target_revision)
+
+    if not TYPE_CHECKING:  # a checker shall find a wrong name before the program runs
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to use in place of a method of vLLM's. Raises AttributeError."""
+            raise no_such_method(name, "AsyncLLM")
+
     def __enter__(self) -> Self:
         return self
 
@@ -261,6 +310,9 @@ class AsyncLLM:
     ) -> None:
         self._is_closed = True
         self.pair.__exit__(kind, error, trace)
+
+
+AsyncLLMEngine = AsyncLLM  # vLLM's other name
 
 
 async def _read(request: Request, stream: TokenStream) -> Step | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from coordinator.api.config_base import Frozen, named
+from coordinator.api.config_base import Frozen, called, named
 from coordinator.api.models.settings import NGRAM as NGRAM
 from coordinator.api.models.settings import ModelsConfig
 from coordinator.cluster.link import Links, parse_links
@@ -178,6 +178,14 @@ class PairConfig(ModelsConfig):
             "--reproducible; fewer if memory is short."
         ),
     ] = None
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        Field(
+            description="The share of a device's memory for weights and cache. For example 0.9. "
+            "On a CPU it is a share of the machine's memory. If both models are on one device, it "
+            "is for both together. Default: as much as leaves room for other programs."
+        ),
+    ] = None
     start_timeout_s: Annotated[
         float,
         Field(
@@ -271,12 +279,12 @@ class PairConfig(ModelsConfig):
             return self
         if self.target_device or self.drafter_device:
             raise ConfigurationError(
-                "--placement is for default devices; leave it out, or name no device"
+                f"{called('placement')} is for default devices; leave it out, or name no device"
             )
         if self.reproducible and self.placement == "shared":
             raise ConfigurationError(
-                "--placement shared goes not with --reproducible, which has fixed cores; leave one "
-                "out"
+                f"{called('placement')} shared goes not with {called('reproducible')}, which has "
+                "fixed cores; leave one out"
             )
         return self
 
@@ -306,8 +314,8 @@ class PairConfig(ModelsConfig):
         if self.drafter_quantization and (self.drafter == NGRAM or self.drafter_is_head):
             what = "none" if self.drafter == NGRAM else "a head"
             raise ConfigurationError(
-                f"drafter_quantization is for a draft model, and the drafter is {what}; leave it "
-                "out"
+                f"{called('drafter_quantization')} is for a draft model, and the drafter is "
+                f"{what}; leave it out"
             )
         if self.drafter_is_head and self.ranks[Role.DRAFTER] > 1 and self.has_draft_model:
             raise ConfigurationError(
@@ -458,8 +466,10 @@ class SpeculationConfig(Frozen):
     def _drafters(self, pair: PairConfig) -> list[str]:
         """Return the names of the drafters in use that only coupled drafting may combine."""
         drafters = {
-            "also_ngram" if self.also_ngram else NGRAM: self.also_ngram or pair.drafter == NGRAM,
-            "heads": pair.home_heads is not None,
+            called("also_ngram") if self.also_ngram else NGRAM: (
+                self.also_ngram or pair.drafter == NGRAM
+            ),
+            called("heads") if pair.heads else "heads": pair.home_heads is not None,
             "the drafter": pair.has_draft_model,
         }
         return [name for name, is_used in drafters.items() if is_used]
@@ -470,7 +480,8 @@ class SpeculationConfig(Frozen):
 
         Such rules compare the chances that both models give to one token.
         """
-        return f"--verify {self.verify} needs a drafter with the target's tokenizer; use coupled"
+        rule = f"{called('verify')} {self.verify}"
+        return f"{rule} needs a drafter with the target's tokenizer; use coupled"
 
     def check(self, pair: PairConfig) -> None:
         """Raise ConfigurationError if these settings contradict each other or the pair's."""
@@ -487,17 +498,18 @@ class SpeculationConfig(Frozen):
             raise ConfigurationError(self.needs_one_tokenizer)
         if self.remember and self.verify != "coupled":
             raise ConfigurationError(
-                f"remember needs coupled verification, not {self.verify}: copies of earlier texts "
-                "would bias the text"
+                f"{called('remember')} needs coupled verification, not {self.verify}: copies of "
+                "earlier texts would bias the text"
             )
         if self.ngram_min > self.ngram_max:
             raise ConfigurationError(
-                f"ngram_min is {self.ngram_min}, which is above ngram_max, {self.ngram_max}"
+                f"{called('ngram_min')} is {self.ngram_min}, which is above "
+                f"{called('ngram_max')}, {self.ngram_max}"
             )
         if self.reference and not self.uses_ngrams(pair):
             raise ConfigurationError(
-                "reference is a text for n-gram drafts; choose the drafter ngram or also_ngram, "
-                "and not the policy ar"
+                f"{called('reference')} is a text for n-gram drafts; choose the drafter ngram or "
+                f"{called('also_ngram')}, and not the policy ar"
             )
 
     def make(self, pair: PairConfig) -> Policy:
@@ -521,8 +533,8 @@ class SpeculationConfig(Frozen):
         k = policy.num_speculative_tokens
         if reproducible and k >= REPRODUCIBLE_ROWS:
             raise ConfigurationError(
-                f"num_speculative_tokens is {k}; with --reproducible it must be below "
-                f"{REPRODUCIBLE_ROWS}, the rows of every pass"
+                f"{called('num_speculative_tokens')} is {k}; with {called('reproducible')} it must "
+                f"be below {REPRODUCIBLE_ROWS}, the rows of every pass"
             )
         return policy if self.verify == "coupled" else as_chain(policy)
 

@@ -1,6 +1,8 @@
 """The base class of all settings: immutable, with one-line error messages for wrong values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import (
@@ -19,6 +21,8 @@ from proto.errors import ConfigurationError, did_you_mean, shown
 T = TypeVar("T", bound=BaseModel)
 
 AS_FLAGS = "as flags"  # validation context: name settings as the command line does
+# True where messages are read by who has typed flags. Each request of a server is read by programs.
+_flags_are_read: ContextVar[bool] = ContextVar("flags_are_read", default=False)
 
 
 class Frozen(BaseModel):
@@ -75,6 +79,26 @@ def named(name: str, info: ValidationInfo) -> str:
     if isinstance(info.context, Mapping):
         return str(info.context.get(name, name))
     return "--" + name.replace("_", "-") if info.context == AS_FLAGS else name
+
+
+def called(name: str, *, is_off: bool = False) -> str:
+    """Return a setting's name for a message: a flag on the command line, else the field's name.
+
+    is_off  it is a switch, and it was turned off
+    """
+    if not _flags_are_read.get():
+        return name
+    return f"--{'no-' if is_off else ''}{name.replace('_', '-')}"
+
+
+@contextmanager
+def naming_flags(*, are_read: bool = True) -> Iterator[None]:
+    """While inside, messages name settings as flags (`called`); or, with False, as fields."""
+    token = _flags_are_read.set(are_read)
+    try:
+        yield
+    finally:
+        _flags_are_read.reset(token)
 
 
 def checked(kind: type[T], **values: object) -> T:

@@ -77,6 +77,10 @@ def behind_thoughts(thoughts: Thoughts, grammar: str, token_ids: Mapping[str, in
     return json.dumps({"grammars": [rules, {**answer, "name": "answer"}]}, ensure_ascii=False)
 
 
+class _WrongFormError(Exception):
+    """What is wrong with a form; the message goes on behind its name."""
+
+
 class Grammars:
     """Checks the grammars of requests for one target, and keeps what it has checked.
 
@@ -98,8 +102,11 @@ class Grammars:
         try:
             source.encode()
         except UnicodeEncodeError as error:
-            raise ConfigurationError(f"{NAME}: {kind} is not valid Unicode") from error
-        return self._checked(kind, source, wanted.disable_any_whitespace)
+            raise ConfigurationError(f"{wanted.name} is not valid Unicode") from error
+        try:
+            return self._checked(kind, source, wanted.disable_any_whitespace)
+        except _WrongFormError as error:
+            raise ConfigurationError(f"{wanted.name} {error}") from error
 
     def behind(self, thoughts: Thoughts, grammar: str) -> str:
         """Return the grammar of thoughts and then a text that fits `grammar`, which was checked.
@@ -118,14 +125,17 @@ class Grammars:
         self._compiler.close()
 
     def _check(self, kind: str, source: str, is_compact: bool) -> str:  # noqa: FBT001
-        """Return the grammar once it is compiled. Raises ConfigurationError, BusyError."""
+        """Return the grammar once it is compiled.
+
+        Raises _WrongFormError, ConfigurationError: no process can be started; BusyError.
+        """
         if find_spec(PACKAGE) is None:
-            raise ConfigurationError(f"{NAME} needs {missing(PACKAGE, 'structured')}")
+            raise _WrongFormError(f"needs {missing(PACKAGE, 'structured')}")
         answer = self._compiler.ask([kind, source, is_compact])
         if answer is None:
-            raise ConfigurationError(f"{NAME}: {kind} {TOO_COMPLEX}")
+            raise _WrongFormError(TOO_COMPLEX)
         if "error" in answer:
-            raise ConfigurationError(f"{NAME}: {kind} {answer['error']}")
+            raise _WrongFormError(answer["error"])
         return answer["grammar"]
 
 

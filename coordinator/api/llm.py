@@ -10,6 +10,7 @@ import logging
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,13 @@ from coordinator.api.vllm import (
     TargetTokenizer,
     UseTqdm,
     as_given,
+    check_arguments,
     in_our_names,
     no_such_method,
     sampling_params_of,
 )
 from coordinator.api.vllm_metrics import Metric, Totals
+from coordinator.api.without_effect import without_effect
 from proto.errors import ClosedError, ConfigurationError, shown
 
 logger = logging.getLogger(__name__)
@@ -59,7 +62,7 @@ class LLM:
     generation_config   "auto": `generate` and `chat` without parameters take those in the model's
                         generation_config.json; "vllm" or None: our defaults
     settings            any other field of PairConfig: "dtype", "reproducible", "max_num_seqs",
-                        "target_device", "drafter_home", "heads", ...
+                        "gpu_memory_utilization", "target_device", "drafter_home", "heads", ...
 
     Raises ConfigurationError, ModelError, IncompatibleError or NodeError, with a one-line message.
     """
@@ -101,9 +104,10 @@ class LLM:
         self._speculation.check(config)
         wanted.check_kind(config)
         self.pair = Pair(config, with_drafter=self._speculation.drafts)
-        for line in self.pair.notices():
+        for line in (*without_effect(config, self._speculation), *self.pair.notices()):
             logger.warning("%s", line)
         self.asking = Asking(self.pair, self._speculation)
+        self.asking.warn = partial(logger.warning, "%s")
         if generation_config == "auto":
             self.asking.params = self.get_default_sampling_params()
         self._totals = Totals(config.target)
@@ -117,10 +121,12 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: UseTqdm = False,
+        **of_vllm: Any,
     ) -> list[RequestOutput]:
         """Generate texts for the prompts, up to `max_num_seqs` at once; return outputs in order.
 
         use_tqdm  show on stderr how many prompts are done; also a function that makes such a bar
+        of_vllm   other arguments of vLLM's, such as lora_request: only their defaults are accepted
 
         A text that cannot be completed has the finish_reason "error", and `error` says why. Any
         other error ends all texts of this call and is raised: ConfigurationError, NodeError. So
@@ -128,6 +134,7 @@ class LLM:
         and the LLM can be used again.
         """
         self._check_open()
+        check_arguments("generate", of_vllm)
         return self._answers(self.asking.requests(prompts, sampling_params), use_tqdm)
 
     def chat(
@@ -141,6 +148,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **of_vllm: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several by the target's chat template; return the outputs.
 
@@ -150,10 +158,12 @@ class LLM:
         continue_final_message  continue the last message, in place of a new one
         tools          what the template is told that the answer may call, as in OpenAI's API
         chat_template_kwargs  further variables of the template, such as enable_thinking
+        of_vllm        as for `generate`
 
         Raises ModelError if there is no usable template, and what `generate` raises.
         """
         self._check_open()
+        check_arguments("chat", of_vllm)
         arguments = {} if chat_template_kwargs is None else chat_template_kwargs
         if tools is not None and isinstance(arguments, Mapping):
             arguments = {**arguments, "tools": tools}
@@ -191,9 +201,10 @@ class LLM:
         config = self.pair.config
         return sampling_params_of(config.target, config.target_revision)
 
-    def get_tokenizer(self) -> TargetTokenizer:
+    def get_tokenizer(self, lora_request: None = None) -> TargetTokenizer:
         """Return the target's tokenizer. Raises ConfigurationError if it has none, ClosedError."""
         self._check_open()
+        check_arguments("get_tokenizer", {"lora_request": lora_request})
         return TargetTokenizer(self.pair)
 
     def stream(

@@ -1,7 +1,7 @@
 """The outputs of generation, in the shapes and names of vLLM, and how they are assembled (pure)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from coordinator.api.speculation import SpeculationPart, TokenTexts
@@ -72,6 +72,7 @@ class RequestOutput:
     finished         True if nothing will be added; in a stream only the last output has it
     seed             the seed that was used: from the parameters, or a fresh one if they had none
     prompt_logprobs  for each token of the prompt, if they were asked for; None for the first
+    request_id       as given to `AsyncLLM.generate`, else a number of this LLM's or a random word
     """
 
     prompt: str | None
@@ -80,6 +81,7 @@ class RequestOutput:
     finished: bool
     seed: int
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    request_id: str = field(default="", compare=False)
 
 
 class Assembly:
@@ -100,8 +102,11 @@ class Assembly:
         ending: Ending | None = None,
         index: int = 0,
         token_texts: TokenTexts | None = None,
+        request_id: str = "",
     ) -> None:
-        self._base = RequestOutput(prompt, list(prompt_ids), [], False, seed)
+        self._base = RequestOutput(
+            prompt, list(prompt_ids), [], finished=False, seed=seed, request_id=request_id
+        )
         self._decoder = decoder
         self._ending = ending or Ending()
         self._stops = StopStrings(self._ending.strings, is_shown=self._ending.is_shown)

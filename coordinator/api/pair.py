@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from coordinator.api import prompts
 from coordinator.api.chat import NO_ARGUMENTS, USUAL, Arguments, ChatTemplate, PromptForm
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
-from coordinator.api.config_base import reviewed
+from coordinator.api.config_base import called, reviewed
 from coordinator.api.conversations import Messages
 from coordinator.api.encoding import prompt_of
-from coordinator.api.models.lengths import how_longer, shortened, too_long
+from coordinator.api.models.lengths import how_longer, not_smaller, shortened, too_long
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import known_limits, look_at
 from coordinator.api.params import SamplingParams
@@ -135,9 +135,10 @@ class Pair:
             self.service.check_alive()
             if patience.is_over(self.states(), time.monotonic()):
                 states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
-                advice = "raise --start-timeout-s if the models are large"
+                longer = f"raise {called('start_timeout_s')}"
+                advice = f"{longer} if the models are large"
                 if NOT_JOINED in self.states().values():
-                    advice = "start it, or raise --start-timeout-s"
+                    advice = f"start it, or {longer}"
                 raise NodeError(
                     "the nodes are not ready and have told nothing new for "
                     f"{patience.limit_s:.0f} s ({states}); {advice}"
@@ -182,14 +183,14 @@ class Pair:
     def notices(self, params: SamplingParams | None = None) -> list[str]:
         """Return a line for each limit on text or draft length that the user did not set.
 
-        There is one more where it is not clear what ends a text (`open_ends`).
+        There is one more where a drafter is as large as the target, and where it is not clear what
+        ends a text (`open_ends`).
 
         params  of all texts that will be asked for; None: they are not known
         """
-        drafters = self.service.registry.hellos(Role.DRAFTER)
-        drafter = min(drafters, key=lambda hello: hello.max_model_len, default=None)
-        lines = shortened(self.config, self.hello(Role.TARGET), drafter, self.num_seqs)
-        return [*lines, *self.open_ends(params)]
+        target, drafters = self.hello(Role.TARGET), self.service.registry.hellos(Role.DRAFTER)
+        lines = shortened(self.config, target, drafters, self.num_seqs)
+        return [*lines, *not_smaller(target, drafters), *self.open_ends(params)]
 
     def open_ends(self, params: SamplingParams | None = None) -> list[str]:
         """Return a line if the target's files leave open which tokens end a text, else []."""
@@ -460,14 +461,14 @@ class Pair:
         end_ids = eos_ids or request.stop_token_ids
         if form is not None and not end_ids:
             raise ConfigurationError(
-                "structured_outputs: this target has no end-of-text token; name one in "
-                "stop_token_ids"
+                f"{form.title}: this target has no end-of-text token; name one in "
+                f"{called('stop_token_ids')}"
             )
         allowed = request.allowed_token_ids or ()
         if form is not None and allowed and not {*end_ids} & {*allowed}:
             raise ConfigurationError(
-                "allowed_token_ids: with structured_outputs a token that ends the text must be "
-                f"among them, such as {min(end_ids)}"
+                f"{called('allowed_token_ids')}: with {form.title} a token that ends the text "
+                f"must be among them, such as {min(end_ids)}"
             )
         return SamplingSpec(
             temperature=request.temperature,
@@ -505,12 +506,12 @@ class Pair:
         }
         for name, ids in named.items():
             if any(token >= size for token in ids):
-                raise ConfigurationError(f"{name}: token ids must lie in 0..{size - 1}")
+                raise ConfigurationError(f"{called(name)}: token ids must lie in 0..{size - 1}")
         if request.bad_words:
             bans = self._tokenizer().bans(request.bad_words)
             if sum(map(len, bans)) > MAX_BAN_TOKENS:
                 raise ConfigurationError(
-                    f"bad_words: more than {MAX_BAN_TOKENS} tokens; leave some out"
+                    f"{called('bad_words')}: more than {MAX_BAN_TOKENS} tokens; leave some out"
                 )
         if request.structured_outputs is not None:
             self.grammars.of(request.structured_outputs)

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, model_validator
 
-from coordinator.api.config_base import Frozen
+from coordinator.api.config_base import Frozen, called
 from coordinator.api.structured import StructuredOutputsParams
 from proto.errors import ConfigurationError
 from proto.messages import (
@@ -240,14 +240,17 @@ class SamplingParams(Frozen):
     def _fits(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise ConfigurationError(
-                f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}"
+                f"{called('min_tokens')} is {self.min_tokens}; it must be at most "
+                f"{called('max_tokens')}, {self.max_tokens}"
             )
         if self.structured_outputs is not None and self.min_tokens:
             raise ConfigurationError(
-                "min_tokens does not go with structured_outputs, which say where the text may end"
+                f"{called('min_tokens')} does not go with {self.structured_outputs.title}, which "
+                "says where the text may end"
             )
         if self.n > 1 and self.temperature == 0:
             raise ConfigurationError(
-                f"n is {self.n}, but at temperature 0 all texts are the same; raise the temperature"
+                f"{called('n')} is {self.n}, but at temperature 0 all texts are the same; raise "
+                "the temperature"
             )
         return self

@@ -251,6 +251,18 @@ def from_file(path: Path) -> list[str]:
     return [line for _, line in lines]
 
 
+def num_with_more_turns(path: Path) -> int:
+    """Return how many prompts of a file have turns after the first, which are not read.
+
+    Raises ConfigurationError, as `from_file` does.
+    """
+    lines = lines_of(path)
+    if not is_json(path, lines[0][1]):
+        return 0
+    records = [json.loads(line) for _, line in lines]
+    return sum(KEY not in record and len(record.get(TURNS, ())) > 1 for record in records)
+
+
 def lines_of(path: Path) -> list[tuple[int, str]]:
     """Return (number, text) of the non-empty lines of a file. Raises ConfigurationError if none."""
     numbered = enumerate(text_of(path).split("\n"), start=1)

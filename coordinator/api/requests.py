@@ -33,6 +33,7 @@ ERROR, ABORT = "error", "abort"
 class Request:
     """A prompt, its sampling parameters, and its texts (continuations) so far.
 
+    request_id  for its outputs; may be changed before `start`
     failure   the error that ended one of its texts or kept it from being started
     on_read   is told how far the target has read the prompt, while it takes a while
     thoughts  what the answers may begin with, before what a grammar holds; None: no thoughts
@@ -47,6 +48,7 @@ class Request:
         ids: tuple[int, ...],
         params: SamplingParams,
     ) -> None:
+        self.request_id = ""
         self.failure: SlipstreamError | None = None
         self._pair = pair
         self._speculation = speculation
@@ -139,6 +141,7 @@ class Request:
             ending=pair.ending(self._params),
             index=index,
             token_texts=TokenTexts() if self._is_watched else None,
+            request_id=self.request_id,
         )
         return stream
 

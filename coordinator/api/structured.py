@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from proto.errors import ConfigurationError, did_you_mean, shown
@@ -28,6 +28,7 @@ class StructuredOutputsParams:
     grammar      rules in the form of Lark or GBNF; the answer is derived from `start` or `root`
     json_object  True: the answer is any JSON object
     disable_any_whitespace  True: no white space between the parts of a JSON text
+    called       how messages name it, such as --regex; "": as above
 
     The constructor raises ConfigurationError.
     """
@@ -38,23 +39,36 @@ class StructuredOutputsParams:
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
+    called: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_types(self)
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             also = f"got {' and '.join(given)}" if given else "got none of them"
-            raise ConfigurationError(f"{NAME}: expected exactly one of {', '.join(KINDS)}, {also}")
+            raise ConfigurationError(
+                f"{self.title}: expected exactly one of {', '.join(KINDS)}, {also}"
+            )
         size = len(self.source)
         if size > MAX_LEN:
             raise ConfigurationError(
-                f"{NAME}: {given[0]} has {size} characters; make it shorter than {MAX_LEN}"
+                f"{self.name} has {size} characters; make it shorter than {MAX_LEN}"
             )
 
     @property
     def kind(self) -> str:
         """Return which of the first five is given."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
+
+    @property
+    def title(self) -> str:
+        """Return the name for messages about the form as a whole."""
+        return self.called or NAME
+
+    @property
+    def name(self) -> str:
+        """Return the name for messages about the schema, pattern, choice or grammar."""
+        return self.called or f"{NAME}: {self.kind}"
 
     @property
     def source(self) -> str:
@@ -66,20 +80,22 @@ class StructuredOutputsParams:
         return self.regex or self.grammar or ANY_OBJECT
 
     @classmethod
-    def read(cls, given: object) -> "StructuredOutputsParams":
+    def read(cls, given: object, called: str = "") -> "StructuredOutputsParams":
         """Return the parameters in a dict, as a request has them. Raises ConfigurationError.
 
         Unknown names are refused, but for null and false, which ask for nothing.
+
+        called  as for the class
         """
         if not isinstance(given, Mapping):
             raise ConfigurationError(f"{NAME}: expected a dict (a table), got {shown(given)}")
-        names = [field.name for field in fields(cls)]
+        names = [one.name for one in fields(cls) if one.name != "called"]
         for name, value in given.items():
             if name not in names and value is not None and value is not False:
                 meant = did_you_mean(name, names) if isinstance(name, str) else ""
                 raise ConfigurationError(f"{NAME} has no {shown(name)}{meant}")
         known = {name: given[name] for name in names if given.get(name) is not None}
-        return cls(**known)
+        return cls(**known, called=called)
 
 
 def _check_types(given: StructuredOutputsParams) -> None:
@@ -93,18 +109,18 @@ def _check_types(given: StructuredOutputsParams) -> None:
         "disable_any_whitespace": (bool, "true or false"),
     }
     for name, (kind, words) in expected.items():
-        value = getattr(given, name)
+        value, where = getattr(given, name), given.called or f"{NAME}: {name}"
         if value is not None and not isinstance(value, kind):
-            raise ConfigurationError(f"{NAME}: {name}: expected {words}, got {shown(value)}")
+            raise ConfigurationError(f"{where}: expected {words}, got {shown(value)}")
         if value == "":
-            raise ConfigurationError(f"{NAME}: {name} is empty; leave it out")
-    choice = given.choice
+            raise ConfigurationError(f"{where} is empty; leave it out")
+    choice, where = given.choice, given.called or f"{NAME}: choice"
     if choice is not None:
         if not all(isinstance(text, str) and text for text in choice):
-            raise ConfigurationError(f"{NAME}: choice: expected texts that are not empty")
+            raise ConfigurationError(f"{where}: expected texts that are not empty")
         if not 0 < len(choice) <= MAX_CHOICES:
             raise ConfigurationError(
-                f"{NAME}: choice: expected 1 to {MAX_CHOICES} texts, got {len(choice)}"
+                f"{where}: expected 1 to {MAX_CHOICES} texts, got {len(choice)}"
             )
 
 

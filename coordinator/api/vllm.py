@@ -203,12 +203,14 @@ class Speculation:
     model     the draft model, the head, or NGRAM; None: not given
     settings  the settings of speculation
     of_pair   settings of the pair of models, by our names (fields of PairConfig)
+    name      the name by which the caller gave it
     """
 
     method: str | None
     model: str | None
     settings: SpeculationConfig
     of_pair: Mapping[str, Any]
+    name: str = NAME
 
     def check_kind(self, pair: PairConfig) -> None:
         """Raise ConfigurationError if the drafter is known to be of another kind than `method`."""
@@ -221,24 +223,27 @@ class Speculation:
             return
         what = f"a head of the kind {kind}" if kind is not None else "no head"
         raise ConfigurationError(
-            f'{NAME}["method"] is {self.method}, and the model {pair.drafter} is {what}'
+            f'{self.name}["method"] is {self.method}, and the model {pair.drafter} is {what}'
         )
 
 
-def read(config: Mapping[str, Any] | None) -> Speculation:
-    """Check a `speculative_config` and return its content. Raises ConfigurationError."""
-    given = _known(config)
+def read(config: Mapping[str, Any] | None, name: str = NAME) -> Speculation:
+    """Check a `speculative_config` and return its content. Raises ConfigurationError.
+
+    name  by which the caller gave it, for messages
+    """
+    given = _known(config, name)
     method, model = given.get("method"), given.get("model")
     if method is not None and not (isinstance(method, str) and method in METHODS):
         raise ConfigurationError(
-            f'{NAME}["method"] is one of {", ".join(METHODS)}, not {shown(method)}'
+            f'{name}["method"] is one of {", ".join(METHODS)}, not {shown(method)}'
             f"{did_you_mean(method, METHODS) if isinstance(method, str) else ''}"
         )
-    values = _values(given)
+    values = _values(given, name)
     if method in POLICIES:
         if "policy" in values:
             raise ConfigurationError(
-                f'{NAME} names a policy twice: "method" is {method}, "policy" is '
+                f'{name} names a policy twice: "method" is {method}, "policy" is '
                 f"{shown(values['policy'])}"
             )
         values["policy"] = method
@@ -253,17 +258,17 @@ def read(config: Mapping[str, Any] | None) -> Speculation:
         raise ConfigurationError(
             f'the method {method} needs a "model": the folder or name of a head'
         )
-    of_pair = {ours: given[name] for name, ours in OF_THE_PAIR.items() if name in given}
-    return Speculation(method, model, _made(values), of_pair)
+    of_pair = {ours: given[theirs] for theirs, ours in OF_THE_PAIR.items() if theirs in given}
+    return Speculation(method, model, _made(values, name), of_pair, name)
 
 
-def _known(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _known(config: Mapping[str, Any] | None, called: str) -> Mapping[str, Any]:
     """Return the entries whose value is not None. Raises ConfigurationError for an unknown name."""
     if config is None:
         return {}
     if not isinstance(config, Mapping):
         raise ConfigurationError(
-            f"{NAME}: expected a dict of {', '.join(KNOWN)}, got {shown(config)}"
+            f"{called}: expected a dict of {', '.join(KNOWN)}, got {shown(config)}"
         )
     config = {
         name: value
@@ -273,21 +278,20 @@ def _known(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if unknown := [name for name in config if name not in KNOWN]:
         meant = did_you_mean(unknown[0], KNOWN) if isinstance(unknown[0], str) else ""
         raise ConfigurationError(
-            f"{NAME} has no {shown(unknown[0])}; there are {', '.join(KNOWN)}{meant}"
+            f"{called} has no {shown(unknown[0])}; there are {', '.join(KNOWN)}{meant}"
         )
     return {name: scalar(value) for name, value in config.items() if value is not None}
 
 
-def _values(given: Mapping[str, Any]) -> dict[str, Any]:
+def _values(given: Mapping[str, Any], called: str) -> dict[str, Any]:
     """Return the settings of speculation by our names."""
     values: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
         if name not in given:
             continue
         if setting in values:
-            raise ConfigurationError(
-                f"{NAME} says {' and '.join(NAMES[setting])}, which are one setting; leave one out"
-            )
+            both = " and ".join(NAMES[setting])
+            raise ConfigurationError(f"{called} says {both}, which are one setting; leave one out")
         values[setting] = given[name]
     if isinstance(rule := values.get("verify"), str):
         values["verify"] = RULES.get(rule, rule)
@@ -305,14 +309,14 @@ def _fit(values: dict[str, Any]) -> None:
         values["ngram_max"] = max(shortest, fields["ngram_max"].default)
 
 
-def _made(values: Mapping[str, Any]) -> SpeculationConfig:
+def _made(values: Mapping[str, Any], called: str) -> SpeculationConfig:
     """Return the SpeculationConfig. Raises ConfigurationError, in vLLM's names of settings."""
     try:
         return SpeculationConfig(**values)
     except ConfigurationError as error:
         setting, _, rest = str(error).partition(": ")
         name = NAMES.get(setting, (setting,))[0]
-        raise ConfigurationError(f"{NAME}, {name}: {rest}") from error
+        raise ConfigurationError(f"{called}, {name}: {rest}") from error
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -327,7 +331,6 @@ GENERATION = "generation_config"
 # use instead.
 NOTHING = (None, False)
 NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "gpu_memory_utilization": ((None,), "max_model_len and max_num_seqs say what memory is for"),
     "trust_remote_code": (NOTHING, "code that comes with a checkpoint is never run"),
     "seed": ((None, 0), "SamplingParams(seed=...) is of a text"),
     "tokenizer": ((None,), "the target's own is used"),
@@ -347,15 +350,24 @@ NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
 }
 
 
+# Parameters of `LLM` and `AsyncLLM` that are no fields of PairConfig.
+OF_LLM = (NAME, GENERATION, "max_waiting", "enforce_eager", *ALIASES)
+WHERE = "docs/python-api.md lists the settings"
+
+
 def in_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings under the names of `PairConfig`, without those that change nothing.
 
     given  only the settings that the caller gave
 
-    Raises ConfigurationError for a setting that is given twice, and for one that we do not have,
-    with what to use instead.
+    Raises ConfigurationError for a setting that is given twice, for one that we do not have, with
+    what to use instead, and for one that nobody has, with the one that was probably meant.
     """
     values: dict[str, Any] = {}
+    known = (*OF_LLM, *NOT_OURS, *PairConfig.model_fields)
+    if unknown := [name for name in given if name not in known]:
+        hint = did_you_mean(unknown[0], known) or f"; {WHERE}"
+        raise ConfigurationError(f"there is no setting {unknown[0]}{hint}")
     for name, value in given.items():
         is_own = name == "tokenizer" and value in (given.get("model"), given.get("target"))
         if is_own or name == "enforce_eager":
@@ -410,11 +422,43 @@ METHODS_NOT_OURS: Mapping[str, str] = {
 }
 
 
-def no_such_method(name: str) -> AttributeError:
+def no_such_method(name: str, owner: str = "LLM") -> AttributeError:
     """Return the error for a name that `LLM` does not have; vLLM's say what to use instead."""
     instead = METHODS_NOT_OURS.get(name)
     told = "" if instead is None else f", which vLLM's has: {instead}"
-    return AttributeError(f"LLM has no {name!r}{told}", name=name)
+    return AttributeError(f"{owner} has no {name!r}{told}", name=name)
+
+
+# Arguments of vLLM's `generate` and `chat` that we do not have, beside the request itself: the
+# values that change nothing and are accepted, and what to use instead.
+ARGUMENTS_NOT_OURS: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "lora_request": ((None,), "adapters are not loaded; merge yours into its model"),
+    "priority": ((None, 0), "texts begin in the order in which they are asked for"),
+    "prompt_token_ids": ((None,), 'a prompt may be {"prompt_token_ids": [...]}'),
+    "tokenization_kwargs": ((None,), "a prompt may be token ids"),
+    "trace_headers": ((None,), "requests are not traced"),
+    "data_parallel_rank": ((None,), "there is one pair"),
+    "mm_processor_kwargs": ((None,), "prompts are texts alone"),
+    "prompt_adapter_request": ((None,), "adapters are not loaded"),
+    "guided_options_request": ((None,), "SamplingParams(structured_outputs=...) says the form"),
+    "chat_template_content_format": (("auto", "string", "openai", None), "the template says it"),
+    "reasoning_ended": ((None,), "the template says it"),
+}
+
+
+def check_arguments(method: str, given: Mapping[str, Any]) -> None:
+    """Refuse what `generate` and the like do not take.
+
+    Raises ConfigurationError for what vLLM has and we do not, with what to use instead, and
+    TypeError for what neither has.
+    """
+    for name, value in given.items():
+        if name not in ARGUMENTS_NOT_OURS:
+            raise TypeError(f"{method} has no argument {name!r}")
+        accepted, instead = ARGUMENTS_NOT_OURS[name]
+        is_list = isinstance(value, list | tuple) and all(one is None for one in value)
+        if not is_list and not any(type(value) is type(one) and value == one for one in accepted):
+            raise ConfigurationError(f"{method} takes no {name}: {instead}")
 
 
 class EngineArgs:

@@ -11,13 +11,15 @@ import typer
 from pydantic import ValidationError
 
 from coordinator.api.refusals import refusal
+from coordinator.cli import foreign
+from coordinator.cli.arguments import lists, meant, setting
 from coordinator.cli.chat.loop import chat
 from coordinator.cli.demo import demo
 from coordinator.cli.flags import Command
 from coordinator.cli.generate import generate
 from coordinator.cli.harmless import harmless
 from coordinator.cli.help import Command as HelpfulCommand
-from coordinator.cli.help import Program, examples
+from coordinator.cli.help import Program, examples, known, with_help_all
 from coordinator.cli.keys import keys
 from coordinator.cli.plugins import Absent
 from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
@@ -26,13 +28,13 @@ from coordinator.cli.status import status
 from coordinator.cli.wrapping import for_stderr
 from coordinator.launching.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
+from proto.installation import program
 from proto.system import unexplained
 
 # -- mistakes --------------------------------------------------------------------------------------
 
 # Error messages for a command line that cannot be read, with a suggestion of what was meant.
 
-PROGRAM = "python -m coordinator"
 _TOO_MANY = re.compile(r"Got unexpected extra argument\S* \((.*)\)$", re.DOTALL)
 _NO_COMMAND = re.compile(r"No such command (.*?)\.(?: Did you mean|$)", re.DOTALL)
 
@@ -45,7 +47,9 @@ def line_of(error: typer.TyperException) -> str:
     context: Any = getattr(error, "ctx", None)
     option = getattr(error, "option_name", None)
     if context is not None and isinstance(option, str) and hasattr(error, "possibilities"):
-        return f"there is no option {option}{_hint(option, _options(context), _help_of(context))}"
+        hint = meant(option, known(context.command, context), None)
+        told = f"did you mean {hint}?" if hint else lists(known(context.command, context))
+        return f"there is no option {option}; {told}"
     if isinstance(error.__cause__, ValidationError):
         return refusal(_name(getattr(error, "param", None)), error.__cause__.errors(), None)
     if told := _usage(error, message, context):
@@ -53,22 +57,30 @@ def line_of(error: typer.TyperException) -> str:
     commands: Collection[str] = getattr(getattr(context, "command", None), "commands", ())
     if commands and (found := _NO_COMMAND.match(message)):
         word = found[1].strip("'\"")
-        return f"there is no command {shown(word)}{_hint(word, commands, _all(commands))}"
+        instead = foreign.COMMANDS.get(word, "").replace("{}", program())
+        told = f"; {instead}" if instead else _hint(word, commands, _all(commands))
+        return f"there is no command {shown(word)}{told}"
     if found := _TOO_MANY.match(message):
-        return f"too many arguments: {found[1]}; a text of several words needs quotes around it"
+        return f"too many arguments: {found[1]}; {_too_many(found[1], context)}"
     return message
+
+
+def _too_many(words: str, context: Any) -> str:
+    """Return what to do about arguments that the command does not take."""
+    flag = setting(words.split()[0], known(context.command, context)) if context else ""
+    return f"write {flag}" if flag else "a text of several words needs quotes around it"
 
 
 def _usage(error: typer.TyperException, message: str, context: Any) -> str:
     """Return the message for an option or argument with a missing or unwanted value; else ""."""
     option = getattr(error, "option_name", "")
     if option and message.endswith("requires an argument."):
-        return f"{option} needs a value; --help says which"
+        return f"{option} needs a value; --help-all says which"
     if option and message.endswith("does not take a value."):
         return f"{option} has no value; write it alone"
     if message.startswith("Missing "):
-        name = _name(getattr(error, "param", None))
-        return f"{name} is missing; `{_command(context)}--help` says what it is"
+        name, command = _name(getattr(error, "param", None)), known(context.command, context)
+        return f"{name} is missing; `{program()} {command.command} --help` says what it is"
     return ""
 
 
@@ -80,26 +92,12 @@ def _name(parameter: Any) -> str:
     return long[0] if long else str(parameter.metavar or parameter.name.upper())
 
 
-def _options(context: Any) -> list[str]:
-    return [option for one in context.command.params for option in (*one.opts, *one.secondary_opts)]
-
-
 def _hint(word: str, known: Collection[str], else_: str) -> str:
     return did_you_mean(word, known) or f"; {else_}"
 
 
-def _help_of(context: Any) -> str:
-    return f"`{_command(context)}--help` lists them"
-
-
-def _command(context: Any) -> str:
-    if context.parent is None:
-        return ""
-    return f"{_command(context.parent)}{context.info_name} "
-
-
 def _all(commands: Collection[str]) -> str:
-    return f"there are {', '.join(commands)} (to continue a text: {PROGRAM} generate TEXT)"
+    return f"there are {', '.join(commands)} (to continue a text: {program()} generate TEXT)"
 
 
 # -- app -------------------------------------------------------------------------------------------
@@ -136,8 +134,9 @@ def command_line(plugins: Sequence[Command | Absent], version: str = "") -> type
     """
     absent = [one for one in plugins if isinstance(one, Absent)]
     app = typer.Typer(
-        name=PROGRAM,
+        name=program(),
         cls=Program,
+        context_settings={"help_option_names": ["-h", "--help"]},
         epilog=_closing(absent),
         add_completion=False,
         rich_markup_mode="rich",
@@ -151,7 +150,8 @@ def command_line(plugins: Sequence[Command | Absent], version: str = "") -> type
             _stand_in(app, command)
             continue
         name = command.__name__.replace("_", "-")
-        app.command(name, cls=HelpfulCommand, epilog=examples(name, PROGRAM))(command)
+        helpful = app.command(name, cls=HelpfulCommand, epilog=examples(name, program()))
+        helpful(with_help_all(command))
     app.add_typer(keys, name="keys")
     return app
 
@@ -216,7 +216,7 @@ def run(app: typer.Typer, connect_ray: ConnectRay | None = None) -> int:
     try:
         if sys.stdout is None:
             raise ConfigurationError("standard output is closed; the text is written there")
-        status = app(standalone_mode=False, obj=connect_ray)
+        status = app(standalone_mode=False, obj=connect_ray, prog_name=program())
     except typer.TyperException as error:
         if line := line_of(error):  # empty where the help has been shown already
             _say(f"error: {line}")

@@ -164,7 +164,7 @@ def demo(
     ],
     pace: Pace = None,
 ) -> None:
-    """Watch a text come with and without drafts, and see what the drafts bring."""
+    """Show a text with and without drafts, and what they bring."""
     text = PROMPT if prompt is None else prompts.from_argument(prompt)
     speculation = SpeculationConfig()
     speculation.check(pair)

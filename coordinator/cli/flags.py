@@ -6,25 +6,31 @@ which also checks the value. This file only defines how a value is written on a 
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from coordinator.api.config_base import checked
+from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.config_base import checked, naming_flags
 from coordinator.cli.help import (
     OUTPUT_PANEL,
     SAMPLING_PANEL,
+    SPECULATION_PANEL,
     default_of,
     kind_of,
     metavar_of,
     panel_of,
 )
 from proto.errors import ConfigurationError, shown
+
+if TYPE_CHECKING:
+    from coordinator.api import vllm
 
 # -- flags -----------------------------------------------------------------------------------------
 
@@ -95,13 +101,26 @@ SIMULATION = (
 class Flags:
     """Chooses the fields of a config that a command has flags for: `names`, or all `but` some.
 
+    argument  True: the target may also be named without a flag, as the command's argument MODEL
     defaults  defaults of this command that differ from the config's; fixed for fields without flag
     """
 
-    def __init__(self, *names: str, but: tuple[str, ...] = (), **defaults: object) -> None:
+    def __init__(
+        self,
+        *names: str,
+        but: tuple[str, ...] = (),
+        argument: bool = False,
+        **defaults: object,
+    ) -> None:
+        self.argument = argument
         self._names = names
         self._but = but
         self._defaults: Mapping[str, object] = defaults
+
+    @property
+    def is_whole(self) -> bool:
+        """True if there are flags for all fields but those that are named as left out."""
+        return not self._names
 
     def of(self, kind: type[BaseModel]) -> Iterator[inspect.Parameter]:
         """Yield a parameter for each chosen field, in the form that typer reads."""
@@ -119,7 +138,7 @@ class Flags:
         for name in self._fields(kind):
             value = values.pop(name)
             form = FORMS.get(name)
-            if form and form.parse and value is not None:
+            if form and form.parse and isinstance(value, str):
                 value = form.parse(_flag(name), value)
             if value is not None:
                 given[name] = value
@@ -145,15 +164,73 @@ def with_settings(command: Command) -> Command:
             parameters += flags.of(kind)
         else:
             parameters.append(parameter)
+    if any(flags.argument for _, flags in configs.values()):
+        parameters.append(_parameter_of("model", ModelArgument))
+    if {PairConfig, SpeculationConfig} <= {kind for kind, one in configs.values() if one.is_whole}:
+        parameters.append(_parameter_of("speculative_config", SpeculativeJson))
+    usual = {parameter.name: parameter.default for parameter in parameters}
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        made = {name: flags.read(kind, values) for name, (kind, flags) in configs.items()}
-        command(**values, **made)
+        with naming_flags():
+            _read_argument(values, usual)
+            wanted = _read_speculative(values, usual)
+            made = {name: flags.read(kind, values) for name, (kind, flags) in configs.items()}
+            if wanted is not None:
+                wanted.check_kind(next(one for one in made.values() if isinstance(one, PairConfig)))
+            command(**values, **made)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _parameter_of(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _read_argument(values: dict[str, Any], usual: Mapping[str, Any]) -> None:
+    """Make the argument MODEL the target. Raises ConfigurationError: --target names another."""
+    model = values.pop("model", None)
+    if model is None:
+        return
+    if values["target"] not in (model, usual["target"]):
+        raise ConfigurationError(
+            f"the target is named twice: {shown(model)} and --target {values['target']}"
+        )
+    values["target"] = model
+
+
+def _read_speculative(
+    values: dict[str, Any], usual: Mapping[str, Any]
+) -> "vllm.Speculation | None":
+    """Put what --speculative-config says into the values of our flags.
+
+    Raises ConfigurationError: it cannot be read, or says what a flag says too.
+    """
+    text = values.pop("speculative_config", None)
+    if text is None:
+        return None
+    from coordinator.api import vllm
+
+    flag = _flag("speculative_config")
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = text
+    wanted = vllm.read(given, flag)
+    settings = wanted.settings
+    found: dict[str, Any] = {name: getattr(settings, name) for name in settings.model_fields_set}
+    found |= wanted.of_pair
+    if wanted.model is not None:
+        found["drafter"] = wanted.model
+    for name, value in found.items():
+        if values[name] != usual[name]:
+            raise ConfigurationError(f"{flag} and {_flag(name)} say the same; leave one out")
+        values[name] = value
+    return wanted
 
 
 def _flag(name: str) -> str:
@@ -203,6 +280,24 @@ def _written(annotation: Any) -> Any:
 
 # The options of the command line that are not made from settings.
 
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        show_default=False,
+        help="The model whose text is written. It may also be given as --target.",
+    ),
+]
+SpeculativeJson = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="Drafter and speculation as vLLM writes them. For example "
+        '\'{"model": "SMALL", "num_speculative_tokens": 5}\'.',
+        rich_help_panel=SPECULATION_PANEL,
+    ),
+]
+
 Prompt = Annotated[
     str | None,
     typer.Argument(metavar="PROMPT", help="The text to continue. - reads it from standard input."),
@@ -242,7 +337,7 @@ Json = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Write one JSON object per prompt to stdout, and no text.",
+        help="Write a JSON object per prompt to stdout, and no text.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

@@ -19,11 +19,13 @@ from rich.console import Console
 from coordinator.api import prompts
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
+from coordinator.api.models.lengths import cut_answers
 from coordinator.api.outputs import RequestOutput
 from coordinator.api.pair import MakeLauncher, Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch, Request, Step
 from coordinator.api.structured import StructuredOutputsParams
+from coordinator.api.without_effect import without_effect
 from coordinator.cli import flags as options
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.harmless import harmless
@@ -40,6 +42,7 @@ from coordinator.cli.writers import (
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.launching.remote import RemoteNodes
 from proto.errors import ConfigurationError, OutputError, SlipstreamError, TextError
+from proto.installation import node_program, program
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import check_writable
@@ -125,6 +128,7 @@ class WindingUp:
 # -- generate --------------------------------------------------------------------------------------
 
 EXIT_SOME_FAILED = 2
+NO_TEMPLATE = "the target has no chat template; a plain one is used"
 
 
 @with_settings
@@ -149,7 +153,7 @@ def generate(
     verbose: options.Verbose = False,
     trace: options.Trace = None,
 ) -> None:
-    """Continue PROMPT, or every prompt of a file, with two models in two processes."""
+    """Continue PROMPT, or every prompt of a file."""
     request = structured(request, json_schema, regex)
     speculation.check(pair)
     if speculation.reference:
@@ -157,13 +161,8 @@ def generate(
     if trace is not None:
         check_writable(trace, "--trace")
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
-    writer = _writer(
-        speculation.policy,
-        request,
-        as_json=as_json,
-        show_speculation=show_speculation,
-        verbose=verbose,
-    )
+    shown = {"show_speculation": show_speculation, "verbose": verbose}
+    writer = _writer(speculation.policy, request, as_json=as_json, **shown)
     with Progress(Console(stderr=True), models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_model
         launcher = launcher_for(
@@ -179,10 +178,12 @@ def generate(
             traced=trace is not None,
         )
     with started as running:
-        for line in (*running.whereabouts(), *running.notices(request)):
-            typer.echo(for_stderr(harmless(line)), err=True)
+        unheeded = without_effect(pair, speculation, request, is_remote=launch.nodes == "remote")
+        unheeded += _turns_left_out(prompt_file, len(asked))
         if chat and running.chat_template.is_plain:
-            typer.echo("the target has no chat template; a plain one is used", err=True)
+            unheeded.append(NO_TEMPLATE)
+        for line in (*running.whereabouts(), *running.notices(request), *unheeded):
+            typer.echo(for_stderr(harmless(line)), err=True)
         run = Run(running, speculation, request, writer)
         try:
             all_fit = run.every(asked)
@@ -197,6 +198,14 @@ def generate(
             typer.echo(for_stderr(words), err=True)
         if not all_fit:
             raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _turns_left_out(file: Path | None, total: int) -> list[str]:
+    """Return a line if prompts of a file have turns that are not read, else []."""
+    number = 0 if file is None else prompts.num_with_more_turns(file)
+    if not number:
+        return []
+    return [f"{number} of {total} prompts have several turns: only the first of each is read"]
 
 
 def _with_room_for(num_texts: int, pair: PairConfig) -> PairConfig:
@@ -221,6 +230,8 @@ def _writer(
     if as_json:
         if show_speculation:
             raise ConfigurationError("--show-speculation is for people; --json has token_origins")
+        if verbose:
+            typer.echo("--verbose has no effect: --json has all figures", err=True)
         return JsonWriter(policy)
     if (request.logprobs, request.prompt_logprobs) != (None, None):
         raise ConfigurationError("--logprobs and --prompt-logprobs are shown with --json")
@@ -230,7 +241,7 @@ def _writer(
 # Settings that a node started by hand gets on its own command line, not from the coordinator.
 OF_THE_NODES = (
     *("target_device", "drafter_device", "tensor_parallel_size", "drafter_tensor_parallel_size"),
-    *("quantization", "drafter_quantization"),
+    *("quantization", "drafter_quantization", "gpu_memory_utilization"),
     *("placement", "dtype", "drafter_dtype", "backend", "reproducible", "heads", "heads_revision"),
     "max_draft_candidates",
     *("simulate_target_ms", "simulate_target_ms_per_row"),
@@ -259,14 +270,14 @@ def launcher_for(
                 flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(
                     f"{flag} is for nodes that are started here; for others see "
-                    "`python -m target_node --help`"
+                    f"`{node_program(Role.TARGET)} --help`"
                 )
         told = partial(invite, launch.keys)
         return partial(RemoteNodes, launch.listen, launch.keys, tuple(devices), told)
     if not launch.ray:
         return Launcher
     if connect_ray is None:
-        raise ConfigurationError("--ray works with `python -m coordinator` only")
+        raise ConfigurationError(f"--ray works with `{program()}` only")
     wanted = Wanted(launch.ray, devices, is_packed=launch.ray_pack, ranks=pair.ranks)
     return partial(connect_ray, wanted)
 
@@ -322,6 +333,10 @@ class Run:
         """
         prompts = [self._prompt(index, len(asked), one) for index, one in enumerate(asked)]
         requests = [prompt.request for prompt in prompts if prompt.request is not None]
+        lengths = [len(request.prompt_ids) for request in requests]
+        longer = self.pair.how_longer()
+        for line in cut_answers(self.request, self.pair.max_len, lengths, longer):
+            typer.echo(for_stderr(line), err=True)
         wanted = sum(request.num_texts for request in requests)
         batch = Batch(self.pair, requests)
         with WindingUp(batch), closing(batch.steps()) as steps:
@@ -411,8 +426,11 @@ def structured(
     """Return the request with the form that answers must have. Raises ConfigurationError."""
     if json_schema is None and regex is None:
         return request
+    if json_schema is not None and regex is not None:
+        raise ConfigurationError("an answer has one form: give --json-schema or --regex")
     schema = None if json_schema is None else prompts.text_of(json_schema)
-    form = StructuredOutputsParams(json=schema, regex=regex)
+    name = "--regex" if json_schema is None else f"--json-schema {json_schema}"
+    form = StructuredOutputsParams(json=schema, regex=regex, called=name)
     given = {name: getattr(request, name) for name in request.model_fields_set}
     return SamplingParams(**{**given, "structured_outputs": form})
 

@@ -5,6 +5,7 @@ entry points, what they have: `slipstream` itself (`rehearsal`, `deploy`) and `s
 command that cannot be had is there all the same, as an `Absent`: it says what to do about it.
 """
 
+import sys
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import Any
@@ -116,5 +117,6 @@ def _remedy(name: str, wanted: str) -> str:
     if IS_CHECKOUT:
         return "run `make setup`"
     # Not by its name from an index: somebody else might have taken that name there.
-    exact = f", version {wanted}" if wanted else ""
-    return f"install the wheel of {name}{exact} (docs/installing.md)"
+    exact = f" {wanted}" if wanted else ""
+    command = f"{sys.executable} -m pip install 'WHEEL'"
+    return f"run `{command}` (WHEEL: the path of the wheel of {name}{exact})"

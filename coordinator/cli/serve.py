@@ -1,24 +1,32 @@
 """`python -m coordinator serve`: OpenAI's API in front of a warm pair."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.config_base import naming_flags
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
-from coordinator.cli.flags import with_settings
+from coordinator.api.without_effect import without_effect
+from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.generate import launcher_for
 from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import models_of
+from coordinator.cli.wrapping import WIDTH, continued, for_stderr
 from coordinator.cli.writers import Progress
 from coordinator.http.settings import ServeConfig
 from proto.errors import ConfigurationError
 from proto.installation import missing
 
 VERSION = "slipstream.version"  # where the context of a command has it
+# Addresses that mean every one of this machine: one of them, at which a browser finds the server.
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+KEY = "YOUR_KEY"  # a placeholder
+BODY = '{"prompt": "def read(path):", "max_tokens": 48, "temperature": 0}'
 
 
 @with_settings
@@ -26,11 +34,14 @@ def serve(
     *,
     context: typer.Context,
     server: ServeConfig,
-    pair: PairConfig,
+    pair: Annotated[PairConfig, Flags(argument=True)],
     speculation: SpeculationConfig,
     launch: LaunchConfig,
 ) -> None:
-    """Serve OpenAI's API (completions, chat, models) over HTTP, for many clients at once."""
+    """Serve OpenAI's API over HTTP, for many clients at once.
+
+    Completions, chat and models, and a page that shows speculation happen.
+    """
     try:
         from coordinator.http import serving
     except ModuleNotFoundError as error:
@@ -53,19 +64,41 @@ def serve(
                 awaits_target=launch.nodes == "remote",
             )
         with AsyncLLM.of(started, speculation, server.max_queue) as llm:
-            for line in (*started.whereabouts(), *started.notices()):
-                typer.echo(harmless(line), err=True)
+            unheeded = without_effect(pair, speculation, is_remote=launch.nodes == "remote")
+            unheeded += server.without_effect(keys)
+            for line in (*started.whereabouts(), *started.notices(), *unheeded):
+                typer.echo(for_stderr(harmless(line)), err=True)
             model = server.served_model_name or _name_of(pair)
+            url = serving.place_of(bound)
             line = (
-                f"{model} is served at {serving.place_of(bound)}/v1: {started.num_seqs} texts at "
-                f"once, {server.max_queue} may wait; Ctrl-C ends"
+                f"{model} is served at {url}/v1: {started.num_seqs} texts at once, "
+                f"{server.max_queue} may wait; Ctrl-C ends"
             )
+            lines = [for_stderr(harmless(line)), *ways_in(url, has_keys=bool(keys))]
 
             def ready() -> None:
-                typer.echo(harmless(line), err=True)
+                for line in lines:
+                    typer.echo(line, err=True)
 
             version = context.meta.get(VERSION, "")
-            serving.serve(llm, serving.Named(model, version), server, keys, bound, ready)
+            # Requests come from programs, whose fields are no flags.
+            with naming_flags(are_read=False):
+                serving.serve(llm, serving.Named(model, version), server, keys, bound, ready)
+
+
+def ways_in(url: str, *, has_keys: bool) -> list[str]:
+    """Return lines that fit 80 columns: where the page is, and a command that asks for a text.
+
+    url       of the server, without a path
+    has_keys  requests must have a key, for which there is a placeholder
+    """
+    for every, here in EVERYWHERE.items():
+        url = url.replace(f"//{every}:", f"//{here}:")
+    key = f" --header 'Authorization: Bearer {KEY}'" if has_keys else ""
+    form = "--header 'Content-Type: application/json'"
+    command = f"  curl {url}/v1/completions{key} {form} --data '{BODY}'"
+    said = f" ({KEY}: one of the API keys)" if has_keys else ""
+    return [f"the page: {url}/", f"at a shell{said}:", *continued(command, WIDTH)]
 
 
 def _name_of(pair: PairConfig) -> str:

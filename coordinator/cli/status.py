@@ -314,7 +314,7 @@ Json = Annotated[
 
 
 def status(pid: Pid = None, as_json: Json = False) -> None:
-    """Show the coordinators that run here: their nodes, texts, links, restarts and logs.
+    """Show what runs here: nodes, texts, restarts and logs.
 
     The exit status is 1 if none runs, or if one does not answer.
     """

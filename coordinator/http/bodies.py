@@ -14,7 +14,7 @@ from coordinator.api.asking import Asking
 from coordinator.api.config import ALONE, SpeculationConfig
 from coordinator.api.config_base import named_as
 from coordinator.api.params import MAX_TOKENS, SamplingParams
-from coordinator.api.structured import StructuredOutputsParams
+from coordinator.api.structured import NAME, StructuredOutputsParams
 from coordinator.http.conversations import MAX_MESSAGES, ChatMessage, Conversation, Many
 from coordinator.http.fields import Route, check
 from proto.errors import ConfigurationError, shown
@@ -26,6 +26,7 @@ TokenId = Annotated[int, Strict(), Field(ge=0, lt=MAX_TOKEN_ID)]
 MAX_PROMPTS = 64
 COMPLETION_TOKENS = 16  # what OpenAI's /v1/completions writes if nobody says more
 
+FORM = "response_format"
 KINDS = ("json", "regex", "choice", "grammar")  # of grammars, in the names of vLLM's older fields
 
 # Fields of SamplingParams that a request has under the same name.
@@ -89,12 +90,12 @@ class ResponseFormat(BaseModel):
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return StructuredOutputsParams(json_object=True)
+            return StructuredOutputsParams(json_object=True, called=FORM)
         if self.json_schema is None or self.json_schema.schema_ is None:
             raise ConfigurationError("response_format: json_schema.schema is missing; give it")
         schema = self.json_schema.schema_
         return StructuredOutputsParams(
-            json=json.dumps(schema) if isinstance(schema, bool) else schema
+            json=json.dumps(schema) if isinstance(schema, bool) else schema, called=FORM
         )
 
 
@@ -168,6 +169,13 @@ class Common(Body):
         return given
 
     @property
+    def stated_length(self) -> tuple[str, int] | None:
+        """Return the name and value of the field that limits the answer; None: none does."""
+        names = ("max_completion_tokens", "max_tokens")
+        given = ((name, getattr(self, name, None)) for name in names)
+        return next(((name, value) for name, value in given if value is not None), None)
+
+    @property
     def wants_progress(self) -> bool:
         """True if chunks tell how far the prompt was read. Raises ConfigurationError."""
         if self.return_progress and not self.stream:
@@ -193,17 +201,17 @@ class Common(Body):
 
         Raises ConfigurationError, also if a request says it twice.
         """
-        said = {"structured_outputs": self.structured_outputs}
+        said = {NAME: self.structured_outputs}
         for kind in KINDS:
             value = getattr(self, f"guided_{kind}")
             said[f"guided_{kind}"] = None if value is None else {kind: value}
         forms = {
-            name: StructuredOutputsParams.read(value)
+            name: StructuredOutputsParams.read(value, "" if name == NAME else name)
             for name, value in said.items()
             if value is not None
         }
         if self.response_format is not None and (form := self.response_format.form()) is not None:
-            forms["response_format"] = form
+            forms[FORM] = form
         if len(forms) > 1:
             raise ConfigurationError(f"the answer's form is given twice: {' and '.join(forms)}")
         return next(iter(forms.values()), None)
@@ -213,9 +221,14 @@ class Common(Body):
         wanted = self.speculative
         if wanted is None:
             return asking.speculation
-        if not wanted.enabled:
-            return ALONE
         given = wanted.model_dump(exclude={"enabled", "events"}, exclude_none=True)
+        if not wanted.enabled:
+            if given:
+                raise ConfigurationError(
+                    f"speculative: enabled is false, so {' and '.join(given)} would do nothing; "
+                    "leave it out"
+                )
+            return ALONE
         base = asking.speculation.model_dump()
         if wanted.policy is not None:  # numbers of one policy say nothing of another
             for name in ("num_speculative_tokens", "window", "policy_option"):
@@ -223,6 +236,11 @@ class Common(Body):
         made = named_as(SpeculationConfig, {}, **{**base, **given})
         if made.drafts and not asking.speculation.drafts:
             raise ConfigurationError("speculative: this server was started without a drafter")
+        if not made.drafts and wanted.num_speculative_tokens is not None:
+            raise ConfigurationError(
+                f"speculative: the policy {made.policy} drafts nothing, so num_speculative_tokens "
+                "would do nothing; leave it out"
+            )
         made.check(asking.pair.config)
         return made
 

@@ -23,6 +23,7 @@ FILES = {
             "main.js",
             "stream.js",
             "answer.js",
+            "figures.js",
             "timeline.js",
             "nodes.js",
         )

@@ -131,6 +131,7 @@ class Routes:
             body.speculation(self._llm.asking),
             add_special_tokens=body.add_special_tokens is not False,
         )
+        self._check_room(asked, body)
         _watch(asked, body)
         return asked, self._echoes(asked) if body.echo else []
 
@@ -143,9 +144,23 @@ class Routes:
             body.arguments(),
             body.prompt_form(),
         )
+        self._check_room(asked, body)
         _watch(asked, body)
         self._expect(asked, body)
         return asked
+
+    def _check_room(self, asked: Sequence[Asked], body: Common) -> None:
+        """Raise ConfigurationError if a request states more tokens for an answer than fit."""
+        if body.stated_length is None:
+            return
+        name, stated = body.stated_length
+        num_prompt = max((len(one.prompt_ids) for one in asked), default=0)
+        room = self._llm.pair.max_len - num_prompt
+        if stated > room:
+            raise ConfigurationError(
+                f"{name} is {stated}, but behind {num_prompt} tokens of prompt there is room for "
+                f"{room}; ask for fewer"
+            )
 
     async def _respond(
         self, answer: "Completions | Chat", body: CompletionBody | ChatBody, request: Request

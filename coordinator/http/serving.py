@@ -128,7 +128,15 @@ def limits_of(config: ServeConfig) -> tuple[Door, Work]:
             config.max_connections,
             RAISE_THE_LIMIT,
         )
-    return Door(most), Work(min(config.max_requests, most - max(1, most // 8)))
+    num_requests = min(config.max_requests, most - max(1, most // 8))
+    is_asked = config.max_requests != ServeConfig.model_fields["max_requests"].default
+    if is_asked and num_requests < config.max_requests and most == config.max_connections:
+        logger.warning(
+            "at most %d requests are in work at once, not %d: raise --max-connections",
+            num_requests,
+            config.max_requests,
+        )
+    return Door(most), Work(num_requests)
 
 
 class Server(uvicorn.Server):

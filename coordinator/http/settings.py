@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -162,6 +163,28 @@ class ServeConfig(Frozen):
         for where, key in keys:
             _check_key(where, key)
         return tuple(dict.fromkeys(key for _, key in keys))
+
+    def without_effect(self, keys: Sequence[str]) -> list[str]:
+        """Return a line for each setting of these that does nothing beside the others.
+
+        keys  the API keys, as `read_keys` returns them
+        """
+        lines = []
+        if self.insecure and keys:
+            lines.append("--insecure has no effect: there are API keys, and clients must send one")
+        if self.forwarded_allow_ips and keys:
+            lines.append(
+                "--forwarded-allow-ips has no effect: each API key is a client, from any address"
+            )
+        if self.allowed_host and not self.is_loopback:
+            lines.append(
+                f"--allowed-host has no effect: at --host {self.host} every name is allowed"
+            )
+        if os.environ.get(KEY_VARIABLE) and (self.api_key or self.api_key_file is not None):
+            lines.append(
+                f"the key in {KEY_VARIABLE} does not count: --api-key or --api-key-file is given"
+            )
+        return lines
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

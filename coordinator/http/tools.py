@@ -34,7 +34,7 @@ class Tools:
         """Return what the answer must look like; None: any text. Raises ConfigurationError."""
         if self.choice == "named":
             (schema,) = self.schemas.values()
-            return StructuredOutputsParams(json=schema)
+            return StructuredOutputsParams(json=schema, called="the schema of tools")
         if self.choice != "required":
             return None
         try:
@@ -46,7 +46,8 @@ class Tools:
             raise ConfigurationError("tools: parameters are nested too deeply") from error
         most = {"maxItems": 1} if self.is_one else {}
         return StructuredOutputsParams(
-            json={"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
+            json={"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}},
+            called="the schema of tools",
         )
 
 

@@ -186,6 +186,16 @@ def _place(error: OSError) -> str:
     return remedy(error, "make room there") + " (TMPDIR says where it is made)"
 
 
+def _peer_device(config: NodeConfig) -> str:
+    """Return the device of a node's peer, which there is: as named, or the default one."""
+    return config.peer_device or default_device(
+        next(role for role in MODULES if role is not config.role),
+        is_alone=False,
+        size=config.peer_size,
+        peer_size=config.tensor_parallel_size,
+    )
+
+
 class Launcher:
     """Starts node processes on this machine, watches them and ends them.
 
@@ -263,14 +273,8 @@ class Launcher:
         """Start NVIDIA MPS once both nodes share a GPU, so that their kernels overlap."""
         if self._has_tried_mps or self._is_alone or config.peer_device is None:
             return
-        theirs = config.peer_device or default_device(
-            next(role for role in MODULES if role is not config.role),
-            is_alone=False,
-            size=config.peer_size,
-            peer_size=config.tensor_parallel_size,
-        )
         own = gpus_of(config.device, config.tensor_parallel_size)
-        if not own & gpus_of(theirs, config.peer_size):
+        if not own & gpus_of(_peer_device(config), config.peer_size):
             return
         visible = visible_gpus()
         if shared := [number for number in sorted(own) if number < len(visible)]:
@@ -327,7 +331,18 @@ class Launcher:
             shared_device=shared,
             dtype=dtype or config.dtype,
             parent_pid=os.getpid(),
+            peer_bytes=config.peer_bytes * self._shares_memory(config, device),
         )
+
+    def _shares_memory(self, config: NodeConfig, device: str) -> bool:
+        """True if the node's device has the other node's model in its memory as well."""
+        if self._is_alone or config.peer_device is None or not config.peer_bytes:
+            return False
+        theirs = _peer_device(config)
+        if device.startswith("cpu"):
+            return theirs.startswith("cpu")
+        own = gpus_of(device, config.tensor_parallel_size)
+        return bool(own & gpus_of(theirs, config.peer_size))
 
     def _may_share(self, config: NodeConfig) -> bool:
         """True for a target that may leave the default cores, or go back to them, in mid-text.

@@ -27,7 +27,7 @@ from engine.heads.stated import NO_HEAD, medusa_counts
 from engine.heads.target import Target
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import Engine, fingerprint
-from engine.memory import limits
+from engine.memory import USUAL, Utilization, limits
 from proto.head_kinds import HeadKind, head_kind, head_kind_of_tensors
 
 # -- selfcheck -------------------------------------------------------------------------------------
@@ -180,13 +180,14 @@ def load_head_engine(
     feature_dtype: str = "float32",
     num_children: Sequence[int] = (),
     is_alone: bool = True,
+    utilization: Utilization = USUAL,
 ) -> Engine:
     """Load a head, check it and warm it up; return the engine, as `loading.load_engine` does.
 
     target, target_revision  the model that the head was made for, whose tokenizer it uses
     dtype    as for `load_head`; FASTEST means auto
     max_len  maximum length of a text in tokens; 0: what the head can take and fits into memory
-    part     share (0 to 1) of the cache memory for the head, as for `limits`
+    part, utilization  memory for the head, as for `limits`
     num_lanes  texts at once; fewer if there is no memory for them
     warm_rows  numbers of rows that passes often have, ascending
     say      is called with a short text for each stage
@@ -216,7 +217,7 @@ def load_head_engine(
     tokenizer.check_fits(loaded.vocab_size)
     if is_alone and loaded.device.type == "cpu":
         torch.set_num_threads(usual_num_threads(loaded))
-    max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part)
+    max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
     make = EagleExecutor if isinstance(loaded.module, EagleHead) else MedusaExecutor
     executor = make(loaded, max_len + NUM_TREE_SLOTS, num_lanes=num_lanes)
     check_outputs(executor)

@@ -9,16 +9,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import (
     THETAS,
     Object,
+    read_config,
+    read_shapes,
     refuse_number,
     refuse_odd_dim,
     refuse_odd_file,
     shown,
 )
 from engine.errors import ModelError
-from proto.head_kinds import HeadKind, feature_layers
+from proto.head_kinds import (
+    HeadKind,
+    feature_layers,
+    head_alone,
+    head_kind,
+    head_kind_of_tensors,
+)
 
 NO_HEAD = "it describes no head that is covered; use one of Medusa, EAGLE or EAGLE-3"
 _FIX = "use a head made for this target"
@@ -62,6 +71,17 @@ def find_head_file(folder: Path) -> Path | None:
     """Return the file of a head's tensors, or the index of several files; None if there is none."""
     paths = (folder / name for name in (*_MEDUSA, _WHOLE, INDEX, _PICKLED))
     return next((path for path in paths if path.exists() or path.is_symlink()), None)
+
+
+def refuse_head(name: str, revision: str | None) -> None:
+    """Raise ModelError if a model that should be a whole one is a head."""
+    folder = find_checkpoint(name, revision)
+    stated = read_config(folder)
+    kind = head_kind(stated)
+    if kind is None and stated.get("num_hidden_layers") == 1:  # as EAGLE's first ones have it
+        kind = head_kind_of_tensors(read_shapes(folder))
+    if kind is not None:
+        raise ModelError(head_alone(name, kind))
 
 
 @dataclass(frozen=True, slots=True)

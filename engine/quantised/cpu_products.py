@@ -2,7 +2,9 @@
 
 Owns the layout that cpu_products.cpp reads (it is described there). Inputs and outputs are float32
 or bfloat16; codes, scales and sums are exact or float32, so the weight is the matrix itself and no
-rounded copy of it, and inputs are not rounded either. A row's outputs are the same bits whatever
+rounded copy of it. With weights of 8 or 4 bits, inputs in bfloat16 become 16-bit integers per group
+where the processor multiplies 8-bit integers (cpu_products.cpp says how exact these are); in
+float32, and on other processors, they stay as they are. A row's outputs are the same bits whatever
 other rows there are, and however many threads compute.
 """
 

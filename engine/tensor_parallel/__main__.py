@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> int:
     """Follow rank 0 until it ends; returns the exit status."""
     if sys.stdin is None or sys.stdin.isatty():
-        sys.stdout.write("error: a rank is started by `python -m target_node`, not by hand\n")
+        sys.stdout.write("error: a rank is started by the process of its model, not by hand\n")
         return UNUSABLE
     # A process that is stopped does not see that its lifeline is closed. The kernel watches the
     # thread that has started this one: it is the one that runs rank 0's model.

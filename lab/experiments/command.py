@@ -61,7 +61,10 @@ Out = Annotated[
     ),
 ]
 Prompts = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Prompts to use instead of the experiment's.")
+    Path | None,
+    typer.Option(
+        "--prompt-file", metavar="FILE", help="Prompts to use instead of the experiment's."
+    ),
 ]
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Use only this many prompts, spread over the file.")
@@ -114,7 +117,7 @@ def experiment(
     with_traces: WithTraces = False,
     report: Report = False,
 ) -> None:
-    """Compare settings (arms): run each on every prompt, in random order."""
+    """Compare settings (arms) on every prompt, in random order."""
     path = _path_of(file)
     given = {"prompts": prompts and str(prompts), "limit": limit, "repetitions": repetitions}
     overrides = _overrides(settings or [])

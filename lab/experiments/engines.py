@@ -27,7 +27,7 @@ from coordinator.text.stream import Reader, TokenStream
 from lab.experiments.description import Arm
 from lab.experiments.peers import llamacpp_programs
 from proto.errors import ConfigurationError, NodeError
-from proto.installation import ROOT
+from proto.installation import ROOT, program
 from proto.messages import Role
 
 PEER_LIMIT_S = 600.0  # most seconds for a peer to start, or to generate a text
@@ -175,7 +175,7 @@ class PairEngine:
     ) -> None:
         if launch.ray:
             if connect_ray is None:
-                raise ConfigurationError("ray works with `python -m coordinator` only")
+                raise ConfigurationError(f"ray works with `{program()}` only")
             devices = {Role.TARGET: config.target_device}
             if config.has_draft_model:
                 devices[Role.DRAFTER] = config.drafter_device

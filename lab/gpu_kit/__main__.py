@@ -67,7 +67,12 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--device", help="default: cuda:0; with --small: cpu")
     found.add_argument("--small", action="store_true", help="rehearse on a CPU, all tiny")
-    found.add_argument("--prompts", type=Path, help="default: what the kit brings")
+    found.add_argument(
+        *("--prompt-file", "--prompts"),
+        dest="prompts",
+        type=Path,
+        help="default: what the kit brings",
+    )
     found.add_argument("--kit", type=Path, default=ROOT / KIT, help="what `make gpu-kit` made")
     found.add_argument("--report-only", action="store_true", help="measure nothing")
     return found

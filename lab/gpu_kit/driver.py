@@ -178,7 +178,7 @@ def _run_process(step: Step, settings: Settings, name: str, most_s: float) -> st
     command = [
         *(sys.executable, "-m", f"{MODULES}{step.module}", *step.arguments),
         *("--step", step.name, "--out", str(settings.out), "--work", str(settings.work)),
-        *("--device", settings.device, "--prompts", str(settings.prompts)),
+        *("--device", settings.device, "--prompt-file", str(settings.prompts)),
         *("--machine", name, "--limit-s", f"{most_s:.0f}"),
         *(["--small"] if settings.is_small else []),
     ]

@@ -1,7 +1,7 @@
 """`make gpu-kit`: one folder with what a machine without a network lacks: wheels and prompts.
 
-    python -m lab.gpu_kit.pack [--out gpu-kit] [--prompts FILE] [--python 3.12]... [--also numpy]
-                               [--tree FOLDER]
+    python -m lab.gpu_kit.pack [--out gpu-kit] [--prompt-file FILE] [--python 3.12]...
+                               [--also numpy] [--tree FOLDER]
 
 The embedded pair and the tests travel as they are, in a tree without what no measurement there
 needs (`STAYS`), and so does this folder, which git ignores. Both together must not be larger than
@@ -249,7 +249,8 @@ def main() -> int:
         "--out", type=Path, default=ROOT / KIT, metavar="DIR", help=f"the kit (default: {KIT})"
     )
     parser.add_argument(
-        "--prompts",
+        *("--prompt-file", "--prompts"),
+        dest="prompts",
         type=Path,
         default=SHIPPED,
         metavar="FILE",

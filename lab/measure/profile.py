@@ -20,7 +20,7 @@ from coordinator.cli.writers import WIDTH, Progress, simulation
 from lab.experiments.surroundings import machine
 from lab.measure import shares
 from lab.measure.shares import Profile
-from rehearsal.lossless.command import TextPrompt, prompts_of
+from rehearsal.lossless.command import PromptFile, TextPrompt, prompts_of, texts_of
 
 WORDS = {
     "model": "model",
@@ -53,17 +53,19 @@ def profile(
     ],
     request: Annotated[SamplingParams, Flags("temperature", "max_tokens", max_tokens=256)],
     prompt: TextPrompt = None,
+    prompt_file: PromptFile = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Write one JSON object, no table.")
     ] = False,
 ) -> None:
-    """Say where the time of each process goes while texts are written."""
+    """Show where the time of each process goes."""
     speculation.check(pair)
+    texts = texts_of(prompt, prompt_file)
     request = request.model_copy(update={"seed": 1, "ignore_eos": True})
     with Progress(Console(stderr=True), models_of(pair)) as progress:
         started = Pair(pair, with_drafter=speculation.drafts, say=progress.say)
     with started as running:
-        found = shares.profile(running, prompts_of(running, prompt), speculation, request)
+        found = shares.profile(running, prompts_of(running, texts), speculation, request)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found)))
         return

@@ -195,7 +195,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="for each number of clients")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--max-tokens", type=int, default=64, help="of each text")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON Lines with `prompt`")
+    parser.add_argument(
+        *("--prompt-file", "--prompts"),
+        dest="prompts",
+        type=Path,
+        default=PROMPTS,
+        help="JSON Lines with `prompt`",
+    )
     given = parser.parse_args()
     lines = given.prompts.read_text("utf-8").splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines if line.strip()]

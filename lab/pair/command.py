@@ -22,9 +22,10 @@ LEAST_TOKENS, USUAL_TOKENS, USUAL_PROMPTS = 48, 64, 6
 Prompts = Annotated[
     Path | None,
     typer.Option(
+        "--prompt-file",
         metavar="FILE",
         help="The prompts that the target continues. One per line, or JSON Lines as for "
-        "`generate --prompt-file`. Default: prompts of Python code that come with Slipstream.",
+        "`generate`. Default: prompts of Python code that come with Slipstream.",
     ),
 ]
 NumPrompts = Annotated[
@@ -65,7 +66,9 @@ def measure(
         bool, typer.Option("--json", help="Write the content of the file to stdout, no tables.")
     ] = False,
 ) -> None:
-    """Measure how often a pair's drafts are right, what everything costs, and what to expect.
+    """Measure what to expect of a pair.
+
+    It counts how often drafts are right, and times what everything costs.
 
     Target and drafter run where `generate` would run them. It takes about two minutes if a target
     pass takes less than 60 ms; else it says at the beginning how long it will take.

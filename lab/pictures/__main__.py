@@ -28,6 +28,8 @@ from proto.errors import ConfigurationError, SlipstreamError
 from proto.installation import ROOT
 
 COORDINATOR = (sys.executable, "-m", "coordinator")
+COMMAND = Path(sys.executable).with_name("slipstream")  # of the same environment
+SHOWN = ".venv/bin/slipstream"
 PROMPT = 'def read_lines(path, encoding="utf-8"):'
 # Experiments whose picture along the x axis is kept.
 EXPERIMENTS = ("cost_ratio", "draft_length", "hop")
@@ -87,9 +89,9 @@ def recordings(out: Path) -> None:
     for name, words in RECORDED.items():
         for columns in WIDTHS:
             may_fail = name == "mistake"
-            said = screen.record([*COORDINATOR, *words], ROOT, LIMIT_S, columns, may_fail=may_fail)
+            said = screen.record([str(COMMAND), *words], ROOT, LIMIT_S, columns, may_fail=may_fail)
             file = out / f"{name}-{columns}.txt"
-            file.write_text(f"$ slipstream {shlex.join(words)}\n{said}", encoding="utf-8")
+            file.write_text(f"$ {SHOWN} {shlex.join(words)}\n{said}", encoding="utf-8")
 
 
 def experiment(name: str, out: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from coordinator.cli import plugins
 from coordinator.cli.app import command_line
+from coordinator.cli.arguments import HELP_ALL
 from coordinator.cli.help import rows_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
@@ -17,10 +18,10 @@ BEFORE = """\
 
 <!-- Made by `.venv/bin/python -m lab.pictures.flags` from the help: change it there. -->
 
-`COMMAND --help` shows the same at the terminal. [The command line](command-line.md) explains the
-flags that matter most. A flag that several commands have is explained in the first table only.
+`COMMAND --help-all` shows the same at the terminal. [The command line](command-line.md) explains
+the flags that matter most. A flag that several commands have is explained in the first table only.
 """
-NOT_HERE = ("--help",)
+NOT_HERE = ("--help", HELP_ALL)
 
 
 def commands(app: typer.Typer) -> Iterator[tuple[str, Any]]:

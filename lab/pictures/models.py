@@ -52,7 +52,9 @@ and each layer has more Python and smaller operators, which small models feel mo
 
 **on a GPU.** *fused*, *transformers*: as above, recorded as CUDA graphs, so that a pass is one
 launch for the host. *not recorded*: the host launches each operator by itself, and a pass of few
-rows takes several times as long. Nothing here was measured on a GPU yet ([GPU](gpu.md)).
+rows takes several times as long. Of these families, only models in llama's layout were measured
+on a GPU (an H200: [measured](measured.md#on-a-gpu)); the other rows follow from tests in which a
+CPU imitates one.
 
 **tested.** *yes*: a test runs a small random model of the family, with a window of 16 tokens where
 it may have windows: it loads it in each of the two forms of its row (the GPU is imitated on a CPU)

@@ -19,7 +19,7 @@ from coordinator.cli.wrapping import continued
 from coordinator.cli.writers import WIDTH
 from lab.testbeds.shapes import LIKE, Like, Sizes
 from proto.errors import ConfigurationError, OutputError
-from proto.installation import MODELS
+from proto.installation import MODELS, program
 
 if TYPE_CHECKING:  # torch is imported only when the command runs
     from lab.testbeds.inflate import Shape
@@ -162,7 +162,10 @@ def testbed(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Make a model that takes as long as a large one and writes what a small one writes."""
+    """Make a model that costs what a large one costs.
+
+    It takes as long as a large one, and writes what a small one writes.
+    """
     given = Sizes(
         hidden_size,
         num_hidden_layers,
@@ -185,7 +188,7 @@ def testbed(
         make(plan, seed)
         typer.echo(f"{plan.folder} made in {monotonic() - started:.0f} s")
     folders = " ".join(f"--{plan.folder.name} {shlex.quote(str(plan.folder))}" for plan in plans)
-    command = f'python -m coordinator generate {folders} "class Codec(codecs.Codec):"'
+    command = f'{program()} generate {folders} "class Codec(codecs.Codec):"'
     typer.echo("\n".join(continued(command, WIDTH)))
 
 

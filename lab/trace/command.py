@@ -40,7 +40,10 @@ def trace_summary(
         ),
     ] = None,
 ) -> None:
-    """Show where the time of a trace went, on the critical path of each token."""
+    """Show where the time of a trace went.
+
+    It follows the critical path of each token.
+    """
     if plot is not None:
         from lab.plan.figure import empty, save
         from lab.trace import figure

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # torch is imported only when the command runs
 
 WORK, DONE = ".training", "training.json"  # of a run that is not finished, and of one that is
 RUN = "run.json"
+PROMPT_FILE = "--prompt-file"
 REPORT_S = 30.0  # seconds between two lines where there is no terminal
 NUM_HELD_OUT = 64  # held-out prompts
 TEMPERATURES = (0.0, 1.0)
@@ -60,6 +61,7 @@ Kind = Annotated[
 TextFile = Annotated[
     Path | None,
     typer.Option(
+        "--prompt-file",
         metavar="FILE",
         help="Prompts that the target continues. The head learns from what the target writes. "
         'One prompt per line, or JSON Lines with "prompt" or "turns" (.jsonl). '
@@ -276,8 +278,8 @@ class Folder:
         done, begun = _read(self.out / DONE), _read(self.work / RUN)
         before = begun if done is None else done.get("run")
         if before is not None and before != run:
-            names = {key: f"--{key.replace('_', '-')}" for key in run}
-            other = next((names[key] for key in run if before.get(key) != run[key]), "--texts")
+            names = {key: f"--{key.replace('_', '-')}" for key in run} | {"texts": PROMPT_FILE}
+            other = next((names[key] for key in run if before.get(key) != run[key]), PROMPT_FILE)
             raise ConfigurationError(
                 f"--out: {self.out} holds a run with another {other}; name another folder"
             )

@@ -165,7 +165,7 @@ def read_texts(
     fewest = FEWEST_AS_IS if as_is else FEWEST_TOKENS
     if num_tokens < fewest or not (made.training and made.held_out):
         raise ConfigurationError(
-            f"--texts: {path} has {num_tokens} tokens, and at least {fewest} are needed; "
+            f"--prompt-file: {path} has {num_tokens} tokens, and at least {fewest} are needed; "
             "give more text"
         )
     return replace(made, chat=chat)
@@ -175,9 +175,11 @@ def _file(path: Path, *, as_is: bool) -> list[str]:
     """Return the texts of a file. Raises ConfigurationError."""
     whole = prompts.text_of(path)
     if "\0" in whole:
-        raise ConfigurationError(f"--texts: {path} is no text (character {whole.index(chr(0))})")
+        raise ConfigurationError(
+            f"--prompt-file: {path} is no text (character {whole.index(chr(0))})"
+        )
     if not whole.strip():
-        raise ConfigurationError(f"--texts: {path} is empty; give a file with text")
+        raise ConfigurationError(f"--prompt-file: {path} is empty; give a file with text")
     is_json = prompts.is_json(path, prompts.lines_of(path)[0][1])
     return prompts.from_file(path) if is_json or not as_is else [whole]
 

@@ -5,10 +5,12 @@ A run has two parts, and both go on after it was killed at any moment.
     texts   the target continues prompts (or texts are taken as they are); they are kept on the disk
     steps   each reads some of these texts with the target and brings the head nearer to it
 
-The target's features are made in each step. Those of as many texts as fit into `FEATURE_BYTES` stay
-in memory; none are on the disk. What a step does depends on its number and on the share of the
-budget that is spent. If the budget is a number of steps, a run that was killed therefore ends with
-the weights of an unbroken one.
+The target reads a text in the first step that uses it. Its features then stay in memory, up to
+`FEATURE_BYTES` for all texts, and later steps take them from there; none are on the disk. Texts
+beyond that are read again in each step, and so are all texts of a target whose logits do not follow
+from its features (`Lessons.is_linear`). What a step does depends on its number and on the share of
+the budget that is spent. If the budget is a number of steps, a run that was killed therefore ends
+with the weights of an unbroken one.
 """
 
 from collections.abc import Callable

@@ -15,6 +15,7 @@ import zmq.auth
 from zmq.utils.z85 import Z85CHARS
 
 from proto.errors import ConfigurationError
+from proto.installation import program
 from proto.messages import MAX_SOURCES, OWN_SOURCES, Role
 from proto.node_config import NodeConfig
 from proto.system import cannot_read, cannot_write
@@ -24,7 +25,11 @@ MAX_NODES = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
 PUBLIC, SECRET = ".key", ".key_secret"
 KEY_CHARS = 40  # length of a key in Z85
 Z85 = frozenset(map(chr, Z85CHARS))
-HOW = "make keys with `python -m coordinator keys new DIR`"
+
+
+def how() -> str:
+    """Return what to do where keys are missing."""
+    return f"make keys with `{program()} keys new DIR`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +202,7 @@ def _pair(folder: Path, name: str) -> KeyPair:
     file = folder / f"{name}{SECRET}"
     public, secret = _loaded(file)
     if secret is None:
-        raise ConfigurationError(f"{file} has no secret key; {HOW}")
+        raise ConfigurationError(f"{file} has no secret key; {how()}")
     if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigurationError(f"others may read {file}; run chmod 600 {file}")
     return KeyPair(public, secret)
@@ -213,12 +218,12 @@ def _loaded(file: Path) -> tuple[str, str | None]:
         public, secret = (None if key is None else key.decode("ascii") for key in keys)
     except OSError as error:
         # For a missing file the library raises an OSError without an error number.
-        reason = cannot_read(error) if error.errno else f"there is no such file; {HOW}"
+        reason = cannot_read(error) if error.errno else f"there is no such file; {how()}"
         raise ConfigurationError(f"cannot read the key {file}: {reason}") from error
     except ValueError as error:
-        raise ConfigurationError(f"{file} is not a key; {HOW}") from error
+        raise ConfigurationError(f"{file} is not a key; {how()}") from error
     if public is None or not all(_is_key(key) for key in (public, secret) if key is not None):
-        raise ConfigurationError(f"{file} is not a key; {HOW}")
+        raise ConfigurationError(f"{file} is not a key; {how()}")
     return public, secret
 
 

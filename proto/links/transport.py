@@ -26,7 +26,7 @@ from zmq.utils.monitor import recv_monitor_message
 from proto.codec import encode
 from proto.errors import ConfigurationError, TransportError, shown
 from proto.links.gate import PROPERTY, Gate, heard, property_of, spoken
-from proto.links.keys import HOW, CoordinatorKeys, NodeKeys, open_door, open_hand
+from proto.links.keys import CoordinatorKeys, NodeKeys, how, open_door, open_hand
 from proto.links.names import Claim, Names
 from proto.messages import MAX_FRAME_BYTES, Fault, FaultCode
 from proto.system import RAISE_THE_LIMIT
@@ -76,7 +76,7 @@ def check_endpoint(endpoint: str, *, is_encrypted: bool = False) -> None:
     elif endpoint.startswith(TCP):
         if not is_encrypted and not _is_loopback(endpoint[len(TCP) :]):
             raise ConfigurationError(
-                f"{endpoint} needs encryption: give --keys DIR ({HOW}), or use "
+                f"{endpoint} needs encryption: give --keys DIR ({how()}), or use "
                 "tcp://127.0.0.1:PORT on this host"
             )
     else:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from rich.console import Console
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import checked
 from coordinator.api.pair import MakeLauncher, Pair
+from coordinator.api.prompts import from_file
 from coordinator.api.refusals import one_of
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.loading_screen import models_of
@@ -39,6 +41,13 @@ CARELESS = {Role.TARGET: "rehearsal.lossless.careless_target"}
 TextPrompt = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A text to continue. May be given several times."),
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Texts to continue. One per line, or JSON Lines as for `generate`.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON object, no table.")]
 Texts = Annotated[
@@ -67,6 +76,7 @@ def verify_lossless(
         ),
     ] = None,
     prompt: TextPrompt = None,
+    prompt_file: PromptFile = None,
     num_texts: Texts = 600,
     as_json: Json = False,
 ) -> None:
@@ -76,7 +86,7 @@ def verify_lossless(
     """
     if find_spec("scipy") is None:
         raise ConfigurationError(f"verify-lossless needs {missing('scipy', 'lossless')}")
-    policies = _policies(policy)
+    policies, texts = _policies(policy), texts_of(prompt, prompt_file)
     checks: list[Check] = []
     say: Callable[[str], None] = (lambda _: None) if as_json else typer.echo
 
@@ -87,7 +97,7 @@ def verify_lossless(
     begun = time.monotonic()
     with _started(pair) as running:
         start_s = time.monotonic() - begun
-        prompts = prompts_of(running, prompt)
+        prompts = prompts_of(running, texts)
         proved = _proved(running)
         say(f"pair under test: {proved}")
         pace = lossless.pace(running, prompts[0], policies[0], start_s)
@@ -151,6 +161,11 @@ def _policies(names: Sequence[str] | None) -> list[SpeculationConfig]:
     if unknown := [name for name in names or () if name not in known]:
         raise ConfigurationError(one_of("--policy", known, unknown[0]))
     return [policy for name, policy in known.items() if name in names] if names else default
+
+
+def texts_of(prompts: Sequence[str] | None, file: Path | None) -> list[str]:
+    """Return the texts that are given, in words and in a file. Raises ConfigurationError."""
+    return [*(prompts or ()), *(() if file is None else from_file(file))]
 
 
 def prompts_of(pair: Pair, texts: Sequence[str] | None) -> list[Text]:

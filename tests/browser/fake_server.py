@@ -65,8 +65,17 @@ def pairs(number: int) -> list[list[Token]]:
     return [[{"id": 2 * at, **word}, {"id": 2 * at + 1, **word}] for at in range(number)]
 
 
+def resting(chunk: dict[str, Any]) -> dict[str, Any]:
+    """The chunk of a pass beside a drafter that rests."""
+    speculation = chunk["speculation"]
+    verified = speculation["spans"][-1]
+    none = {"drafted": 0, "accepted": 0, "rolled_back": 0, "roll_back": False, "decided": []}
+    spans = [verified | none | {"cause": "resting"}]
+    return {**chunk, "speculation": {**speculation, "spans": spans}}
+
+
 async def events(
-    passes: Sequence[Sequence[Token]], pass_ms: float, *, breaks_off: bool
+    passes: Sequence[Sequence[Token]], pass_ms: float, *, breaks_off: bool, rests: bool
 ) -> AsyncIterator[bytes]:
     """The stream of an answer, each pass at its time."""
     begun = time.monotonic()
@@ -77,7 +86,8 @@ async def events(
         wait_s = begun + (number + 1) * pass_ms / 1e3 - time.monotonic()
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        yield f"data: {json.dumps(chunk_of(number, tokens, pass_ms))}\n\n".encode()
+        chunk = chunk_of(number, tokens, pass_ms)
+        yield f"data: {json.dumps(resting(chunk) if rests else chunk)}\n\n".encode()
     if breaks_off:
         raise ConnectionError
     yield b"data: [DONE]\n\n"
@@ -91,20 +101,27 @@ def faking(
     plain: Sequence[Sequence[Token]] = (),
     nodes: Sequence[dict[str, Any]] | None = None,
     breaks_off: bool = False,
+    rests: bool = False,
 ) -> Iterator[str]:
     """Serve the page, with these tokens for an answer; yields the URL.
 
     plain       the answer by plain decoding
     nodes       what it tells of its nodes
     breaks_off  its connection breaks where the answer should end
+    rests       the drafter rests, but for requests with the policy tree
     """
 
     async def page(request: Request) -> Response:
         return page_file(request.url.path)
 
     async def answer(request: Request) -> Response:
-        is_plain = not (await request.json())["speculative"]["enabled"]
-        stream = events(plain if is_plain else passes, pass_ms, breaks_off=breaks_off)
+        asked = (await request.json())["speculative"]
+        stream = events(
+            passes if asked["enabled"] else plain,
+            pass_ms,
+            breaks_off=breaks_off,
+            rests=not asked["enabled"] or (rests and asked.get("policy") != "tree"),
+        )
         return StreamingResponse(stream, media_type="text/event-stream")
 
     async def models(_: Request) -> Response:

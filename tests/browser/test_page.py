@@ -61,6 +61,8 @@ def test_a_text_is_shown_with_origins_and_timeline_and_compared_with_plain_decod
 ) -> None:
     page = open_page(server.url, width, color_scheme=scheme, reduced_motion=motion)
     blank = page.locator("#timeline").evaluate(NUM_COLOURS)
+    if width < 860:
+        page.locator("#settings summary").click()
     page.select_option("#policy", "sync")  # under it drafts are waited for, also on a busy machine
     generate(page, max_tokens=160)
     says(page, "Done: 160 tokens")
@@ -143,7 +145,7 @@ def test_html_and_control_characters_are_text_in_prompts_and_answers(
 
 
 def test_a_key_is_asked_for_and_kept_in_memory_alone(embedded: Pair, open_page: Open) -> None:
-    with serving(embedded, key=KEY) as served:
+    with serving(embedded, keys=[KEY]) as served:
         page = open_page(served.url)
         generate(page, max_tokens=8)
         for key in ("not-the-key-of-this-server", "kein-Schlüssel-\u20ac", KEY):

@@ -4,6 +4,8 @@
 the experiments that ship.
 """
 
+from proto.installation import MODELS
+
 DRAFTER = ["--drafter", "~/sound"]
 ALONE = ["--policy", "ar"]
 POLICIES = "auto, ar, sync, pearl, amusd, pipelined, ssd, tree"
@@ -57,7 +59,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--max-token=5"], "there is no option --max-token; did you mean --max-tokens?"),
     (
         ["a", "--wibble"],
-        "there is no option --wibble; `generate --help` lists them",
+        "there is no option --wibble; `python -m coordinator generate --help-all` lists them",
     ),
     (
         ["a", "--policy", "pipeline"],
@@ -76,7 +78,8 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--max-tokens", "1.5"], "--max-tokens: expected a whole number, got '1.5'"),
     (["a", "--temperature", "hot"], "--temperature: expected a number, got 'hot'"),
     (["a", "--temperature", "nan"], "--temperature: expected a finite number, got nan"),
-    (["a", "--max-tokens"], "--max-tokens needs a value; --help says which"),
+    (["a", "--max-tokens"], "--max-tokens needs a value; --help-all says which"),
+    (["a", "--modes", "a/b"], "there is no option --modes; did you mean --target?"),
     (["a", "--json=5"], "--json has no value; write it alone"),
     (
         ["a", "--backend", "fusd"],
@@ -106,9 +109,31 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (["a", "--top-p", "1.5"], "--top-p: expected at most 1, got 1.5"),
     (["a", "--max-model-len", "0"], "--max-model-len: expected at least 2"),
-    (["a", "--n", "3"], "n is 3, but at temperature 0 all texts are the same; raise the"),
+    (["a", "--n", "3"], "--n is 3, but at temperature 0 all texts are the same; raise the"),
     (["a", "--logprobs", "2"], "--logprobs and --prompt-logprobs are shown with --json"),
-    (["a", "--stop-token-ids", "70000"], "stop_token_ids: token ids must lie in 0..4095"),
+    (["a", "--stop-token-ids", "70000"], "--stop-token-ids: token ids must lie in 0..4095"),
+    (
+        ["a", "--min-tokens", "9", "--max-tokens", "4"],
+        "--min-tokens is 9; it must be at most --max",
+    ),
+    (["a", "--ngram-min", "5"], "--ngram-min is 5, which is above --ngram-max, 4\n"),
+    (["a", "--reference", "~/text.jsonl"], "--reference is a text for n-gram drafts; choose the"),
+    (["a", "--remember", "--verify", "token"], "--remember needs coupled verification, not token:"),
+    (["a", "--bad-words", "x" * 300], "--bad-words: expected at most 256 characters, got"),
+    (["a", "--regex", ""], "--regex is empty; leave it out\n"),
+    (["a", "--regex", "x" * 70_000], "--regex has 70000 characters; make it shorter than 65536\n"),
+    (
+        ["a", "--regex", "x", "--json-schema", "~/text.jsonl"],
+        "an answer has one form: give --json-schema or --regex\n",
+    ),
+    (
+        ["a", "--min-tokens", "2", "--regex", "x"],
+        "--min-tokens does not go with --regex, which says where the text may end\n",
+    ),
+    (
+        ["a", "--reproducible", "--num-speculative-tokens", "20"],
+        "--num-speculative-tokens is 20; with --reproducible it must be below 16, the rows of",
+    ),
     (
         ["a", "--policy-option", "widht=4"],
         "--policy-option: there is no 'widht'; there are launch_min, launch_hit, group, width, "
@@ -117,6 +142,14 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--link", "drafter:delay=5"], "--link:"),
     (["a", "--link", "darfter:delay=5ms"], "--link: "),
     # Models
+    *(
+        (
+            ["a", "--target", str(MODELS / name)],
+            f"{MODELS / name} is a head of the kind {name}: it drafts for one model and writes no "
+            "text alone; give that model as the target, and the head as the drafter\n",
+        )
+        for name in ("medusa", "eagle", "eagle3")
+    ),
     (
         ["a", "--target", "~/none"],
         "~/none: no such folder; give a model's folder or its name on the hub",
@@ -211,7 +244,7 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--drafter", "ngram", "--drafter-quantization", "int4"],
-        "drafter_quantization is for a draft model, and the drafter is none; leave it out\n",
+        "--drafter-quantization is for a draft model, and the drafter is none; leave it out\n",
     ),
     (["a", "--target", "~/pickled"], "~/pickled: no *.safetensors in ~/pickled; only safetensors"),
     (
@@ -273,8 +306,11 @@ GENERATE: list[tuple[list[str], str]] = [
         + HEAD,
     ),
     (["a", "--heads", "~/empty-head"], "~/empty-head"),
-    (["a", "--heads", "~/sound"], "heads: ~/sound is none of Medusa, EAGLE, EAGLE-3; a draft"),
-    (["a", "--drafter-home", "target"], "drafter_home says where a head (Medusa, EAGLE, EAGLE-3)"),
+    (["a", "--heads", "~/sound"], "--heads: ~/sound is none of Medusa, EAGLE, EAGLE-3; a draft"),
+    (
+        ["a", "--drafter-home", "target"],
+        "--drafter-home says where a head (Medusa, EAGLE, EAGLE-3)",
+    ),
     # Devices
     (
         ["a", "--target-device", "gpu"],
@@ -343,15 +379,15 @@ OTHERS: list[tuple[list[str], str]] = [
     (["verify-lossless", "--target", "~/none"], "~/none: no such folder; give a model's folder or"),
     (["experiment", "benhc"], "there is no experiment benhc; those that ship are asynchronous, "),
     (["experiment", "~/garbled.toml"], "~/garbled.toml is not TOML: "),
-    (["train-head"], "--out is missing; `train-head --help` says what it is"),
+    (["train-head"], "--out is missing; `python -m coordinator train-head --help` says what it is"),
     (["train-head", "--out", "~/sound"], "--out: ~/sound holds something else; name a new or"),
     (
         ["train-head", "--out", "~/head", "--kind", "eagle2"],
         "--kind: expected one of eagle3, eagle, medusa, got 'eagle2'; did you mean eagle?",
     ),
-    (["experiment"], "FILE is missing; `experiment --help` says what it is"),
+    (["experiment"], "FILE is missing; `python -m coordinator experiment --help` says what it is"),
     (["experiment", "bench", "--limit", "0"], "--limit: expected at least 1, got '0'"),
-    (["keys", "new"], "DIR is missing; `keys new --help` says what it is"),
+    (["keys", "new"], "DIR is missing; `python -m coordinator keys new --help` says what it is"),
     (
         ["trace-summary", "~/no-trace.json", "--text", "a"],
         "--text: expected a whole number, got 'a",
@@ -367,7 +403,10 @@ OTHERS: list[tuple[list[str], str]] = [
         "{root}bench.toml: there is no setting 'polcy'",
     ),
     (["experiment", "bench", "--set", "policy"], "--set: expected NAME=VALUE, got 'policy'"),
-    (["experiment", "bench", "--prompts", "~/none.txt"], "cannot read ~/none.txt: No such file or"),
+    (
+        ["experiment", "bench", "--prompt-file", "~/none.txt"],
+        "cannot read ~/none.txt: No such file or",
+    ),
     (["trace-summary", "~/none.json"], "~/none.json cannot be read: No such file or directory"),
     (["trace-summary", "~/no-trace.json"], "~/no-trace.json"),
     (["plan", "--target-ms", "0"], "--target-ms: expected at least 0.001"),

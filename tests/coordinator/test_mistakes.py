@@ -135,7 +135,12 @@ def test_there_are_thirty_at_least() -> None:
     [
         ({"target": "./none"}, "./none: no such folder; give a model's folder or its name on the"),
         ({"target_device": "gpu"}, "unknown target device 'gpu': use cpu"),
-        ({"backnd": "fused"}, "PairConfig has no setting 'backnd'; there are target, "),
+        ({"backnd": "fused"}, "there is no setting backnd; did you mean backend?"),
+        (
+            {"speculativ_config": {}},
+            "there is no setting speculativ_config; did you mean speculative_config?",
+        ),
+        ({"wibble": 1}, "there is no setting wibble; docs/python-api.md lists the settings"),
         ({"max_model_len": 1}, "max_model_len: expected at least 2, got 1"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,13 @@ from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.forward.kv_cache import slot_bytes
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
-from engine.memory import _weight_bytes, limits, longest_text, num_lanes_that_fit
+from engine.memory import (
+    Utilization,
+    _weight_bytes,
+    limits,
+    longest_text,
+    num_lanes_that_fit,
+)
 from node.economics import PREFILL_CHUNKS
 from tests.tiny_models import make_model
 
@@ -150,6 +157,51 @@ def test_a_drafter_leaves_room_for_its_target_whatever_length_is_asked_for(
     assert limits(loaded, 100, 8, part=0.5) == (100, 4)
 
 
+def test_what_the_user_says_is_the_share_of_the_device_for_weights_and_cache(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each, weights = slot_bytes(loaded.model, loaded.device), _weight_bytes(loaded)
+    cache = 8 * (200 + 128) * each
+    in_all(4 * (weights + cache), monkeypatch)
+    quarter = Utilization(0.25)
+    assert longest_text(loaded, 0, utilization=quarter) == loaded.max_model_len
+    assert limits(loaded, 200, 99, utilization=quarter) == (200, 8), "all of it, not the half"
+    assert limits(loaded, 200, 99)[1] > 8, "half of the device, if nobody says"
+    in_all(4 * (weights + (300 + 128) * each), monkeypatch)
+    assert longest_text(loaded, 0, utilization=quarter) == 300, "as long as there is room for"
+    assert longest_text(loaded, 300, utilization=quarter) == 300
+    line = "; a maximum length of 300 fits, or raise --gpu-memory-utilization, which is 0.25$"
+    with pytest.raises(OutOfMemory, match=line):
+        longest_text(loaded, 301, utilization=quarter)
+    in_all(2 * weights, monkeypatch)
+    with pytest.raises(
+        OutOfMemory, match=r"has 0\.0 GB for it; raise --gpu-memory-utilization, which is 0\.4$"
+    ):
+        longest_text(loaded, 0, utilization=Utilization(0.4))
+
+
+def test_two_models_on_one_device_keep_to_the_share_together(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each, weights = slot_bytes(loaded.model, loaded.device), _weight_bytes(loaded)
+    caches = 10 * (200 + 128) * each
+    total = 2 * (2 * weights + caches)
+    in_all(total, monkeypatch)
+    half = Utilization(0.5, peer_bytes=weights)
+    lanes = [limits(loaded, 200, 99, part=part, utilization=half)[1] for part in (0.6, 0.4)]
+    assert lanes == [6, 4]
+    assert 2 * weights + sum(lanes) * (200 + 128) * each <= total // 2
+
+
+def test_ranks_on_a_cpu_divide_what_the_user_says(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each, weights = slot_bytes(loaded.model, loaded.device), _weight_bytes(loaded)
+    in_all(2 * 2 * (weights + (300 + 128) * each), monkeypatch)
+    one_of_two = replace(loaded, rank=SimpleNamespace(count=2, followers=None))
+    assert longest_text(one_of_two, 0, utilization=Utilization(0.5)) == 300
+
+
 def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,8 +220,8 @@ def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
         longest_text(gpu, 401)
     beside = 2 * ((100 + spare) * (3 * each + masks) + scored)
     in_all(beside + _weight_bytes(gpu), monkeypatch)
-    assert num_lanes_that_fit(gpu, 100, 8, part=0.5) == 3
-    assert num_lanes_that_fit(cpu, 100, 8, part=0.5) == 8
+    assert num_lanes_that_fit(gpu, 100, 8, room=beside // 2) == 3
+    assert num_lanes_that_fit(cpu, 100, 8, room=beside // 2) == 8
     windowed = replace(gpu, kinds=LayerKinds.of([None, AttentionWindow(75)]))
     in_all(free + (400 + spare) * masks, monkeypatch)
     assert longest_text(windowed, 400) == 400, "with masks for both kinds of layers"

@@ -171,7 +171,7 @@ def test_a_stream_goes_on_beside_eight_large_requests(embedded: Pair) -> None:
     with serving(embedded) as server:
 
         def stream() -> None:
-            body = {"prompt": "The river", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+            body = {"prompt": "The river", "max_tokens": 360, "ignore_eos": True, "stream": True}
             while not ends.is_set():
                 with (
                     server.client() as client,

@@ -24,6 +24,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch
 from tests.forking.server import command_of, is_server
+from tests.process.behaviours import MAX_MODEL_LEN
 from tests.process.ray_nodes import wait_for
 from tests.process.served import LIMIT_S, Served, serving
 from tests.programs import ROOT
@@ -230,8 +231,28 @@ def test_speculation_is_switched_off_and_set_for_a_request_alone(server: Served)
     assert sync["metrics"]["speculative_decoding"]["num_spec_tokens"] == 2
 
 
+def test_more_tokens_than_there_is_room_for_are_refused_and_not_cut(server: Served) -> None:
+    with server.client() as client:
+        for path, name, given in (
+            ("/v1/completions", "max_tokens", {"prompt": PROMPT}),
+            ("/v1/chat/completions", "max_completion_tokens", {"messages": CHAT}),
+        ):
+            body = {**given, name: MAX_MODEL_LEN}
+            refused = client.post(path, json=body)
+            assert refused.status_code == 400
+            message = refused.json()["error"]["message"]
+            assert re.fullmatch(
+                rf"{name} is {MAX_MODEL_LEN}, but behind (\d+) tokens of prompt there is room for "
+                r"(\d+); ask for fewer",
+                message,
+            )
+            room = int(message.split("room for ")[1].split(";")[0])
+            answer = client.post(path, json={**body, name: room, "temperature": 0})
+            assert answer.status_code == 200
+
+
 def test_a_client_that_goes_ends_its_text(server: Served) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
+    asked = {"prompt": PROMPT, "max_tokens": MAX_MODEL_LEN - 64, "ignore_eos": True}
     with server.client() as client:
         with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as response:
             lines = response.iter_lines()  # without it the connection would be closed

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from coordinator.api.pair import Pair
+from tests.process.behaviours import MAX_MODEL_LEN
 from tests.process.ray_nodes import wait_for
 from tests.process.served import LIMIT_S, Served, serving
 
@@ -54,7 +55,7 @@ def test_connections_that_ask_nothing_keep_nobody_out_and_break_off_no_text(
 ) -> None:
     with (
         serving(embedded, keys=KEYS[:1], max_connections=64) as served,
-        served.writing("def f(", max_tokens=400) as events,
+        served.writing("def f(", max_tokens=300) as events,
     ):
         next(events)
         with crowd(served, 300, *says) as made:
@@ -92,7 +93,7 @@ def test_a_client_whose_key_is_wrong_does_not_stay_by_sending_its_body_slowly(
 def test_more_requests_than_may_be_in_work_are_refused_and_health_is_not(embedded: Pair) -> None:
     with (
         serving(embedded, max_requests=1) as served,
-        served.writing("def f(", max_tokens=1500) as events,
+        served.writing("def f(", max_tokens=MAX_MODEL_LEN - 8) as events,
     ):
         next(events)
         refused = served.post("/v1/completions", prompt="x")
@@ -113,7 +114,7 @@ def test_each_key_is_a_client_and_made_up_headers_are_none(embedded: Pair) -> No
         names = []
         for one in headers:
             asking = Served(served.url, served.llm, served.server, one)
-            with asking.writing("def f(", max_tokens=1500) as events:
+            with asking.writing("def f(", max_tokens=MAX_MODEL_LEN - 8) as events:
                 next(events)
                 names += served.llm.admission.clients
             served.wait_until_idle()

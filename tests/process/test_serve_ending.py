@@ -10,12 +10,13 @@ import httpx
 import pytest
 
 from coordinator.api.pair import Pair
+from tests.process.behaviours import MAX_MODEL_LEN
 from tests.process.ray_nodes import wait_for
 from tests.process.served import LIMIT_S, Served, serving
 
 pytestmark = pytest.mark.process
 
-LONG = {"prompt": "def f(", "max_tokens": 1900, "ignore_eos": True}
+LONG = {"prompt": "def f(", "max_tokens": MAX_MODEL_LEN - 8, "ignore_eos": True}
 
 
 @pytest.fixture

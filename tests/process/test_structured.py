@@ -142,7 +142,7 @@ TOOLS: list[Any] = [
 ASKED: dict[str, Any] = {
     "model": "embedded",
     "messages": [{"role": "user", "content": "Weather?"}],
-    "max_tokens": 300,
+    "max_tokens": 220,
     "seed": 1,
 }
 
@@ -237,7 +237,7 @@ def test_what_cannot_be_followed_is_refused_at_once_while_another_text_goes_on(
     counts = [0]
 
     def listen() -> None:
-        asked = {"prompt": PROMPT, "max_tokens": 700, "ignore_eos": True}
+        asked = {"prompt": PROMPT, "max_tokens": 340, "ignore_eos": True}
         counts[0] = len(server.events("/v1/completions", **asked))
 
     other = threading.Thread(target=listen)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -107,14 +108,66 @@ def test_what_lacks_packages_and_is_no_checkout_is_told_to_install_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(installation, "IS_CHECKOUT", False)
+    monkeypatch.setattr(installation, "_installed_from", lambda: "/there/it is.whl")
     line = refusal("slipstream", ("no_such_package",))
     assert line == (
-        f"this Python ({sys.executable}) lacks no_such_package; install Slipstream again, "
-        "together with what it depends on (`pip install`)"
+        f"this Python ({sys.executable}) lacks no_such_package; "
+        f"run `{sys.executable} -m pip install '/there/it is.whl'`"
     )
     assert installation.missing("ray", "ray") == (
-        "the package `ray`, which comes with the extra `ray`; install Slipstream with that extra"
+        "the package `ray`, which comes with the extra `ray`; "
+        f"run `{sys.executable} -m pip install '/there/it is.whl[ray]'`"
     )
+    monkeypatch.setattr(installation, "_installed_from", str)
+    assert installation.missing("ray", "ray") == (
+        "the package `ray`, which comes with the extra `ray`; "
+        f"run `{sys.executable} -m pip install 'PATH-OR-WHEEL[ray]'` "
+        "(PATH-OR-WHEEL: a checkout of Slipstream, or its wheel)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ('{"url": "file://HERE/a%20b.whl", "archive_info": {}}', "HERE/a b.whl"),
+        ('{"url": "file://HERE/gone.whl", "archive_info": {}}', ""),
+        ('{"url": "https://example.org/a%20b.whl", "archive_info": {}}', ""),
+        ("no JSON", ""),
+        (None, ""),
+    ],
+)
+def test_what_it_was_installed_from_is_named_where_it_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str | None, expected: str
+) -> None:
+    (tmp_path / "a b.whl").touch()
+
+    class Told:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return stated and stated.replace("HERE", str(tmp_path))
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: {"slipstream": Told()}[name])
+    assert installation._installed_from() == expected.replace("HERE", str(tmp_path))
+
+
+def test_no_message_names_a_package_of_ours_for_pip_alone() -> None:
+    """An index may have a stranger's under that name."""
+    install = r"(?:pip3? install|pipx (?:install|run)|uv add|uvx)\b"
+    bare = re.compile(install + r"[^\n`]*\s['\"`]?slipstream(?:[_-]lab)?(?:\[|==|['\"`\s]|$)")
+    hidden = (".", "tests", "results")
+    tops = [one for one in ROOT.iterdir() if not one.name.startswith(hidden)]
+    inside = [path for top in tops if top.is_dir() for path in top.rglob("*")]
+    kinds = (".py", ".md", ".toml", ".yaml", ".service", ".js", ".html", "")
+    files = [one for one in (*tops, *inside) if one.suffix in kinds and one.is_file()]
+    assert len(files) > 400
+    found = [bare.search(one.read_text("utf-8", errors="replace")) for one in files]
+    assert [one.group(0) for one in found if one] == []
+    for command in (
+        "pip install slipstream",
+        "`pip install -U 'slipstream[serve]'`",
+        "uvx slipstream",
+    ):
+        assert bare.search(command), command
 
 
 def test_the_setup_is_asked_for_where_there_has_been_none(
@@ -156,3 +209,95 @@ def test_all_that_is_looked_for_is_among_the_dependencies() -> None:
     owners = packages_distributions()
     for package in (*COORDINATOR, *NODE):
         assert {owner.lower().replace("_", "-") for owner in owners[package]} & names, package
+
+
+# -- the program's name ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("called", "program", "node"),
+    [
+        (
+            ["python", "-m", "coordinator", "status"],
+            "python -m coordinator",
+            "python -m target_node",
+        ),
+        (
+            [".venv/bin/python", "-X", "dev", "-m", "coordinator", "-m", "a"],
+            ".venv/bin/python -m coordinator",
+            ".venv/bin/python -m target_node",
+        ),
+        (["python3", "-m", "slipstream"], "python3 -m slipstream", "python3 -m target_node"),
+        (
+            ["/elsewhere/python", "-m", "coordinator"],
+            "python -m coordinator",
+            "python -m target_node",
+        ),
+        (
+            [f"{ROOT}/.venv/bin/python", "-m", "lab.experiments", "experiment"],
+            ".venv/bin/python -m lab.experiments",
+            ".venv/bin/python -m target_node",
+        ),
+        (["python", "-m", "target_node"], "python -m coordinator", "python -m target_node"),
+        (["python", "-m", "pytest"], "python -m coordinator", "python -m target_node"),
+        (["python", "script.py", "-m", "x"], "python -m coordinator", "python -m target_node"),
+        (["python", "-c", "pass"], "python -m coordinator", "python -m target_node"),
+        ([], "python -m coordinator", "python -m target_node"),
+        (["/v/python", "/found/slipstream", "chat", "-m", "a"], "slipstream", "slipstream-target"),
+        (["/v/python", "/found/slipstream-drafter"], "slipstream", "slipstream-target"),
+        (
+            ["/v/python", ".venv/bin/slipstream", "chat"],
+            ".venv/bin/slipstream",
+            ".venv/bin/slipstream-target",
+        ),
+        (["/v/python", "/other/slipstream"], "slipstream", "slipstream-target"),
+    ],
+)
+def test_the_program_is_named_as_it_was_called(
+    called: list[str], program: str, node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "orig_argv", called)
+    monkeypatch.setattr(installation.shutil, "which", lambda name: f"/found/{name}")
+    assert installation.program() == program
+    assert installation.node_program("target") == node
+
+
+def test_where_a_wheel_is_installed_the_program_is_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installation, "IS_CHECKOUT", False)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "my_program.py"])
+    assert installation.program() == "slipstream"
+    assert installation.node_program("drafter") == "slipstream-drafter"
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "slipstream", "serve"])
+    assert installation.program() == "python -m slipstream"
+    assert installation.node_program("drafter") == "slipstream-drafter"
+
+
+DOCUMENTED = ast.Module | ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
+
+
+def test_no_message_names_the_program_by_itself() -> None:
+    """What people read asks `installation.program`; only docstrings and comments may name it."""
+    for package in ("coordinator", "proto", "node", "rehearsal", "deploy", "lab", "engine"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path == Path(installation.__file__):
+                continue
+            tree = ast.parse(path.read_text("utf-8"))
+            docstrings = {
+                id(node.body[0].value)
+                for node in ast.walk(tree)
+                if isinstance(node, DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr)
+            }
+            said = [
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in docstrings
+                and re.search(
+                    r"python3? -m (coordinator|target_node|drafter_node)\b(?!\.)", node.value
+                )
+            ]
+            assert said == [], path

@@ -60,18 +60,34 @@ def test_nothing_but_slipstream_is_seen_before_it_is_asked_for(environment: Envi
     assert said.split("\n") == ["Message", "[]"]
 
 
+def test_import_slipstream_alone_leaves_every_name_to_others(environment: Environment) -> None:
+    said = environment.says(
+        "import sys\nfinders = list(sys.meta_path)\n"
+        "import slipstream\n"
+        "assert sys.meta_path == finders and slipstream.__version__\n"
+        "import proto\nfrom proto import Message\n"
+        "print(proto.__file__, Message.__name__)\n"
+    )
+    assert said == f"{environment.packages / 'proto' / '__init__.py'} Message"
+
+
+@pytest.mark.parametrize("before", ["import proto", "import slipstream, proto"])
 def test_another_proto_that_is_loaded_already_is_refused_in_a_line(
-    environment: Environment,
+    environment: Environment, before: str
 ) -> None:
     said = environment.says(
-        "import proto\n"
+        f"{before}\n"
         "try:\n    from slipstream import LLM\n"
         "except ImportError as error:\n    print(error)\n"
+        "print(proto.Message.__name__)\n"  # it stays theirs
     )
-    assert said == (
-        "slipstream has a package 'proto', and this process has loaded another one, from "
-        f"{environment.packages / 'proto'}; use the two in processes of their own (docs/adr/0001)"
+    line, theirs = said.split("\n")
+    assert line == (
+        "Slipstream has a package named 'proto', and this process has already imported the "
+        f"distribution proto-plus under that name, from {environment.packages / 'proto'}. One "
+        "process can have only one of them: use Slipstream in a process of its own"
     )
+    assert theirs == "Message"
 
 
 def test_a_program_that_has_loaded_an_engine_of_its_own_is_told_when_it_starts_models(
@@ -106,12 +122,12 @@ def test_a_script_in_another_folder_starts_models_and_writes_a_text(
     assert said == "8"
 
 
+@pytest.mark.parametrize("name", ["SamplingParams", "ModelError"])
 def test_who_wants_the_other_proto_afterwards_is_told_whose_this_one_is(
-    environment: Environment,
+    environment: Environment, name: str
 ) -> None:
     said = environment.says(
-        "from slipstream import SamplingParams\n"
-        "SamplingParams\n"
+        f"import slipstream\nslipstream.{name}\n"
         "try:\n    from proto import Message\n"
         "except ImportError:\n    pass\n"
         "import proto\n"
@@ -119,6 +135,22 @@ def test_who_wants_the_other_proto_afterwards_is_told_whose_this_one_is(
         "except AttributeError as error:\n    print(error)\n"
     )
     assert "it is Slipstream's, in this process, and the distribution proto-plus" in said
+
+
+def test_who_wants_an_engine_of_its_own_afterwards_is_told_whose_this_one_is(
+    environment: Environment,
+) -> None:
+    (environment.elsewhere / "engine.py").write_text("mine = True\n")
+    said = environment.says(
+        "from slipstream import LLM, ModelError\n"
+        "try:\n    LLM(model='./no/such/folder')\n"
+        "except ModelError:\n    pass\n"
+        "import engine\n"
+        "try:\n    engine.mine\n"
+        "except AttributeError as error:\n    print(error)\n"
+    )
+    (environment.elsewhere / "engine.py").unlink()
+    assert "it is Slipstream's, in this process, and a module of yours" in said
 
 
 def test_the_command_runs_in_another_folder_and_is_called_by_its_name(

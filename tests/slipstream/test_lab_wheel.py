@@ -61,7 +61,8 @@ def test_without_the_lab_its_command_says_in_one_line_what_brings_it(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"error: `{name}` comes with slipstream-lab, which is not here; "
-        f"install the wheel of slipstream-lab, version {__version__} (docs/installing.md)\n"
+        f"run `{alone.python} -m pip install 'WHEEL'` "
+        f"(WHEEL: the path of the wheel of slipstream-lab {__version__})\n"
     )
 
 

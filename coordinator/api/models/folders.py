@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from coordinator.api.models.fetching import Download, Say
 from coordinator.launching.devices import num_ranks
 from proto.errors import ConfigurationError, ModelError, did_you_mean
-from proto.head_kinds import HeadKind
+from proto.head_kinds import HeadKind, head_alone, head_kind
 from proto.installation import another_package
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
@@ -168,6 +168,8 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
         stated = read_config(folder)
         checkpoint = Checkpoint(name, revision, folder, stated, is_head)
         if not is_head:
+            if (kind := head_kind(stated)) is not None:
+                raise ModelError(head_alone(name, kind))
             stated_eos_ids(folder, stated)
             read_format(checkpoint.config, stated)
             families.refuse(name, checkpoint.config, stated)

@@ -19,7 +19,13 @@ from typing import Any
 from coordinator.api.models.folders import Checkpoint
 from coordinator.api.prompts import find_file
 from proto.errors import ModelError
-from proto.head_kinds import HeadKind, feature_layers, head_kind, head_kind_of_tensors
+from proto.head_kinds import (
+    HeadKind,
+    feature_layers,
+    head_alone,
+    head_kind,
+    head_kind_of_tensors,
+)
 from proto.system import is_folder
 
 # -- heads -----------------------------------------------------------------------------------------
@@ -47,6 +53,13 @@ def kind_of(model: str, revision: str | None) -> HeadKind | None:
     except OSError:
         return None
     return None if path is None else _kind_at(path, changed_ns, model, revision)
+
+
+def refuse_head(target: str, revision: str | None) -> None:
+    """Raise ModelError if the model that should be the target is a head."""
+    kind = kind_of(target, revision)
+    if kind is not None:
+        raise ModelError(head_alone(target, kind))
 
 
 def find_config(model: str, revision: str | None) -> Path | None:

@@ -1,8 +1,12 @@
 """The longest text that a target can take, and the messages where memory allows less."""
 
+from collections.abc import Sequence
+
 from coordinator.api.config import PairConfig
+from coordinator.api.config_base import called
 from coordinator.api.models.folders import limited
 from coordinator.api.models.heads import find_config, read
+from coordinator.api.params import MAX_TOKENS, SamplingParams
 from proto.messages import MAX_TEXT_LEN, Hello
 
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")  # names in config.json
@@ -57,13 +61,62 @@ def how_longer(config: PairConfig, max_len: int, *, has_heads: bool = False) -> 
     return f"ask for more with --max-model-len{most}"
 
 
-def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs: int) -> list[str]:
+def _or_more(config: PairConfig) -> str:
+    """Return ", or ..." for the setting that has limited the memory; "": none has."""
+    limits = config.gpu_memory_utilization is not None and config.gpu_memory_utilization < 1
+    return " or a higher --gpu-memory-utilization" if limits else ""
+
+
+def cut_answers(
+    params: SamplingParams, max_len: int, nums_prompt: Sequence[int], advice: str = ""
+) -> list[str]:
+    """Return a line if answers cannot become as long as the parameters ask for, else [].
+
+    max_len      most tokens of a text and its prompt
+    nums_prompt  numbers of tokens of the prompts
+    advice       how texts can be longer (`how_longer`)
+    """
+    asked = params.max_tokens
+    # The default, and "as many as fit", ask for no length.
+    if asked in (SamplingParams.model_fields["max_tokens"].default, MAX_TOKENS):
+        return []
+    rooms = [max_len - num for num in nums_prompt if max_len - num < asked]
+    if not rooms:
+        return []
+    which = "" if len(nums_prompt) == 1 else f" after {len(rooms)} of {len(nums_prompt)} prompts"
+    line = (
+        f"{called('max_tokens')} {asked} is more than fits{which}: prompt and answer have "
+        f"{max_len} tokens together, so an answer ends after {min(rooms)} at the latest"
+    )
+    return [f"{line}; {advice}" if advice else line]
+
+
+def not_smaller(target: Hello, drafters: Sequence[Hello]) -> list[str]:
+    """Return a line if a drafter is no smaller than its target, so that drafts save no time."""
+    models = [one for one in drafters if not (one.layers or one.simulated_us)]  # no heads
+    largest = max((one.num_parameters for one in models), default=0)
+    if largest < target.num_parameters or target.simulated_us or not models:
+        return []
+    sizes = _millions(largest), _millions(target.num_parameters)
+    return [
+        f"the drafter ({sizes[0]} parameters) is not smaller than the target ({sizes[1]}): a draft "
+        "takes as long as a token of the target, so drafts save no time; are the two exchanged?"
+    ]
+
+
+def _millions(number: int) -> str:
+    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
+
+
+def shortened(
+    config: PairConfig, target: Hello, drafters: Sequence[Hello], num_seqs: int
+) -> list[str]:
     """Return a line for each limit that the user did not set: on texts, and on drafts."""
     longest, lines = target.max_model_len, []
     if num_seqs < config.num_seqs and not target.heads:
         lines.append(
             f"{num_seqs} texts of {longest} tokens are written at once, not {config.num_seqs}: "
-            "there is no memory for more; a lower --max-model-len makes room"
+            f"there is no memory for more; a lower --max-model-len{_or_more(config)} makes room"
         )
     if config.max_model_len is not None:
         return lines
@@ -80,6 +133,7 @@ def shortened(config: PairConfig, target: Hello, drafter: Hello | None, num_seqs
             f"texts have at most {longest} tokens, of the {limit} that the target can take"
             f"{why}; --max-model-len says how many there should be"
         )
-    if drafter is not None and drafter.max_model_len < longest:
-        lines.append(f"the drafter drafts up to token {drafter.max_model_len}")
+    shortest = min((drafter.max_model_len for drafter in drafters), default=longest)
+    if shortest < longest:
+        lines.append(f"the drafter drafts up to token {shortest}")
     return lines

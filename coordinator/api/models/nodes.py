@@ -1,10 +1,15 @@
 """Makes the configs that the nodes of a pair are started with."""
 
+from dataclasses import replace
+from pathlib import Path
+
 from coordinator.api.config import REPRODUCIBLE_ROWS, PairConfig
+from coordinator.api.models.heads import find_config
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
 FASTEST = "fastest"
+WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")  # each only if there are none of those before
 
 
 def node_configs(
@@ -19,7 +24,25 @@ def node_configs(
     target = _target(config, endpoint, outside, secret, drafts=drafts)
     if not drafts or not config.has_draft_model:
         return [target]
-    return [target, _drafter(config, endpoint, outside, secret)]
+    drafter = _drafter(config, endpoint, outside, secret)
+    if config.gpu_memory_utilization is None:
+        return [target, drafter]
+    return [
+        replace(target, peer_bytes=_weight_bytes(config.drafter, config.drafter_revision)),
+        replace(drafter, peer_bytes=_weight_bytes(config.target, config.target_revision)),
+    ]
+
+
+def _weight_bytes(model: str, revision: str | None) -> int:
+    """Return the size of a model's weights by its files on this machine; 0: not known."""
+    config = find_config(model, revision)
+    if config is None:
+        return 0
+    found: list[Path] = next((some for one in WEIGHTS if (some := [*config.parent.glob(one)])), [])
+    try:
+        return sum(path.stat().st_size for path in found)
+    except OSError:  # a link to nowhere: the node says what is wrong
+        return 0
 
 
 def _target(
@@ -53,6 +76,7 @@ def _target(
         heads_ms_per_row=config.simulate_draft_ms_per_row if heads else 0.0,
         layers=config.layers if drafts else (),
         quantization=config.quantization or "",
+        gpu_memory_utilization=config.gpu_memory_utilization or 0.0,
     )
 
 
@@ -84,4 +108,5 @@ def _drafter(config: PairConfig, endpoint: str, outside: str, secret: str) -> No
         target=config.target if is_head else "",
         target_revision=config.target_revision if is_head else None,
         quantization="" if is_head else config.drafter_quantization or "",
+        gpu_memory_utilization=config.gpu_memory_utilization or 0.0,
     )

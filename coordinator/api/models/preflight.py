@@ -9,7 +9,7 @@ from functools import partial
 
 from coordinator.api.config import PairConfig
 from coordinator.api.models import folders
-from coordinator.api.models.heads import check_head, find_config, kind_of, read
+from coordinator.api.models.heads import check_head, find_config, kind_of, read, refuse_head
 from coordinator.api.models.lengths import LENGTHS
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.tokenizers import check_fit, check_size
@@ -33,6 +33,7 @@ class Preflight:
         for node in nodes:
             check_device(node.role, node.device, node.tensor_parallel_size)
         (target,) = (node for node in nodes if node.role is Role.TARGET)
+        refuse_head(target.model, target.revision)
         self._target = folders.find(target.model, target.revision)
         self._checkpoints = [(Role.TARGET, self._target)]
         self._target.check_quantization(target)

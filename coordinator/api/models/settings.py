@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
-from coordinator.api.config_base import Frozen, named
+from coordinator.api.config_base import Frozen, called, named
 from coordinator.api.models.folders import folder_of_file
 from coordinator.api.models.heads import find_config, kind_of, layers_of
 from coordinator.api.models.tokenizers import differ
@@ -163,8 +163,8 @@ class ModelsConfig(Frozen):
         """Raise ConfigurationError if heads cannot be used with these settings."""
         if self.drafter_home and (self.drafter == NGRAM or self._is_whole_model(self.drafter)):
             raise ConfigurationError(
-                f"drafter_home says where a head ({KINDS}) runs, and the drafter, {self.drafter}, "
-                "is none; leave it out"
+                f"{called('drafter_home')} says where a head ({KINDS}) runs, and the drafter, "
+                f"{self.drafter}, is none; leave it out"
             )
         if self.heads and self._drafts_at_home:
             raise ConfigurationError(
@@ -173,7 +173,8 @@ class ModelsConfig(Frozen):
             )
         if self.heads and self._is_whole_model(self.heads):
             raise ConfigurationError(
-                f"heads: {self.heads} is none of {KINDS}; a draft model is for drafter"
+                f"{called('heads')}: {self.heads} is none of {KINDS}; a draft model is for "
+                f"{called('drafter')}"
             )
 
     def _is_whole_model(self, name: str) -> bool:

@@ -1,6 +1,7 @@
 """Runs a conversation on loaded nodes: reads lines and answers them until there are no more."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -14,10 +15,13 @@ from coordinator.api.chat import ChatTemplate
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.models.folders import TOKENIZER, find
+from coordinator.api.models.heads import refuse_head
+from coordinator.api.models.lengths import cut_answers
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.prompts import find_file
 from coordinator.api.requests import Request
+from coordinator.api.without_effect import without_effect
 from coordinator.cli.chat.answer import Answer, Interrupts, LineInterruptedError
 from coordinator.cli.chat.conversation import (
     COMMANDS,
@@ -35,6 +39,7 @@ from coordinator.cli.chat.conversation import (
 from coordinator.cli.chat.screen import TWICE, Pipe, Screen, Terminal, typed
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.generate import launcher_for
+from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import models_of
 from coordinator.cli.writers import Progress, engines, how_far
 from coordinator.text.detokenization import REPLACEMENT
@@ -313,7 +318,7 @@ def chat(
     chat_template_kwargs: TemplateArguments = None,
     drop_oldest: DropOldest = False,
     # One text at a time, whose part of the cache (lane) keeps the conversation so far.
-    pair: Annotated[PairConfig, Flags(but=("max_num_seqs",), max_num_seqs=1)],
+    pair: Annotated[PairConfig, Flags(but=("max_num_seqs",), argument=True, max_num_seqs=1)],
     speculation: SpeculationConfig,
     request: Annotated[
         SamplingParams,
@@ -327,7 +332,10 @@ def chat(
     ],
     launch: LaunchConfig,
 ) -> None:
-    """Talk to the target: at a terminal, or with a turn on each line of standard input."""
+    """Talk to the target.
+
+    At a terminal, or in a pipe: then each line of standard input is a turn.
+    """
     speculation.check(pair)
     arguments = template_arguments(chat_template_kwargs)
     template = _template(pair, system, arguments)
@@ -353,9 +361,24 @@ def chat(
             screen.note("/help lists what can be typed; Ctrl-C stops an answer, Ctrl-D ends")
         if template.is_plain:
             screen.note("the target has no chat template; it continues a plain transcript")
-        for line in running.open_ends(request):
+        unheeded = without_effect(pair, speculation, request, is_remote=launch.nodes == "remote")
+        if request.max_tokens != MAX_TOKENS:
+            unheeded += cut_answers(request, running.max_len, [1])
+        unheeded += _unused(arguments, template)
+        for line in (*running.notices(request), *unheeded):
             screen.note(line)
         Chat(running, Conversation(system, is_script=template.is_plain), settings, screen).run()
+
+
+def _unused(arguments: Mapping[str, Any], template: ChatTemplate) -> list[str]:
+    """Return a line if the chat template does not use some of its arguments, else []."""
+    words = " ".join(template.sources.values())
+    unused = [name for name in arguments if not re.search(rf"\b{re.escape(name)}\b", words)]
+    if not unused:
+        return []
+    has = "has" if len(unused) == 1 else "have"
+    names = ", ".join(map(harmless, unused))
+    return [f"{names} of --chat-template-kwargs {has} no effect: the chat template does not use it"]
 
 
 def template_arguments(text: str | None) -> dict[str, Any]:
@@ -379,6 +402,7 @@ def _template(pair: PairConfig, system: str, arguments: dict[str, Any]) -> ChatT
 
     Done before anything is started. Raises ModelError, ConfigurationError.
     """
+    refuse_head(pair.target, pair.target_revision)
     find(pair.target, pair.target_revision)  # raises the better error if there is no such model
     if find_file(pair.target, pair.target_revision, TOKENIZER) is None:
         raise ConfigurationError(

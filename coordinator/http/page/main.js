@@ -1,55 +1,16 @@
 // The page: reads the form, asks the server, and gives what comes to the views.
 
 import { Answer, commonLength, drawSoon, visible } from "/page/answer.js";
+import { Figures, SHOWS_DRAFTS, compared, whyAlone } from "/page/figures.js";
 import { Nodes } from "/page/nodes.js";
 import { KeyNeeded, chunks, get, useKey } from "/page/stream.js";
 import { Timeline } from "/page/timeline.js";
 
 const byId = (id) => document.getElementById(id);
 const MAX_SEED = 2 ** 31;
+const narrow = matchMedia("(max-width: 860px)"); // as in style.css
 
 // -- figures ---------------------------------------------------------------------------------------
-
-// What one generation came to, from the passes of the target and the clock of this page.
-class Figures {
-  constructor() {
-    this.sent = performance.now();
-    this.first = null; // ms from the request to the first token
-    this.tokens = 0;
-    this.ofFirst = 0; // tokens that came with the first pass
-    this.drafted = 0;
-    this.accepted = 0;
-    this.passes = 0;
-    this.written = 0; // tokens of all passes
-    this.since = null; // ends of the first and of the last pass, ms of the coordinator's clock
-    this.until = null;
-  }
-
-  add(told) {
-    this.tokens += told.tokens.filter((token) => token.id !== null).length;
-    if (this.first === null && told.spans.some((span) => span.device === "target")) {
-      this.first = performance.now() - this.sent;
-    }
-    for (const span of told.spans) {
-      if (span.device !== "target") continue;
-      this.passes += 1;
-      this.drafted += span.drafted;
-      this.accepted += span.accepted;
-      if (this.since === null) {
-        this.since = span.end_ms;
-        this.ofFirst = span.tokens;
-      }
-      this.until = span.end_ms;
-      this.written += span.tokens;
-    }
-  }
-
-  // Tokens per second after the first pass; null: not known yet.
-  get speed() {
-    if (this.since === null || this.until <= this.since) return null;
-    return (this.written - this.ofFirst) / ((this.until - this.since) / 1000);
-  }
-}
 
 function grouped(number) {
   return number.toLocaleString("en-US");
@@ -86,11 +47,38 @@ class FiguresView {
     this.set("per-pass", figures?.passes ? (figures.written / figures.passes).toFixed(2) : "–");
     const overlap = this.timeline.overlap();
     this.set("overlap", overlap === null ? "–" : percent(overlap));
-    const isBoth = speed !== null && plain?.speed;
-    this.set("against", isBoth ? `${(speed / plain.speed).toFixed(2)} ×` : "–");
+    this.against(this.isDone && speed !== null && plain?.speed ? compared(figures, plain) : {});
+    this.tellAlone();
     if (plain?.speed) {
       byId("plain-figures").textContent = `${plain.speed.toFixed(0)} tokens per second`;
     }
+  }
+
+  // Show a ratio only if it is more than noise, with its interval.
+  against({ ratio, low, high }) {
+    const isClear = ratio !== undefined && (low > 1 || high < 1);
+    const words = ratio === undefined ? "–" : isClear ? `${ratio.toFixed(2)} ×` : "unclear";
+    const range = ratio === undefined ? "" : `${low.toFixed(2)} to ${high.toFixed(2)} ×`;
+    if (byId("against").textContent === words + range) return;
+    byId("against").textContent = words;
+    if (!range) return;
+    const small = document.createElement("small");
+    small.textContent = range;
+    byId("against").append(small);
+  }
+
+  // Say in view why many passes had no drafts, and offer a policy that shows some.
+  tellAlone() {
+    const asked = latest?.body.speculative;
+    const told = asked?.enabled && this.figures ? whyAlone(this.figures) : null;
+    const height = byId("rest").offsetHeight;
+    byId("rest").hidden = !told;
+    if (!told) return;
+    // The count comes at the end: whoever listens to the page would hear each change of it.
+    this.set("rest-words", this.isDone ? `${told.why} ${told.counts}` : told.why);
+    byId("show-drafts").hidden = !told.canShow || asked.policy === SHOWS_DRAFTS;
+    byId("show-drafts").disabled = running !== null;
+    if (byId("rest").offsetHeight > height) comeIntoView(byId("texts")); // it was pushed down
   }
 
   set(id, words) {
@@ -143,7 +131,7 @@ const figuresView = new FiguresView(timeline);
 const nodes = new Nodes(byId("nodes"), byId("nodes-state"));
 let turns = []; // of the chat: {role, content}; a new conversation has another array
 let running = null; // AbortController of the request that runs
-let latest = null; // {path, body, isSpeculative} of the latest generation
+let latest = null; // {path, body, isComplete, isSaid: it is part of `turns`} of the latest generation
 
 function isChat() {
   return byId("ask").elements.kind.value === "chat";
@@ -207,7 +195,9 @@ function setBusy(isBusy) {
 }
 
 // Do one piece of work at a time, with its errors shown; return true if it came to its end.
-async function attempt(work, words) {
+// `shown` is what it writes into.
+async function attempt(work, words, shown) {
+  comeIntoView(shown);
   running = new AbortController();
   figuresView.isDone = false;
   setBusy(true);
@@ -228,16 +218,22 @@ async function attempt(work, words) {
   }
 }
 
+// In a narrow window the parts of the page lie below each other.
+function comeIntoView(part) {
+  if (narrow.matches) part.scrollIntoView({ block: "nearest" });
+}
+
 function summary(figures) {
   const rate = figures.drafted ? `, ${percent(figures.accepted / figures.drafted)} of the drafts accepted` : "";
   const speed = figures.speed ? ` at ${figures.speed.toFixed(0)} a second` : "";
   return `${figures.tokens} tokens${speed}${rate}`;
 }
 
-async function generate() {
+// Generate what the form says, or `again` what was asked before, in another way.
+async function generate(again = null) {
   if (running) return;
-  const asked = request();
-  latest = null;
+  const asked = again ?? request();
+  latest = asked;
   hideComparison();
   let figures;
   const isWhole = await attempt(async () => {
@@ -245,18 +241,28 @@ async function generate() {
     timeline.clear();
     figures = figuresView.figures = new Figures();
     asked.reason = await run(asked, answer, figures, timeline);
-  }, "Generating…");
+  }, "Generating…", byId("texts"));
   timeline.finish();
   const counts = `${timeline.passes.length} passes, ${timeline.drafts.length} messages with drafts`;
   byId("timeline").setAttribute("aria-label", `Timeline of drafter and target: ${counts}`);
   byId("moment").textContent = `${counts}. Point at a bar, or use the arrow keys.`;
-  if (!isWhole) return;
-  latest = { ...asked, isComplete: true };
+  asked.isComplete = isWhole;
   setBusy(false);
+  drawSoon(figuresView);
+  if (!isWhole) return;
   say(`Done: ${summary(figures)}.`);
-  if (asked.body.messages && turns === asked.turns) {
+  if (asked.body.messages && turns === asked.turns && !asked.isSaid) {
+    asked.isSaid = true;
     addTurns(asked.body.messages.at(-1).content, answer.text);
   }
+}
+
+// Write the latest text again under a policy that shows drafts.
+function showDrafts() {
+  if (running || !latest) return;
+  byId("policy").value = SHOWS_DRAFTS;
+  const speculative = { ...latest.body.speculative, policy: SHOWS_DRAFTS };
+  generate({ ...latest, body: { ...latest.body, speculative }, isComplete: false });
 }
 
 // -- the comparison --------------------------------------------------------------------------------
@@ -268,7 +274,7 @@ function hideComparison() {
 }
 
 async function compare() {
-  if (running || !latest) return;
+  if (running || !latest?.isComplete) return;
   const body = { ...latest.body, speculative: { enabled: false, events: true } };
   byId("plain-panel").hidden = false;
   byId("verdict").hidden = true;
@@ -277,7 +283,7 @@ async function compare() {
     byId("plain-figures").textContent = "";
     figuresView.plain = new Figures();
     await run({ path: latest.path, body }, plainAnswer, figuresView.plain, null);
-  }, "The same request, by plain decoding…");
+  }, "The same request, by plain decoding…", byId("plain-panel"));
   if (!isWhole) return;
   say("Done.");
   tellVerdict(answer.thoughts + answer.text, plainAnswer.thoughts + plainAnswer.text);
@@ -287,15 +293,20 @@ function tellVerdict(one, other) {
   const line = byId("verdict");
   line.hidden = false;
   line.className = one === other ? "same" : "different";
+  const { why, low, high } = compared(figuresView.figures, figuresView.plain);
+  const speeds = why ?? (low <= 1 && high >= 1
+    ? "Their speeds do not differ by more than noise; a longer text tells more." : "");
   if (one === other) {
-    line.textContent = `Same text: all ${one.length} characters are equal.`;
+    line.textContent = `Same text: all ${one.length} characters are equal. ${speeds}`;
+    comeIntoView(line);
     return;
   }
   const at = commonLength(one, other);
   const after = (text) => visible(JSON.stringify(text.slice(at, at + 24)));
   line.textContent = `Different after ${at} characters: ${after(one)} with speculation, `
     + `${after(other)} without. That is expected only with --verify token or block, or in a type `
-    + "other than float32 without --reproducible.";
+    + `other than float32 without --reproducible. ${speeds}`;
+  comeIntoView(line);
 }
 
 // -- chat ------------------------------------------------------------------------------------------
@@ -333,6 +344,7 @@ byId("ask").addEventListener("submit", (event) => {
 });
 byId("stop").addEventListener("click", () => running?.abort());
 byId("compare").addEventListener("click", compare);
+byId("show-drafts").addEventListener("click", showDrafts);
 byId("fresh").addEventListener("click", () => {
   turns = [];
   showTurns();
@@ -360,6 +372,11 @@ async function begin() {
     // the nodes' line says what is wrong
   }
 }
+
+// In a narrow window the settings would push the answer out of view.
+const fold = () => { byId("settings").open = !narrow.matches; };
+narrow.addEventListener("change", fold);
+fold();
 
 onKind();
 begin();

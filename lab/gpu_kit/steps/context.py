@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--out", type=Path, required=True)
     found.add_argument("--work", type=Path, required=True)
     found.add_argument("--device", required=True)
-    found.add_argument("--prompts", type=Path, required=True)
+    found.add_argument(*("--prompt-file", "--prompts"), dest="prompts", type=Path, required=True)
     found.add_argument("--machine", default="")
     found.add_argument("--limit-s", type=float, required=True)
     found.add_argument("--small", action="store_true")

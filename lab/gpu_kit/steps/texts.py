@@ -153,7 +153,7 @@ def measure(context: Context) -> None:
         Path(file).write_text(REHEARSAL)
     command = [*(sys.executable, "-m", "lab.experiments", "experiment", file)]
     command += ["--out", str(folder)]
-    command += [*("--models", str(context.work), "--prompts", str(context.prompts))]
+    command += [*("--models", str(context.work), "--prompt-file", str(context.prompts))]
     command += [*("--set", f"target={models.target}", "--set", f"drafter={models.drafter}")]
     with _environment(context) as environment:
         problem = _run(command, environment, context.limit_s - SUMMARY_S - EXPERIMENT_END_S)

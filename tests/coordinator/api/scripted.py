@@ -59,6 +59,12 @@ class ScriptedPair:
         self.service = self  # as far as `check_alive` goes
         self.begin: Callable[[Script], None] = lambda _: None  # called for each text
 
+    max_len = 1 << 20
+
+    def how_longer(self) -> str:
+        """It cannot be longer."""
+        return ""
+
     def check_alive(self) -> None:
         """It is."""
 

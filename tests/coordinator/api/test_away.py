@@ -16,7 +16,7 @@ from proto.node_config import FETCHING
 
 def test_no_text_waits_for_a_target_longer_than_a_start_may_take() -> None:
     states = {Role.TARGET: "starting"}
-    config = SimpleNamespace(start_timeout_s=60.0)
+    config = SimpleNamespace(target="a", start_timeout_s=60.0)
     pair = SimpleNamespace(is_ready=False, num_seqs=1, config=config, states=lambda: states)
     llm = AsyncLLM.__new__(AsyncLLM)
     llm._begin(cast(Pair, pair), cast(Asking, None), 1)

@@ -96,7 +96,10 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
             {"drafter": "ngram", "drafter_revision": "main"},
             "drafter_revision is for a model on the hub, but n-gram drafts come from no model",
         ),
-        ({"tensor_parallel": 2}, "PairConfig has no setting 'tensor_parallel'"),
+        (
+            {"tensor_parallel": 2},
+            "there is no setting tensor_parallel; did you mean tensor_parallel_size?",
+        ),
     ],
 )
 def test_a_bad_setting_is_one_line_and_starts_nothing(values: dict[str, Any], line: str) -> None:

@@ -141,6 +141,23 @@ def test_what_cannot_be_followed_is_refused_in_one_line(given: dict[str, Any], w
     assert words in refused(given)
 
 
+@pytest.mark.parametrize(
+    ("called", "expected"),
+    [
+        ("", "structured_outputs: regex cannot be used: "),
+        ("--regex", "--regex cannot be used: "),
+        ("guided_regex", "guided_regex cannot be used: "),
+    ],
+)
+def test_a_form_is_called_in_messages_as_whoever_asked_for_it_calls_it(
+    called: str, expected: str
+) -> None:
+    form = StructuredOutputsParams(regex="(a", called=called)
+    assert form == StructuredOutputsParams(regex="(a")
+    with pytest.raises(ConfigurationError, match=f"^{expected}"):
+        grammars().of(form)
+
+
 def test_a_grammar_for_the_nodes_is_made_once() -> None:
     for given in (
         {"json": {"type": "object"}},

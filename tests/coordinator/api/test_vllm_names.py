@@ -11,9 +11,10 @@ import pytest
 from tqdm import tqdm
 
 import coordinator.api.llm
-from coordinator import LLM, Counter, SamplingParams, Vector
+from coordinator import LLM, AsyncLLM, AsyncLLMEngine, Counter, SamplingParams, Vector
 from coordinator.api import vllm as speculation
-from coordinator.api.config import NGRAM, PairConfig
+from coordinator.api.asking import Asking
+from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.models import heads
 from coordinator.api.models.lengths import longest_of, shortened
 from coordinator.api.models.nodes import node_configs
@@ -21,10 +22,12 @@ from coordinator.api.outputs import CompletionOutput, RequestOutput
 from coordinator.api.params import MAX_TOKENS
 from coordinator.api.requests import Batch
 from coordinator.api.vllm import (
+    ARGUMENTS_NOT_OURS,
     METHODS_NOT_OURS,
     NOT_OURS,
     OF_ITS_ENGINE,
     Bar,
+    check_arguments,
     in_our_names,
     sampling_params_of,
 )
@@ -200,9 +203,8 @@ def test_settings_of_vllm_that_ask_for_nothing_are_taken_and_others_say_what_the
     for name, (accepted, _) in NOT_OURS.items():
         assert in_our_names(dict.fromkeys([name], accepted[0])) == {}
         assert name not in PairConfig.model_fields
-    assert refusal(gpu_memory_utilization=0.9) == (
-        "gpu_memory_utilization=0.9 is not a setting here: max_model_len and max_num_seqs say what "
-        "memory is for"
+    assert refusal(cpu_offload_gb=4) == (
+        "cpu_offload_gb=4 is not a setting here: everything stays on its device"
     )
     assert refusal(trust_remote_code=True).endswith("that comes with a checkpoint is never run")
     assert "seed=False is not a setting" in refusal(seed=False)
@@ -221,6 +223,56 @@ def test_eager_is_a_backend_and_a_tokenizer_may_be_named_if_it_is_the_models_own
         "enforce_eager and backend are one setting; give one of them"
     )
     assert refusal(enforce_eager=1) == "enforce_eager: expected true or false, got 1"
+
+
+def test_arguments_of_vllm_are_accepted_as_their_defaults_and_refused_with_what_to_use() -> None:
+    for name, (accepted, instead) in ARGUMENTS_NOT_OURS.items():
+        check_arguments("generate", dict.fromkeys([name], accepted[0]))
+        with pytest.raises(ConfigurationError) as caught:
+            check_arguments("generate", {name: "something"})
+        assert str(caught.value) == f"generate takes no {name}: {instead}"
+    check_arguments("generate", {"lora_request": [None, None], "priority": 0})
+    with pytest.raises(ConfigurationError, match="priority"):
+        check_arguments("generate", {"priority": False})
+    with pytest.raises(TypeError, match="generate has no argument 'lora'"):
+        check_arguments("generate", {"lora": None})
+
+
+def test_each_request_has_an_id_that_does_not_change_what_it_is() -> None:
+    first = RequestOutput("x", [1], [], finished=True, seed=0, request_id="0")
+    assert first == RequestOutput("x", [1], [], finished=True, seed=0, request_id="1")
+    pair = ScriptedPair(num_seqs=1)
+    asking = Asking(pair.as_pair(), SpeculationConfig())
+    assert [next(asking._numbers) for _ in range(3)] == [0, 1, 2]
+
+
+def test_the_async_one_has_the_names_of_vllms_too() -> None:
+    assert AsyncLLMEngine is AsyncLLM
+    names = ("get_metrics", "get_tokenizer", "get_default_sampling_params", "check_health")
+    assert all(callable(getattr(AsyncLLM, name)) for name in names)
+    made = AsyncLLM.__new__(AsyncLLM)
+    with pytest.raises(AttributeError, match="AsyncLLM has no 'encode', which vLLM's has: this"):
+        _ = made.encode
+
+
+def test_a_share_of_memory_reaches_both_nodes_with_the_size_of_the_other_model(
+    tmp_path: Path,
+) -> None:
+    for name, size in (("large", 300), ("small", 20)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / heads.CONFIG).write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(b"0" * size)
+        (tmp_path / name / "model.bin").write_bytes(b"0" * 7)
+    pair = {"target": str(tmp_path / "large"), "drafter": str(tmp_path / "small")}
+
+    def shares(**settings: Any) -> list[tuple[float, int]]:
+        config = PairConfig(**pair, **settings)
+        nodes = node_configs(config, endpoint="", outside="", secret="", drafts=True)
+        return [(node.gpu_memory_utilization, node.peer_bytes) for node in nodes]
+
+    assert shares() == [(0.0, 0), (0.0, 0)]
+    assert shares(gpu_memory_utilization=0.8) == [(0.8, 20), (0.8, 300)]
+    assert shares(gpu_memory_utilization=0.8, drafter_home="target") == [(0.8, 0)]
 
 
 def test_a_models_own_sampling_parameters_are_read_on_demand(tmp_path: Path) -> None:
@@ -324,11 +376,9 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
 ) -> None:
     def notices(target: int, drafter: int, *, with_heads: str = "", **settings: Any) -> list[str]:
         config = PairConfig(target=str(tmp_path), **settings)
-        hellos = (
-            SimpleNamespace(max_model_len=target, heads=with_heads),
-            SimpleNamespace(max_model_len=drafter),
-        )
-        return shortened(config, *cast(tuple[Hello, Hello], hellos), num_seqs=8)
+        theirs = SimpleNamespace(max_model_len=target, heads=with_heads)
+        drafters = [SimpleNamespace(max_model_len=drafter), SimpleNamespace(max_model_len=9999)]
+        return shortened(config, cast(Hello, theirs), cast(list[Hello], drafters), num_seqs=8)
 
     (tmp_path / heads.CONFIG).write_text(json.dumps({"max_position_embeddings": 9000}))
     rest = "; --max-model-len says how many there should be"

@@ -132,7 +132,7 @@ def test_flags_say_what_an_answer_must_look_like(tmp_path: Path) -> None:
     pattern = structured(given, None, "a+").structured_outputs
     assert pattern == StructuredOutputsParams(regex="a+")
     assert structured(given, None, None) is given
-    with pytest.raises(ConfigurationError, match="exactly one"):
+    with pytest.raises(ConfigurationError, match="has one form: give --json-schema or --regex"):
         structured(given, file, "a+")
     with pytest.raises(ConfigurationError, match="cannot read"):
         structured(given, tmp_path / "none", None)

@@ -10,14 +10,17 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.cli import plugins
-from coordinator.cli.app import PROGRAM, command_line
-from coordinator.cli.help import EXAMPLES, examples, rows_of
+from coordinator.cli.app import command_line
+from coordinator.cli.help import EXAMPLES, FIRST, HELP_ALL, examples, rows_of
 from lab.pictures.flags import commands
+from proto.installation import program
 
+PROGRAM = program()
 APP = command_line(plugins.commands())
 COMMANDS = dict(commands(APP))
 GROUPS = ("", "keys")
 FRAME = "│╭╮╰╯─"
+JSON = re.compile(r"\{\"[^}]*\}")  # an example of a value
 # What may stand for a value; another word has to be plain, too, before it is added.
 PLACES = re.compile(
     r"|[A-Z]+(,\.\.\.)?|ID:BIAS,\.\.\.|NAME=VALUE(,\.\.\.)?|NODE:DELAY,\.\.\.|FIRST-LAST"
@@ -25,9 +28,10 @@ PLACES = re.compile(
 )
 
 
-def shown_help(command: str, width: int) -> str:
+def shown_help(command: str, width: int, flag: str = "") -> str:
+    flag = flag or ("--help" if command.startswith("keys") else HELP_ALL)
     done = CliRunner().invoke(
-        APP, [*command.split(), "--help"], env={"COLUMNS": str(width)}, prog_name=PROGRAM
+        APP, [*command.split(), flag], env={"COLUMNS": str(width)}, prog_name=PROGRAM
     )
     assert done.exit_code == 0
     return done.output
@@ -50,7 +54,7 @@ def test_the_help_fits_and_no_word_is_split(name: str, width: int) -> None:
     shown = shown_help(name, width)
     assert max(map(len, shown.splitlines())) <= width
     assert str(Path.cwd()) not in shown
-    assert not re.search(r"[{}<…]|\[\]", shown.replace('{"enable_thinking": false}', ""))
+    assert not re.search(r"[{}<…]|\[\]", JSON.sub("", shown))
     told = words(shown)
     for flag, text, default in rows(name) if name in COMMANDS else ():
         default = f" [default: {default}]" if default else ""
@@ -91,7 +95,7 @@ def test_two_flags_of_a_command_do_not_have_the_same_help() -> None:
 
 
 def test_the_help_of_generate_has_its_panels_in_order_and_ends_with_examples() -> None:
-    shown = shown_help("generate", 80)
+    shown = shown_help("generate", 80, HELP_ALL)
     titles = re.findall(r"╭─ ([A-Z][a-z ]+) ─", shown)
     assert titles[1:6] == ["Models", "Sampling", "Speculation", "Devices", "Output"]
     assert len(titles) == len(set(titles))
@@ -112,6 +116,38 @@ def test_examples_can_be_copied_and_are_read(name: str, width: int) -> None:
     for line in lines:
         command, *arguments = shlex.split(line.removeprefix(f"  {PROGRAM} "))
         assert COMMANDS[command].make_context(command, arguments).params
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_short_help_fits_a_screen_and_begins_with_examples(name: str) -> None:
+    shown = shown_help(name, 80, "--help")
+    lines = shown.splitlines()
+    assert len(lines) <= 23, "and the prompt of the shell"
+    assert max(map(len, lines)) <= 80
+    assert shown_help(name, 80, "-h") == shown
+    assert lines[0].startswith(f" Usage: {PROGRAM} {name} ")
+    flags = rows(name)
+    places = [shown.index(f"\n {flag}") for flag in FIRST[name]]
+    assert places == sorted(places)
+    if name in EXAMPLES:
+        assert shown.index("Examples:") < places[0]
+    known = {flag.partition(" ")[0] or flag for flag, _, _ in flags}
+    assert set(FIRST[name]) <= known
+    number = sum(flag.startswith("-") for flag, _, _ in flags)
+    assert shown.rstrip().splitlines()[-1].strip() == f"--help-all shows all {number} flags."
+
+
+def test_every_command_with_many_flags_has_a_short_help() -> None:
+    for name in COMMANDS:
+        lines = shown_help(name, 80, "--help").splitlines()
+        assert len(lines) <= 23, name
+
+
+def test_the_programs_help_begins_with_examples_and_names_every_command() -> None:
+    shown = shown_help("", 80, "--help")
+    assert shown == shown_help("", 80, "-h") == shown_help("", 80, HELP_ALL)
+    assert shown.index("Examples:") < shown.index("Commands")
+    assert f"  {PROGRAM} demo\n" in shown
 
 
 def test_an_example_that_has_no_such_flag_is_found() -> None:

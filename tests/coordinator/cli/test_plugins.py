@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import plugins
-from coordinator.cli.app import EXIT_USAGE, PROGRAM, command_line, run
+from coordinator.cli.app import EXIT_USAGE, command_line, run
 from coordinator.cli.plugins import COMMAND_GROUP, COMMANDS, LAB, Absent
 from coordinator.launching.launcher import Wanted
 from proto.errors import ConfigurationError
-from proto.installation import ROOT
+from proto.installation import ROOT, program
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
@@ -89,7 +89,8 @@ def test_without_the_lab_each_of_its_commands_says_what_brings_it(
     monkeypatch.setattr(plugins, "IS_CHECKOUT", False)
     assert said(monkeypatch, capsys, name, *arguments) == (
         f"error: `{name}` comes with slipstream-lab, which is not here; "
-        "install the wheel of slipstream-lab, version 1.2 (docs/installing.md)"
+        f"run `{sys.executable} -m pip install 'WHEEL'` "
+        "(WHEEL: the path of the wheel of slipstream-lab 1.2)"
     )
 
 
@@ -176,7 +177,7 @@ def test_the_help_lists_what_is_there_and_says_below_what_brings_the_others(
 def help_of(width: int) -> str:
     """The help of the program at this width of the terminal."""
     app = command_line(plugins.commands())
-    done = CliRunner().invoke(app, ["--help"], env={"COLUMNS": str(width)}, prog_name=PROGRAM)
+    done = CliRunner().invoke(app, ["--help"], env={"COLUMNS": str(width)}, prog_name=program())
     assert done.exit_code == 0
     return done.output
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 from starlette.testclient import TestClient
 
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.http.bodies import CompletionBody
 from coordinator.http.figures import Figures
 from coordinator.http.guard import Guard, Rules
@@ -131,3 +132,19 @@ def test_events_go_with_a_stream_and_change_nothing_of_how_drafts_are_made() -> 
     assert streamed.speculation(asking) == plain.speculation(asking)
     with pytest.raises(ConfigurationError, match="stream: true"):
         assert CompletionBody(**asked).wants_events
+
+
+def test_settings_of_drafts_beside_plain_decoding_are_refused() -> None:
+    pair = SimpleNamespace(config=PairConfig())
+    asking: Any = SimpleNamespace(speculation=SpeculationConfig(), pair=pair)
+
+    def read(**speculative: Any) -> SpeculationConfig:
+        return CompletionBody(prompt="p", speculative=speculative).speculation(asking)
+
+    assert read(policy="ar") == read(enabled=False)
+    for wanted, line in (
+        ({"enabled": False, "policy": "tree"}, "enabled is false, so policy would do nothing"),
+        ({"policy": "ar", "num_speculative_tokens": 4}, "so num_speculative_tokens would do noth"),
+    ):
+        with pytest.raises(ConfigurationError, match=line):
+            read(**wanted)

@@ -57,3 +57,20 @@ def test_a_proxy_is_named_by_its_address_or_network(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--forwarded-allow-ips"):
         ServeConfig(forwarded_allow_ips=text)
     assert ServeConfig(forwarded_allow_ips="10.0.0.0/8").forwarded_allow_ips == ("10.0.0.0/8",)
+
+
+def test_settings_that_do_nothing_beside_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ServeConfig().without_effect(()) == []
+    open_to_all = ServeConfig(host="0.0.0.0", insecure=True, forwarded_allow_ips=("10.0.0.1",))
+    assert open_to_all.without_effect(()) == []
+    assert [line.split(":")[0] for line in open_to_all.without_effect((ONE,))] == [
+        "--insecure has no effect",
+        "--forwarded-allow-ips has no effect",
+    ]
+    assert ServeConfig(allowed_host=("me",)).without_effect(()) == []
+    (line,) = ServeConfig(host="10.0.0.1", allowed_host=("me",)).without_effect((ONE,))
+    assert line == "--allowed-host has no effect: at --host 10.0.0.1 every name is allowed"
+    monkeypatch.setenv(KEY_VARIABLE, ONE)
+    assert ServeConfig().without_effect((ONE,)) == []
+    (line,) = ServeConfig(api_key=TWO).without_effect((TWO,))
+    assert line.startswith(f"the key in {KEY_VARIABLE} does not count")

@@ -61,3 +61,22 @@ def test_otherwise_each_node_keeps_to_its_own(
 def test_fixed_rows_have_the_same_cores_with_a_drafter_and_without(launcher: Launcher) -> None:
     config = launcher._completed(replace(TARGET, peer_device=None, fixed_rows=16))
     assert config.device == "cpu:0-2"
+
+
+@pytest.mark.parametrize(
+    ("device", "peer", "counted"),
+    [
+        ("cuda:0", "cuda:0", 7),
+        ("cuda:0", "cuda:1", 0),
+        ("cuda:0-3", "cuda:3", 7),
+        ("cpu:0-2", "cpu:3", 7),
+        ("cuda:0", "cpu", 0),
+        ("cpu", "cuda:0", 0),
+    ],
+)
+def test_the_other_models_size_counts_only_on_a_device_that_both_use(
+    device: str, peer: str, counted: int, launcher: Launcher
+) -> None:
+    config = replace(TARGET, device=device, peer_device=peer, peer_bytes=7)
+    assert launcher._completed(config).peer_bytes == counted
+    assert launcher._completed(replace(config, peer_device=None)).peer_bytes == 0

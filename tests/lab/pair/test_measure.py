@@ -69,9 +69,9 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (("--prompts", "empty.txt"), "error: empty.txt has no prompts: every line is empty"),
-        (("--prompts", "binary.txt"), "error: binary.txt is not UTF-8 (byte 0)"),
-        (("--prompts", "nowhere.txt"), "error: cannot read nowhere.txt: No such file"),
+        (("--prompt-file", "empty.txt"), "error: empty.txt has no prompts: every line is empty"),
+        (("--prompt-file", "binary.txt"), "error: binary.txt is not UTF-8 (byte 0)"),
+        (("--prompt-file", "nowhere.txt"), "error: cannot read nowhere.txt: No such file"),
         (("--out", "no/pair.json"), "error: --out: no/pair.json cannot be written: "),
         (("--out", "pair.md"), "error: --out: pair.md would be the page; give the file another"),
         (("--drafter", "ngram"), "error: --drafter: `measure` needs a draft model"),
@@ -127,7 +127,7 @@ def test_a_drafter_that_takes_less_text_than_is_wanted_is_refused_before_it_is_l
     Path("prompts.txt").write_text("abc\nabcdefghijklmnopqrst\n")
     capsys.readouterr()  # what the making of models has said
     assert (
-        run_measure(monkeypatch, *pair, "--prompts", "prompts.txt", "--max-tokens", "80")
+        run_measure(monkeypatch, *pair, "--prompt-file", "prompts.txt", "--max-tokens", "80")
         == EXIT_USAGE
     )
     (said,) = capsys.readouterr().err.splitlines()

@@ -213,5 +213,5 @@ def test_nothing_is_left_where_writing_fails(
 
 
 def test_the_help_names_the_shapes() -> None:
-    shown = CliRunner().invoke(command_line([module.testbed]), ["testbed", "--help"]).output
+    shown = CliRunner().invoke(command_line([module.testbed]), ["testbed", "--help-all"]).output
     assert all(name in " ".join(shown.split()) for name in LIKE)

@@ -73,7 +73,7 @@ def line_of(monkeypatch: Patch, capsys: Capture, *arguments: object) -> str:
 
 def arguments_of(target: Path, texts: Path, kind: HeadKind, out: Path) -> list[object]:
     """The usual arguments, but the length of the run."""
-    return ["--target", target, "--texts", texts, "--kind", kind.value, "--out", out]
+    return ["--target", target, "--prompt-file", texts, "--kind", kind.value, "--out", out]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,12 +204,14 @@ def test_bad_input_is_refused_in_a_line_before_anything_is_loaded(
     empty.write_text("\n \n")
     binary.write_bytes(b"GIF8\0\0")
     short.write_text("one\ntwo\n")
-    assert said("--texts", empty) == f"--texts: {empty} is empty; give a file with text"
-    assert said("--texts", binary) == f"--texts: {binary} is no text (character 4)"
+    assert said("--prompt-file", empty) == f"--prompt-file: {empty} is empty; give a file with text"
+    assert said("--prompt-file", binary) == f"--prompt-file: {binary} is no text (character 4)"
     binary.write_bytes(b"\xff\xfe")
-    assert said("--texts", binary) == f"{binary} is not UTF-8 (byte 0)"
-    assert said("--texts", short).startswith(f"--texts: {short} has 6 tokens, and at least 64 are")
-    assert said("--texts", tmp_path / "none").startswith(
+    assert said("--prompt-file", binary) == f"{binary} is not UTF-8 (byte 0)"
+    assert said("--prompt-file", short).startswith(
+        f"--prompt-file: {short} has 6 tokens, and at least 64 are"
+    )
+    assert said("--prompt-file", tmp_path / "none").startswith(
         f"cannot read {tmp_path / 'none'}: No such"
     )
     assert said("--target", tmp_path / "none").startswith(f"{tmp_path / 'none'}: no such folder")

@@ -32,5 +32,5 @@ def test_chat_has_the_flags_of_generate_that_make_sense_for_it() -> None:
     of_prompts |= {"json_schema", "regex"}
     missing = {"n", "logprobs", "prompt_logprobs", "max_num_seqs", "trace", "verbose", *of_prompts}
     assert set(all_flags) - set(mine) == missing
-    assert set(mine) - set(all_flags) == {"system", "chat_template_kwargs", "drop_oldest"}
+    assert set(mine) - set(all_flags) == {"model", "system", "chat_template_kwargs", "drop_oldest"}
     assert mine["max_tokens"].default == MAX_TOKENS

@@ -1,0 +1,18 @@
+"""A head in the place of a whole model is refused, also where nodes are started by hand."""
+
+import pytest
+
+from engine.errors import ModelError
+from engine.heads.stated import refuse_head
+from proto.installation import MODELS
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3"])
+def test_a_head_in_the_place_of_a_target_is_named_as_what_it_is(name: str) -> None:
+    folder = str(MODELS / name)
+    with pytest.raises(ModelError, match=f"^{folder} is a head of the kind {name}: it drafts for"):
+        refuse_head(folder, None)
+
+
+def test_a_small_model_is_no_head() -> None:
+    assert refuse_head(str(MODELS / "drafter-shallow"), None) is None
