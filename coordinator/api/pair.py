@@ -226,11 +226,6 @@ class Pair:
         """Return the Hello of a node of this role, which must be there."""
         return self.service.registry.hellos(role)[0]
 
-    @property
-    def alone_on(self) -> str:
-        """Return where a target may run without drafts; empty: where it runs with them."""
-        return self._launcher.alone_on
-
     def simulated(self) -> Simulated | None:
         """Return the simulated hardware with its counts so far; None if nothing is simulated."""
         config = self._with_devices()

@@ -178,21 +178,32 @@ def demo(
         takes = _measured(running, text, ids, request, (ALONE, speculation))
         others = load.cores()
         about = ran_on(running)
-    if pace is None:
-        pace = PACE_S if sys.stdout.isatty() else 0.0
     plain, drafted = (middle(found[NUM_WARM:]) for found in takes)
-    screen = Screen(text, slowdown(plain, pace), in_colour=wants_colour(sys.stdout))
-    screen.show("The target alone", "", plain, lambda step: for_reader(step.part.outputs[0].text))
-    view = view_of(running.decoder(ids))
-    drafter_only = pair.has_draft_model and not pair.heads
-    explained = legend(in_colour=screen.in_colour, drafter_only=drafter_only)
-    screen.show("The same with drafts", explained, drafted, _shown_by(view))
     difference = first_difference([take for found in takes for take in found])
+    only = pair.has_draft_model and not pair.heads
+    screen = _screen(text, plain, pace)
+    _show_both(screen, plain, drafted, view_of(running.decoder(ids)), drafter_only=only)
     screen.end(verdict(plain, drafted, difference))
     for line in (*about, *doubts(drafted.metrics, others)):
         typer.echo(for_stderr(line), err=True)
     if difference is not None:
         raise typer.Exit(EXIT_DIFFERS)
+
+
+def _screen(text: str, plain: Take, pace: float | None) -> "Screen":
+    """Return what shows texts after this prompt, at this pace or at the usual one."""
+    if pace is None:
+        pace = PACE_S if sys.stdout.isatty() else 0.0
+    return Screen(text, slowdown(plain, pace), in_colour=wants_colour(sys.stdout))
+
+
+def _show_both(
+    screen: "Screen", plain: Take, drafted: Take, view: SpeculationView, *, drafter_only: bool
+) -> None:
+    """Show both texts; `drafter_only` is as for `legend`."""
+    screen.show("The target alone", "", plain, lambda step: for_reader(step.part.outputs[0].text))
+    explained = legend(in_colour=screen.in_colour, drafter_only=drafter_only)
+    screen.show("The same with drafts", explained, drafted, _shown_by(view))
 
 
 def _measured(

@@ -186,7 +186,7 @@ def ran_on(pair: Pair, *, drafts: bool = True) -> list[str]:
     """
     lines = [engines(pair.service.registry.nodes)]
     if drafts:
-        hello, also = pair.hello(Role.TARGET), pair.alone_on
+        hello, also = pair.hello(Role.TARGET), pair.service.alone_on
         where = hello.device
         if also not in ("", where):
             where = f"the faster of {where} and {also}"

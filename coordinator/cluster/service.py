@@ -260,6 +260,11 @@ class Service:
         except queue.Empty:
             return {**about, "hung": not self._stopping and self._failure is None}
 
+    @property
+    def alone_on(self) -> str:
+        """Return where a target may run without drafts; empty: where it runs with them."""
+        return self._launcher.alone_on
+
     def states(self) -> dict[Role, str]:
         """Return what each node is doing, by role, in words for people."""
         return {node.role: node.state for node in reversed(self.registry.present)}

@@ -142,12 +142,12 @@ def test_what_x_plain_compares_with_is_named() -> None:
     said |= {"role": Role.TARGET, "dtype": "float32", "device": "cpu:0", "backend": "fused"}
     hello = Hello(**said)
     nodes = [Node(Role.TARGET, b"t", FaultDetector(0.0), hello=hello)]
-    service = SimpleNamespace(registry=SimpleNamespace(nodes=nodes))
-    pair: Any = SimpleNamespace(service=service, alone_on="cpu:0-1", hello=lambda _: hello)
+    service = SimpleNamespace(registry=SimpleNamespace(nodes=nodes), alone_on="cpu:0-1")
+    pair: Any = SimpleNamespace(service=service, hello=lambda _: hello)
     assert ran_on(pair) == [
         "target: fused, float32, cpu:0",
         "plain: the target alone, float32, on the faster of cpu:0 and cpu:0-1",
     ]
-    pair.alone_on = ""
+    service.alone_on = ""
     assert ran_on(pair)[1] == "plain: the target alone, float32, on cpu:0"
     assert ran_on(pair, drafts=False) == ["target: fused, float32, cpu:0"]
