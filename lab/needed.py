@@ -1,5 +1,8 @@
 """Says which package is missing that comes with the lab."""
 
+from importlib.util import find_spec
+
+from proto.errors import ConfigurationError
 from proto.installation import IS_CHECKOUT
 
 
@@ -8,3 +11,16 @@ def missing(package: str) -> str:
     again = "install slipstream-lab again, together with what it depends on (`pip install`)"
     how = "run `make setup`" if IS_CHECKOUT else again
     return f"the package `{package}`, which comes with slipstream-lab; {how}"
+
+
+def check_installed(what: str, *packages: str, otherwise: str = "") -> None:
+    """Check that these packages are installed, before a command spends hours on what needs them.
+
+    what       what needs them, for the message
+    otherwise  another way to go on, for the end of the message
+
+    Raises ConfigurationError.
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise ConfigurationError(f"{what} needs {missing(package)}{otherwise}")

@@ -182,7 +182,7 @@ def test_an_interval_holds_the_mean_and_is_wider_where_texts_differ() -> None:
 def test_the_page_has_all_figures_and_tells_alpha_from_drafts_accepted() -> None:
     page = words.as_page(measured())
     assert "| 0.7 | 0.50 [0.50, 0.50] | 0.50 [0.50, 0.50] | 0.00 |" in page
-    assert "| target pass, drafter runs 60% of the time | 36 |  |  |  | 44 |  |" in page
+    assert "| target pass, drafter 60% busy | 36 |  |  |  | 44 |  |" in page
     assert "| 0 | tree | 60 | 2.00 | 57 | -5% | 3.00 | 31% |" in page
     assert "| 0.8 | tree | 40 | 1.60 | 42 | +5% | 2.00 | 21% |" in page
     assert "Some of it is far off" not in page
