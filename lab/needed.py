@@ -13,6 +13,11 @@ def missing(package: str) -> str:
     return f"the package `{package}`, which comes with slipstream-lab; {how}"
 
 
+def are_installed(*packages: str) -> bool:
+    """Return whether all these packages are there; they are looked for, not imported."""
+    return all(find_spec(package) is not None for package in packages)
+
+
 def check_installed(what: str, *packages: str, otherwise: str = "") -> None:
     """Check that these packages are installed, before a command spends hours on what needs them.
 
@@ -22,5 +27,5 @@ def check_installed(what: str, *packages: str, otherwise: str = "") -> None:
     Raises ConfigurationError.
     """
     for package in packages:
-        if find_spec(package) is None:
+        if not are_installed(package):
             raise ConfigurationError(f"{what} needs {missing(package)}{otherwise}")

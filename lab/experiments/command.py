@@ -125,8 +125,7 @@ def experiment(
     texts_only: TextsOnly = False,
 ) -> None:
     """Compare settings (arms): run each on every prompt, in random order."""
-    if not texts_only:
-        check_installed("experiment", *DRAWN_WITH, otherwise=OR_TEXTS_ONLY)
+    _check_results(texts_only, {"--report": report, "--predict": with_predictions, "--pair": pair})
     path = _path_of(file)
     given = {"prompts": prompts and str(prompts), "limit": limit, "repetitions": repetitions}
     overrides = _overrides(settings or [])
@@ -167,6 +166,19 @@ def experiment(
             traces=traces,
         )
         typer.echo(write_results(folder.path, header, rows.rows, wanted_results))
+
+
+def _check_results(texts_only: bool, of_results: Mapping[str, object]) -> None:
+    """Check now, not hours later, that the wanted results can be written.
+
+    of_results  flags that need tables and pictures, with their values
+
+    Raises ConfigurationError.
+    """
+    if not texts_only:
+        check_installed("experiment", *DRAWN_WITH, otherwise=OR_TEXTS_ONLY)
+    elif given := [flag for flag, value in of_results.items() if value]:
+        raise ConfigurationError(f"--texts-only writes no results, so leave out {given[0]}")
 
 
 def _measure(

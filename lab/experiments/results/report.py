@@ -118,7 +118,7 @@ def to_csv(summaries: Iterable[Summary]) -> str:
 
 
 def table(summaries: Iterable[Summary]) -> str:
-    """Return a table for a terminal, a line of at most 100 columns per arm."""
+    """Return a table for a terminal, a line of at most 80 columns per arm."""
     whole = list(overall(summaries))
     ratios = {one.arm: "-" if one.speedup is None else one.speedup.words for one in whole}
     base = "x base (95 %)"
@@ -448,7 +448,8 @@ def _places(whole: Sequence[Summary]) -> Table:
             which += f" and {len(names) - MAX_SHARING} more"
         if len(names) == len(whole) > 1:
             which = f"all {len(names)} arms"
-        rows.append((which, *cells_of))
+        each = " each)" if len(names) > 1 else ")"
+        rows.append((which, *(cell.replace(" texts)", f" texts{each}") for cell in cells_of)))
     return Table(("arms", *roles), tuple(rows))
 
 

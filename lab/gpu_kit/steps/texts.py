@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from coordinator.launching.mps import PIPE, VISIBLE
+from lab.experiments.command import DRAWN_WITH
 from lab.experiments.description import Experiment
 from lab.experiments.engines import host_of
 from lab.experiments.folder import FILE, ROWS, Header, read_header
@@ -23,6 +24,7 @@ from lab.experiments.rows import Row, read
 from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.gpu_kit.steps.models import models_in
 from lab.gpu_kit.steps.versions import MPS_DAEMON
+from lab.needed import are_installed
 from proto.errors import ConfigurationError
 from proto.installation import ROOT
 
@@ -151,7 +153,9 @@ def measure(context: Context) -> None:
         file = str(context.work / "rehearsal.toml")
         Path(file).write_text(REHEARSAL)
     command = [*(sys.executable, "-m", "lab.experiments", "experiment", file)]
-    command += ["--out", str(folder), "--texts-only"]  # tables need packages that may be missing
+    command += ["--out", str(folder)]
+    if not are_installed(*DRAWN_WITH):
+        command.append("--texts-only")
     command += [*("--models", str(context.work), "--prompts", str(context.prompts))]
     command += [*("--set", f"target={models.target}", "--set", f"drafter={models.drafter}")]
     with _environment(context) as environment:

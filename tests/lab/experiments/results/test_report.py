@@ -66,7 +66,13 @@ def test_every_arm_and_where_it_ran_are_on_the_page() -> None:
     found = parsed(
         HEADER, measured(TRUTHS), trace_note="The trace is beside it.", command="make it again"
     )
-    for words in (*TRUTHS, "host-1 (16 texts)", "2 cores of a machine", "abcdef0", "torch 2.13.0"):
+    for words in (
+        *TRUTHS,
+        "host-1 (16 texts each)",
+        "2 cores of a machine",
+        "abcdef0",
+        "torch 2.13.0",
+    ):
         assert words in found.text
     assert "The trace is beside it." in found.text
     assert "make it again" in found.text
@@ -193,7 +199,10 @@ def test_what_takes_weight_from_the_figures_is_said() -> None:
 def test_few_prompts_are_told_of() -> None:
     rows = measured(TRUTHS, prompts=1)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
-    assert "with too narrow an interval or none: sync (2 measurements) and tree (2 measurements)." in found
+    assert (
+        "with too narrow an interval or none: sync (2 measurements) and tree (2 measurements)."
+        in found
+    )
     rows = measured(TRUTHS, prompts=3)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
     assert "Intervals about these prompts and no others" in found
@@ -218,13 +227,13 @@ def test_arms_that_ran_on_the_same_hosts_share_a_row() -> None:
         dataclasses.replace(one, hosts={"target": "host-1"})
         for one in measured({"ar": Truth(1), **dict.fromkeys(names, Truth(1.3, 0.5, 2))}, prompts=2)
     ]
-    assert "all 18 arms host-1 (4 texts)" in parsed(head, rows).text
+    assert "all 18 arms host-1 (4 texts each)" in parsed(head, rows).text
     moved = [
         dataclasses.replace(one, hosts={"target": "host-9"}) if one.arm == "sync 3" else one
         for one in rows
     ]
     found = parsed(head, moved).text
-    assert "ar, sync 0, sync 1 and 14 more host-1 (4 texts)" in found
+    assert "ar, sync 0, sync 1 and 14 more host-1 (4 texts each)" in found
     assert "sync 3 host-9 (4 texts)" in found
 
 
