@@ -48,6 +48,7 @@ SHIPPED = Path(__file__).parent
 SUFFIX = ".toml"
 DRAWN_WITH = ("matplotlib", "scipy")  # packages that only tables and pictures need
 OR_TEXTS_ONLY = ", or measure with --texts-only and write the tables elsewhere"
+BAR, NAME = 10, 32  # columns of the bar and of the words before it: a line has 80
 LINE_S = 15.0  # seconds between two lines of progress where there is no terminal
 
 File = Annotated[
@@ -440,7 +441,7 @@ class Watch:
         self._stage = ""
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=BAR),
             MofNCompleteColumn(),
             TextColumn("{task.fields[left]}"),
             console=console,
@@ -469,7 +470,7 @@ class Watch:
                 self._task = self._bar.add_task("", left="")
             self._bar.update(
                 self._task,
-                description=f"{step.key.stage}: {step.key.arm}"[:40],
+                description=f"{step.key.stage}: {step.key.arm}"[:NAME],
                 completed=step.num_done,
                 total=step.num_cells,
                 left=left,
