@@ -151,7 +151,7 @@ def experiment(
             if with_traces:
                 traces = _traced(jobs, rows.rows, folder.path / TRACES, watch, context.obj)
         if texts_only:
-            console.print(f"{len(rows.rows)} texts are in {folder.path}", markup=False)
+            typer.echo(f"{folder.path}: {len(rows.rows)} texts", err=True)
             return
         # matplotlib and scipy are imported only here, because other commands do not need them.
         from lab.experiments.results.writing import Wanted, write_results

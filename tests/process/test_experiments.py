@@ -115,7 +115,7 @@ def test_texts_alone_are_kept_and_the_same_command_writes_the_tables(
     process = start(path, out, "--texts-only")
     said, errors = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, said) == (0, ""), errors
-    assert f"{len(rows)} texts are in {out}" in errors
+    assert errors.splitlines()[-1] == f"{out}: {len(rows)} texts"
     assert {file.name for file in out.iterdir()} == {"experiment.json", "rows.jsonl"}
     assert texts(read(out / "rows.jsonl")) == texts(rows)
     process = start(path, out)
