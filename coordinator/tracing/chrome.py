@@ -2,19 +2,21 @@
 
 The format is the Trace Event Format: `X` is a span, `i` an instant. `s`, `t` and `f` are the start,
 the middle points and the end of an arrow; each belongs to the span around it. `M` names a track.
-Times are microseconds from the first record.
+Times are microseconds from the first record, in steps of an eighth: such numbers and their sums are
+exact in the floating-point numbers that viewers use. With other steps, `ts + dur` of a span can be
+more than the `ts` of the span that follows it, and a viewer draws the one inside the other.
 
 Each process is one track: waiting is left blank, and all other phases are spans inside forwards or
 between them. Where a device computed and the host was free, forwards are on a second track, from
 their launch to their end, and the host's work in that time is on the first track.
 
-Each direction of a link is a track; messages that overlap in time are drawn on tracks below.
+Each direction of a link is one track. A message is a span that ends when the message is read, or
+when the next message is sent, if that is earlier; `read_us` says in any case when it was read.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -33,9 +35,12 @@ COORDINATOR_PID, LINKS_PID = 1, 1000
 HOST_TID, DEVICE_TID = 1, 2  # thread ids of a process's two tracks
 
 
+STEP_NS, STEPS_PER_US = 125, 8  # times in the file are whole steps
+
+
 def round_us(ns: int) -> float:
-    """Return nanoseconds as microseconds, exactly (three decimals)."""
-    return round(ns / 1000, 3)
+    """Return nanoseconds as microseconds, rounded to an eighth; a later time is never smaller."""
+    return (ns + STEP_NS // 2) // STEP_NS / STEPS_PER_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,9 @@ class Scale:
     def of(cls, timeline: Timeline) -> "Scale":
         """Return the scale of a timeline: time zero is the first record or message."""
         times = [one.track.recorded[0][0] for one in timeline.processes if one.track.recorded]
-        times += [ns for hop in timeline.hops for ns in (hop.sent_ns, hop.received_ns) if ns]
+        times += [of.start_ns for one in timeline.processes for of in one.track.forwards]
+        ends = [ns for hop in timeline.hops for ns in (hop.sent_ns, hop.received_ns)]
+        times += [ns for ns in ends if ns is not None]
         pids = {one.node: COORDINATOR_PID + n for n, one in enumerate(timeline.processes)}
         texts = {session: n for n, session in enumerate(timeline.texts, 1)}
         return cls(min(times, default=0), pids, texts)
@@ -76,7 +83,8 @@ class Scale:
     ) -> Event:
         """Return the event of a span (`X`) from `start_ns` to `end_ns`."""
         event: Event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category}
-        event |= {"ts": self.us(start_ns), "dur": round_us(end_ns - start_ns)}
+        start_us = self.us(start_ns)
+        event |= {"ts": start_us, "dur": self.us(end_ns) - start_us}
         return event if args is None else event | {"args": args}
 
     def instant(
@@ -223,11 +231,10 @@ def _rolled_back(timeline: Timeline, scale: Scale) -> Iterator[Event]:
 
 # -- chrome ----------------------------------------------------------------------------------------
 
-FORMAT, VERSION = "slipstream trace", 2
+FORMAT, VERSION = "slipstream trace", 3
 # The order of the tracks from top to bottom; the links are below the drafters.
 ORDER = {Role.DRAFTER.value: 0, Role.TARGET.value: 200, COORDINATOR: 300}
 LINKS_ORDER = 100
-MAX_LANES = 10_000  # track numbers for one direction; more than messages can be on their way
 NAMES = {
     Phase.DECODE: ("read", "codec"),
     Phase.DECIDE: ("decide", "decide"),
@@ -330,21 +337,53 @@ def _process(process: Process, timeline: Timeline, scale: Scale) -> Iterator[Eve
     if any(forward.on_device for forward in process.track.forwards):
         threads.append((DEVICE_TID, "device"))
     yield from _named(pid, words, ORDER[process.role] + place, threads)
+    yield from _apart(_phases(process, timeline, scale))
+    verdicts = of_verdicts(timeline.hops, process)
+    for number, forward in enumerate(process.track.forwards, 1):
+        yield _forward(process, number, forward, verdicts.get(forward.end_ns, []), scale)
+
+
+def _phases(process: Process, timeline: Timeline, scale: Scale) -> Iterator[Event]:
     kinds = _KindsAt(timeline.hops, process.node)
     for span in process.track.spans:
         name, category = NAMES[span.phase]
         if category == "codec" and (kind := kinds.within(span)):
             name = f"{name} {kind}"
+        pid = scale.pids[process.node]
         yield scale.span(pid, HOST_TID, name, category, span.start_ns, span.end_ns)
-    verdicts = of_verdicts(timeline.hops, process)
-    for forward in process.track.forwards:
-        yield _forward(process, forward, verdicts.get(forward.end_ns, []), scale)
 
 
-def _forward(process: Process, forward: Forward, verdicts: Sequence[Hop], scale: Scale) -> Event:
-    """Return the span of a draft step, or of a pass with the results of its verdicts."""
+def _apart(phases: Iterable[Event]) -> Iterator[Event]:
+    """Yield the phases without those of no length, and with a step between equal ones that touch.
+
+    speedscope would put the second of two equal spans into the first if it begins where that ends.
+    """
+    last: Event | None = None
+    for phase in phases:
+        if not phase["dur"]:
+            continue
+        if last is not None:
+            if last["name"] == phase["name"] and last["ts"] + last["dur"] == phase["ts"]:
+                last["dur"] -= 1 / STEPS_PER_US
+            yield last
+        last = phase
+    if last is not None:
+        yield last
+
+
+def _forward(
+    process: Process, number: int, forward: Forward, verdicts: Sequence[Hop], scale: Scale
+) -> Event:
+    """Return the span of a draft step, or of a pass with the results of its verdicts.
+
+    number  tells it from the next: speedscope nests two equal spans if one follows at once
+    """
     name = FORWARDS.get(process.role, "forward") if forward.num_asked else "prefill"
-    args: dict[str, Any] = {"rows": forward.num_rows, "asked": forward.num_asked}
+    args: dict[str, Any] = {
+        "number": number,
+        "rows": forward.num_rows,
+        "asked": forward.num_asked,
+    }
     said = [hop.message for hop in verdicts if isinstance(hop.message, Verdict)]
     if said:
         args |= {
@@ -387,17 +426,14 @@ class _KindsAt:
 def _links(timeline: Timeline, scale: Scale) -> Iterator[Event]:
     names = {one.node: one.name for one in timeline.processes}
     threads: list[tuple[int, str]] = []
-    for first, (direction, hops) in enumerate(_by_direction(timeline).items()):
-        (node, is_to_node), base = direction, MAX_LANES * (first + 1)
+    for tid, ((node, is_to_node), hops) in enumerate(_by_direction(timeline).items(), 1):
         ends = (COORDINATOR, names[node]) if is_to_node else (names[node], COORDINATOR)
-        title = " \N{RIGHTWARDS ARROW} ".join(ends)
-        used = 0
-        for hop, lane in _in_lanes(hops):
-            yield _wire(hop, base + lane, timeline.texts, scale)
-            used = max(used, lane)
-        threads += [
-            (base + lane, title + f" ({lane + 1})" * (lane > 0)) for lane in range(used + 1)
-        ]
+        threads.append((tid, " \N{RIGHTWARDS ARROW} ".join(ends)))
+        next_ns: int | None = None  # when the next message that came was sent
+        for hop in sorted(hops, key=lambda one: one.sent_ns or 0, reverse=True):
+            yield _wire(hop, next_ns, tid, timeline.texts, scale)
+            if hop.received_ns is not None:
+                next_ns = hop.sent_ns
     yield from _named(LINKS_PID, "links", LINKS_ORDER, threads)
 
 
@@ -417,33 +453,20 @@ def _by_direction(timeline: Timeline) -> dict[tuple[bytes, bool], list[Hop]]:
         came = [hop.sent_ns or 0 for hop in hops if hop.received_ns is not None]
         first, last = min(came, default=0), max(came, default=0)
         found[direction] = [
-            hop for hop in hops if hop.received_ns or first <= (hop.sent_ns or 0) <= last
+            hop
+            for hop in hops
+            if hop.received_ns is not None or first <= (hop.sent_ns or 0) <= last
         ]
     return {direction: hops for direction, hops in found.items() if hops}
 
 
-def _in_lanes(hops: Iterable[Hop]) -> Iterator[tuple[Hop, int]]:
-    """Yield each hop with the first track (lane) that is free, so that none overlap."""
-    free: list[int] = []
-    busy: list[tuple[int, int]] = []  # (busy until, lane)
-    num_lanes = 0
-    for hop in sorted(hops, key=lambda one: one.sent_ns or 0):
-        assert hop.sent_ns is not None
-        while busy and busy[0][0] <= hop.sent_ns:
-            heappush(free, heappop(busy)[1])
-        if not free:
-            heappush(free, num_lanes)
-            num_lanes += 1
-        lane = heappop(free)
-        if hop.received_ns is not None:
-            heappush(busy, (hop.received_ns, lane))
-        else:
-            heappush(free, lane)
-        yield hop, lane
+def _wire(
+    hop: Hop, next_ns: int | None, tid: int, texts: Mapping[int, Text], scale: Scale
+) -> Event:
+    """Return the span of a message on its way, or an instant where it was lost.
 
-
-def _wire(hop: Hop, tid: int, texts: Mapping[int, Text], scale: Scale) -> Event:
-    """Return the span of a message on its way, or an instant where it was lost."""
+    next_ns  when the next message on this track was sent: the span ends then if not earlier
+    """
     assert hop.sent_ns is not None
     args: dict[str, Any] = {
         "message": hop.number,
@@ -455,7 +478,9 @@ def _wire(hop: Hop, tid: int, texts: Mapping[int, Text], scale: Scale) -> Event:
     }
     if hop.received_ns is None:
         return scale.instant(LINKS_PID, tid, f"never came: {hop.kind}", "wire", hop.sent_ns, args)
-    end_ns = max(hop.sent_ns, hop.received_ns)
+    read_ns = max(hop.sent_ns, hop.received_ns)
+    args["read_us"] = scale.us(read_ns)
+    end_ns = read_ns if next_ns is None else min(read_ns, next_ns)
     return scale.span(LINKS_PID, tid, hop.kind, "wire", hop.sent_ns, end_ns, args)
 
 

@@ -38,7 +38,7 @@ from lab.experiments.rows import Row, RowFile
 from lab.experiments.runner import Job, Runner, Step
 from lab.experiments.testbeds import with_models
 from lab.experiments.traces import write_traces
-from lab.needed import missing
+from lab.needed import check_installed
 from proto.errors import ConfigurationError, did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parent
 SUFFIX = ".toml"
-NO_TABLES = "type the same command again"
+DRAWN_WITH = ("matplotlib", "scipy")  # packages that only tables and pictures need
+OR_TEXTS_ONLY = ", or measure with --texts-only and write the tables elsewhere"
+BAR, NAME = 10, 32  # columns of the bar and of the words before it: a line has 80
 LINE_S = 15.0  # seconds between two lines of progress where there is no terminal
 
 File = Annotated[
@@ -101,6 +103,14 @@ WithTraces = Annotated[
     typer.Option("--trace", help="Record a trace of one more text of each arm, in OUT/traces."),
 ]
 Report = Annotated[bool, typer.Option("--report", help="Write report.html, too.")]
+TextsOnly = Annotated[
+    bool,
+    typer.Option(
+        "--texts-only",
+        help="Measure, and write no tables and pictures. The same command without it writes them, "
+        "also on another machine.",
+    ),
+]
 
 
 def experiment(
@@ -116,8 +126,10 @@ def experiment(
     pair: MeasuredPair = None,
     with_traces: WithTraces = False,
     report: Report = False,
+    texts_only: TextsOnly = False,
 ) -> None:
     """Compare settings (arms) on every prompt, in random order."""
+    _check_results(texts_only, {"--report": report, "--predict": with_predictions, "--pair": pair})
     path = _path_of(file)
     given = {"prompts": prompts and str(prompts), "limit": limit, "repetitions": repetitions}
     overrides = _overrides(settings or [])
@@ -141,14 +153,11 @@ def experiment(
             traces = ""
             if with_traces:
                 traces = _traced(jobs, rows.rows, folder.path / TRACES, watch, context.obj)
+        if texts_only:
+            typer.echo(f"{folder.path}: {len(rows.rows)} texts", err=True)
+            return
         # matplotlib and scipy are imported only here, because other commands do not need them.
-        try:
-            from lab.experiments.results.writing import Wanted, write_results
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                f"{len(rows.rows)} texts are kept in {folder.path}, but their tables and pictures "
-                f"need {missing(str(error.name))}, and {NO_TABLES}"
-            ) from error
+        from lab.experiments.results.writing import Wanted, write_results
 
         predicted = None
         if with_predictions or measured is not None:
@@ -161,6 +170,19 @@ def experiment(
             traces=traces,
         )
         typer.echo(write_results(folder.path, header, rows.rows, wanted_results))
+
+
+def _check_results(texts_only: bool, of_results: Mapping[str, object]) -> None:
+    """Check now, not hours later, that the wanted results can be written.
+
+    of_results  flags that need tables and pictures, with their values
+
+    Raises ConfigurationError.
+    """
+    if not texts_only:
+        check_installed("experiment", *DRAWN_WITH, otherwise=OR_TEXTS_ONLY)
+    elif given := [flag for flag, value in of_results.items() if value]:
+        raise ConfigurationError(f"--texts-only writes no results, so leave out {given[0]}")
 
 
 def _measure(
@@ -422,7 +444,7 @@ class Watch:
         self._stage = ""
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=BAR),
             MofNCompleteColumn(),
             TextColumn("{task.fields[left]}"),
             console=console,
@@ -451,14 +473,15 @@ class Watch:
                 self._task = self._bar.add_task("", left="")
             self._bar.update(
                 self._task,
-                description=f"{step.key.stage}: {step.key.arm}"[:40],
+                description=f"{step.key.stage}: {step.key.arm}"[:NAME],
                 completed=step.num_done,
                 total=step.num_cells,
                 left=left,
             )
         elif step.key.stage != self._stage or time.monotonic() - self._last_s >= LINE_S:
             self._stage, self._last_s = step.key.stage, time.monotonic()
-            self.warn(f"{step.key.stage}: {step.num_done} of {step.num_cells} cells {left}".strip())
+            done = f"{step.key.stage}: {step.num_done} of {step.num_cells} measurements {left}"
+            self.warn(done.strip())
 
 
 def _duration(seconds: float) -> str:

@@ -12,11 +12,11 @@ from rich.console import Console
 from coordinator.api.config import PairConfig
 from coordinator.cli.flags import SIMULATION, Flags, with_settings
 from coordinator.cli.loading_screen import models_of
-from coordinator.cli.writers import Progress
+from coordinator.cli.writers import WIDTH, Progress
 from proto.installation import ROOT
 
 SHIPPED = ROOT / "lab" / "experiments" / "prompts.jsonl"
-WIDE = 100
+
 LEAST_TOKENS, USUAL_TOKENS, USUAL_PROMPTS = 48, 64, 6
 
 Prompts = Annotated[
@@ -89,6 +89,6 @@ def measure(
     if as_json:
         typer.echo(stages.as_json(measured))
     else:
-        Console(width=WIDE).print(words.on_screen(measured))
+        Console(width=WIDTH).print(words.on_screen(measured))
     page = stages.save(measured, out)
     typer.echo(f"{out} is for `plan --pair`; {page} is the same to read", err=as_json)

@@ -10,6 +10,7 @@ from rich.text import Text
 from lab.pair.record import Measured, Node, Share
 
 NUM_RANKS = 4  # choices of the drafter that have a column
+TEMPERATURE = "temp."  # the whole word would make tables wider than a terminal
 ORDINALS = ("1st", "2nd", "3rd", "4th")
 FAR_OFF = 0.25  # an expectation with which something is wrong
 STALLED = 0.05  # share of a model's time in stalls, with which the machine was not idle
@@ -47,12 +48,12 @@ def _chances(measured: Measured) -> Section:
         "How often drafts are right",
         "On the target's own texts at each temperature. In brackets: 95 % intervals, by a "
         "bootstrap over texts.",
-        ("temperature", "alpha", *(f"{name} choice" for name in ORDINALS), "texts", "tokens"),
+        (TEMPERATURE, "alpha", *ORDINALS, "texts", "tokens"),
         tuple(rows),
         "alpha is the chance that the classical rules (--verify token) accept a draft: the sum "
-        "over tokens of min(p, q), p of the target and q of the drafter. The other columns are the "
-        "chance that this choice of the drafter is the target's token: the default rule accepts by "
-        "that. "
+        "over tokens of min(p, q), p of the target and q of the drafter. The columns 1st to 4th "
+        "are the chance that this choice of the drafter is the target's token: the default rule "
+        "accepts by that. "
         'Neither is the "% of drafts accepted" on the screen of `generate`. That is the share of '
         "all drafts in a pass, also of those behind a wrong one, and of every branch of a tree.",
     )
@@ -72,7 +73,7 @@ def _times(measured: Measured) -> Section:
         for when, curve in (
             ("no drafts", node.plain),
             (f"{other} waits", node.apart),
-            (f"{other} runs {node.overlap:.0%} of the time", node.beside),
+            (f"{other} {node.overlap:.0%} busy", node.beside),
         ):
             if curve:
                 known = dict(curve)
@@ -81,7 +82,7 @@ def _times(measured: Measured) -> Section:
     return Section(
         "What everything costs",
         f"{_about('Target', measured.target)} {_about('Drafter', measured.drafter)}",
-        ("milliseconds, by rows", *map(str, SHOWN_ROWS)),
+        ("ms, by rows", *map(str, SHOWN_ROWS)),
         tuple(rows),
         f"A draft takes {measured.way_ms:.3g} ms from the drafter to the target. The host takes "
         f"{measured.target.host_us.beside:.0f} us for a pass ({measured.target.host_us.plain:.0f} "
@@ -119,7 +120,7 @@ def _speeds(measured: Measured) -> Section:
         )
         for speed in measured.speeds
     ]
-    header = "temperature", "policy", "tokens/s", "x plain", "expected", "off by", "tokens a pass"
+    header = TEMPERATURE, "policy", "tokens/s", "x plain", "expected", "off by", "tokens a pass"
     return Section(
         "What was measured, and what plan expects",
         "One text at a time, with the numbers that each policy has by default.",

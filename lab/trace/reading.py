@@ -190,7 +190,8 @@ def _read_span(trace: Trace, event: dict[str, Any], start_ns: int, end_ns: int) 
         args = event["args"]
         _integers(args, (*OF_A_MESSAGE, *(OF_A_VERDICT if name == "Verdict" else ())))
         ends = trace.processes[args["from"]].pid, trace.processes[args["to"]].pid
-        message = Message(args["message"], name, args["text"], *ends, start_ns, end_ns, args)
+        read_ns = _ns(args["read_us"])  # its span ends earlier where the next message was sent
+        message = Message(args["message"], name, args["text"], *ends, start_ns, read_ns, args)
         trace.messages.append(message)
         return
     process = trace.processes[event["pid"]]

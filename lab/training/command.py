@@ -363,7 +363,7 @@ class Screen:
         self._console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),  # so that the line fits 80 columns
             TextColumn("{task.percentage:.0f} %"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[more]}"),

@@ -84,6 +84,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
     said, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert "tree" in said
+    assert max(map(len, said.splitlines()[:-3])) <= 80  # the last lines are paths
     return path, read(folder / "out" / "rows.jsonl")
 
 
@@ -104,6 +105,23 @@ def test_every_arm_writes_what_the_target_alone_writes_with_drafts_accepted(
     assert header["runs"][0]["versions"]["torch"]
     made = {file.name for file in (path.parent / "out").iterdir()}
     assert {"summary.csv", "speedup.png", "report.html"} <= made
+
+
+def test_texts_alone_are_kept_and_the_same_command_writes_the_tables(
+    whole: tuple[Path, list[Row]], tmp_path: Path
+) -> None:
+    path, rows = whole
+    out = tmp_path / "out"
+    process = start(path, out, "--texts-only")
+    said, errors = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, said) == (0, ""), errors
+    assert errors.splitlines()[-1] == f"{out}: {len(rows)} texts"
+    assert {file.name for file in out.iterdir()} == {"experiment.json", "rows.jsonl"}
+    assert texts(read(out / "rows.jsonl")) == texts(rows)
+    process = start(path, out)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    assert (out / "summary.csv").exists()
 
 
 @pytest.mark.slow

@@ -73,6 +73,14 @@ def test_a_tree_is_drafted_while_the_target_verifies_and_rolled_back(tmp_path: P
     trace = traced(path)
     (text,) = trace["otherData"]["texts"]
     assert (text["policy"], text["num_tokens"]) == ("tree", 64)
+    assert sorted(one["args"]["name"] for one in named(trace, "thread_name")) == [
+        "coordinator → drafter-1",
+        "coordinator → target-1",
+        "device",
+        "drafter-1 → coordinator",
+        *("loop", "loop", "loop"),
+        "target-1 → coordinator",
+    ]
     steps, passes = named(trace, "draft step"), named(trace, "pass")
     together = [
         (step, one)

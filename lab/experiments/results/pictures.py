@@ -4,7 +4,7 @@ Everything that is drawn comes from the summaries, except for the histograms (fr
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -45,6 +45,7 @@ from lab.palette import PLAIN, POLICIES, Look
 MAX_ROWS = 40  # beyond these a picture is no picture
 ONE_PANEL = 6  # arms whose lines can be told apart in one panel
 TOLERANCE = 0.1  # of a prediction
+BEST = "Each policy's fastest arm; the table has all arms."
 MARKS = tuple(look.mark for look in POLICIES.values())
 
 
@@ -130,12 +131,7 @@ def speedup(material: Material) -> bytes | None:
 
 def categories(material: Material) -> bytes | None:
     """Return a PNG of the speed-up by category, for each family's best arm; None: one category."""
-    best: dict[str, str] = {}
-    for arm, ratio in material.speedups.items():
-        name = material.families[arm]
-        if name not in best or ratio.mean > material.speedups[best[name]].mean:
-            best[name] = arm
-    arms = list(best.values())[:MAX_ROWS]
+    arms = _best(material, material.speedups)[:MAX_ROWS]
     found: dict[str, dict[str, Ratio]] = defaultdict(dict)
     for one in material.summaries:
         if one.category and one.arm in arms and one.speedup is not None:
@@ -163,7 +159,8 @@ def categories(material: Material) -> bytes | None:
 def acceptance(material: Material) -> bytes | None:
     """Return a PNG of how often drafts are accepted, by position in the pass; None: no data.
 
-    Many arms get one panel per family. Peers do not report acceptance by position.
+    Many arms get one panel per family, with the arm that has the highest mean: its title names it,
+    so there is no legend. Peers do not report acceptance by position.
     """
     every = {
         arm: one.drafts.by_position
@@ -172,10 +169,10 @@ def acceptance(material: Material) -> bytes | None:
     }
     if not every:
         return None
-    shown = dict(list(every.items())[:MAX_ROWS])
-    panels: dict[str, list[str]] = defaultdict(list)
-    for arm in shown:
-        panels[material.families[arm] if len(shown) > ONE_PANEL else ""].append(arm)
+    panels: dict[str, list[str]] = {"": list(every)}
+    if len(every) > ONE_PANEL:
+        panels = {_short(arm): [arm] for arm in _best(material, every)[:MAX_ROWS]}
+    shown = [arm for arms in panels.values() for arm in arms]
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
     figure = canvas(0.5 + (2.7 if num_columns == 1 else 1.8) * num_rows)
@@ -184,19 +181,40 @@ def acceptance(material: Material) -> bytes | None:
     for axes, (title, arms) in zip(places, panels.items(), strict=False):
         axes.set_title(title)
         for number, arm in enumerate(arms):
-            _draw_positions(axes, shown[arm], material.look(arm), number, len(arms), arm)
+            _draw_positions(axes, every[arm], material.look(arm), number, len(arms), arm)
         axes.tick_params(labelbottom=True)
     for axes in places[len(panels) :]:
         axes.set_visible(False)
     places[0].set_ylim(0, 1.02)
-    counted(places[0], max(map(len, shown.values())))
+    counted(places[0], max(len(every[arm]) for arm in shown))
     # A label for the whole figure would overlap the legend.
     for axes in grid[:, 0]:
         axes.set_ylabel("passes that accept it")
     for axes in places[len(panels) - num_columns : len(panels)]:
-        axes.set_xlabel(_told("draft of a pass", len(shown), len(every)))
-    legend_below(figure)
-    return _finished(material, figure, "How often each draft of a pass is accepted")
+        axes.set_xlabel("draft of a pass")
+    if len(panels) == 1:
+        legend_below(figure)
+    more = () if len(shown) == len(every) else (BEST,)
+    return _finished(material, figure, "How often each draft of a pass is accepted", *more)
+
+
+def _best(material: Material, arms: Iterable[str]) -> list[str]:
+    """Return the arm with the highest mean speed-up of each family, in the order of `arms`."""
+    best: dict[str, str] = {}
+    for arm in arms:
+        name = material.families[arm]
+        if name not in best or _mean(material, arm) > _mean(material, best[name]):
+            best[name] = arm
+    return list(best.values())
+
+
+def _mean(material: Material, arm: str) -> float:
+    ratio = material.speedups.get(arm)
+    return 0.0 if ratio is None else ratio.mean
+
+
+def _short(arm: str) -> str:
+    return clipped(shortened(arm), 26)
 
 
 def _draw_positions(

@@ -78,7 +78,7 @@ class Ratio:
     median: float
     num_pairs: int
     num_unpaired: int
-    unit: Literal["prompts", "cells"]
+    unit: Literal["prompts", "measurements"]
     num_units: int
 
     @property
@@ -134,7 +134,7 @@ def paired(own: Mapping[Cell, float], base: Mapping[Cell, float]) -> Ratio | Non
         median=exp(median(pairs.values())),
         num_pairs=len(pairs),
         num_unpaired=len({cell[:2] for cell in own} - pairs.keys()),
-        unit="prompts" if is_of_prompts else "cells",
+        unit="prompts" if is_of_prompts else "measurements",
         num_units=len(units),
     )
 

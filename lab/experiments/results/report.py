@@ -118,7 +118,7 @@ def to_csv(summaries: Iterable[Summary]) -> str:
 
 
 def table(summaries: Iterable[Summary]) -> str:
-    """Return a table for a terminal, a line of at most 100 columns per arm."""
+    """Return a table for a terminal, a line of at most 80 columns per arm."""
     whole = list(overall(summaries))
     ratios = {one.arm: "-" if one.speedup is None else one.speedup.words for one in whole}
     base = "x base (95 %)"
@@ -178,6 +178,7 @@ def device_table(summaries: Iterable[Summary]) -> str:
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 NOTHING = "\N{EN DASH}"
+MAX_SHARING = 3  # names of arms that share a row; more are counted
 CAPTIONS = {
     "speedup.png": "Speed-up of each arm, in its 95 % interval: tokens per second over those of "
     "its baseline, within the same prompt and repetition.",
@@ -427,17 +428,29 @@ def _settings(arms: Sequence[ArmRecord]) -> Table:
 
 
 def _places(whole: Sequence[Summary]) -> Table:
-    """Return a table with the hosts of each arm by role, and the number of rows of each host."""
+    """Return a table with the hosts by role, and the number of texts of each host.
+
+    Arms that ran on the same hosts share a row.
+    """
     roles = list(dict.fromkeys(place.role for one in whole for place in one.hosts))
-    rows = []
+    arms: dict[tuple[str, ...], list[str]] = {}
     for one in whole:
         if one.hosts:
             cells = (
-                ", ".join(f"{it.host} ({it.num_rows})" for it in one.hosts if it.role == role)
+                ", ".join(f"{it.host} ({it.num_rows} texts)" for it in one.hosts if it.role == role)
                 for role in roles
             )
-            rows.append((shortened(one.arm), *(cell or NOTHING for cell in cells)))
-    return Table(("arm", *roles), tuple(rows))
+            arms.setdefault(tuple(cell or NOTHING for cell in cells), []).append(one.arm)
+    rows = []
+    for cells_of, names in arms.items():
+        which = ", ".join(map(shortened, names[:MAX_SHARING]))
+        if len(names) > MAX_SHARING:
+            which += f" and {len(names) - MAX_SHARING} more"
+        if len(names) == len(whole) > 1:
+            which = f"all {len(names)} arms"
+        each = " each)" if len(names) > 1 else ")"
+        rows.append((which, *(cell.replace(" texts)", f" texts{each}") for cell in cells_of)))
+    return Table(("arms", *roles), tuple(rows))
 
 
 def _number(value: float | None, form: str) -> str:

@@ -252,7 +252,7 @@ def _compared(arms: Sequence[Summary], base: str) -> str:
     figures = _figures(first, base)
     if ratio.low is None:
         which = f" has the highest mean of {len(arms)} arms" if len(arms) > 1 else ""
-        return f"{name}{which}: {figures}. It is a single cell: nothing is known of the spread."
+        return f"{name}{which}: {figures}. It was measured once: nothing is known of the spread."
     if ratio.low <= 1 <= (ratio.high or 0):
         one = f"{name} and {base}" if len(arms) == 1 else f"{base} and the best of {len(arms)} arms"
         return f"No difference is shown between {one}. {name} has the highest mean: {figures}."
@@ -364,11 +364,11 @@ def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
         },
     )
     yield (
-        "Cells without a counterpart in the baseline, which are in no speed-up",
+        "Measurements without a counterpart in the baseline, which are in no speed-up",
         {arm: f"{ratio.num_unpaired}" for arm, ratio in ratios.items() if ratio.num_unpaired},
     )
     yield (
-        f"Speed-ups of fewer than {MIN_PROMPTS} cells, with too narrow an interval or none",
+        f"Speed-ups of fewer than {MIN_PROMPTS} measurements, with too narrow an interval or none",
         {arm: f"{ratio.num_units} {ratio.unit}" for arm, ratio in ratios.items() if ratio.is_rough},
     )
     yield (
@@ -376,7 +376,7 @@ def _kinds(whole: Sequence[Summary]) -> Iterable[tuple[str, dict[str, str]]]:
         {
             arm: f"{ratio.num_units} {ratio.unit}"
             for arm, ratio in ratios.items()
-            if ratio.unit == "cells" and not ratio.is_rough
+            if ratio.unit == "measurements" and not ratio.is_rough
         },
     )
 

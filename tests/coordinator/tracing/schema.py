@@ -32,7 +32,8 @@ def faults_of(trace: dict[str, Any]) -> list[str]:
     assert isinstance(events, list)
     found = [fault for event in events for fault in _faults_of_event(event)]
     if not found:
-        found += [*_unordered(events), *_crossing(events), *_loose(events), *_nameless(events)]
+        found += [*_unordered(events), *_crossing(events), *_confused(events)]
+        found += [*_loose(events), *_nameless(events)]
     return found
 
 
@@ -56,30 +57,40 @@ def _unordered(events: list[Event]) -> Iterator[str]:
         yield "the events are not in the order of time"
 
 
-def spans_of(events: list[Event]) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
-    """By track: start and end in nanoseconds, and the name; of those that start together the
-    longest first."""
-    spans: dict[tuple[int, int], list[tuple[int, int, str]]] = defaultdict(list)
+def spans_of(events: list[Event]) -> dict[tuple[int, int], list[tuple[float, float, str]]]:
+    """By track: `ts` and `ts + dur` as a viewer adds them in floating point, and the name; of those
+    that start together the longest first."""
+    spans: dict[tuple[int, int], list[tuple[float, float, str]]] = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
-            start = round(event["ts"] * 1000)
-            end = start + round(event["dur"] * 1000)
-            spans[event["pid"], event["tid"]].append((start, end, event["name"]))
+            end = float(event["ts"]) + float(event["dur"])
+            spans[event["pid"], event["tid"]].append((event["ts"], end, event["name"]))
     for of_track in spans.values():
         of_track.sort(key=lambda span: (span[0], -span[1]))
     return spans
 
 
 def _crossing(events: list[Event]) -> Iterator[str]:
-    """Two spans of a track lie in each other or beside each other."""
+    """Two spans of a track lie in each other or beside each other, as a viewer adds their times."""
     for track, spans in spans_of(events).items():
-        around: list[tuple[int, int, str]] = []
+        around: list[tuple[float, float, str]] = []
         for span in spans:
             while around and around[-1][1] <= span[0]:
                 around.pop()
             if around and span[1] > around[-1][1]:
                 yield f"on track {track} {span} crosses {around[-1]}"
             around.append(span)
+
+
+def _confused(events: list[Event]) -> Iterator[str]:
+    """No span begins where an equal one ends: speedscope would put the second into the first."""
+    ends: dict[tuple[int, int, str], float] = {}
+    for event in events:
+        if event["ph"] == "X":
+            looks = event["pid"], event["tid"], f"{event['name']} {event.get('args')}"
+            if ends.get(looks) == event["ts"]:
+                yield f"an equal span ends where this one begins: {event}"
+            ends[looks] = event["ts"] + event["dur"]
 
 
 def _loose(events: list[Event]) -> Iterator[str]:
@@ -94,9 +105,8 @@ def _loose(events: list[Event]) -> Iterator[str]:
         if phases != "s" + "t" * (len(phases) - 2) + "f":
             yield f"arrow {number} goes {phases}"
         for event in found:
-            ns = round(event["ts"] * 1000)
             on_track = spans[event["pid"], event["tid"]]
-            if not any(start <= ns <= end for start, end, _ in on_track):
+            if not any(start <= event["ts"] <= end for start, end, _ in on_track):
                 yield f"a point of arrow {number} lies in no span: {event}"
 
 

@@ -38,6 +38,7 @@ def test_a_round_becomes_spans_arrows_and_instants() -> None:
     (step,), (passed,) = named(trace, "draft step"), named(trace, "pass")
     assert (step["dur"], passed["dur"]) == (8000.0, 10000.0)
     assert passed["args"] == {
+        "number": 1,
         "rows": 3,
         "asked": 3,
         "texts": [1],
@@ -83,7 +84,7 @@ def test_each_direction_of_a_link_is_a_track() -> None:
     assert lengths == [900.0, 950.0, 1000.0, 1000.0, 1000.0, 1000.0]
 
 
-def test_messages_that_overlap_lie_on_tracks_of_their_own() -> None:
+def test_a_message_ends_on_its_track_where_the_next_is_sent_and_says_when_it_was_read() -> None:
     script = Script()
     script.tells(TARGET, DRAFT, 10, 20)
     script.recording.frames[-1] = script.recording.frames[-1]._replace(ns=10_000_000)
@@ -91,7 +92,13 @@ def test_messages_that_overlap_lie_on_tracks_of_their_own() -> None:
     script.phase(TARGET, 30, Phase.WAIT)
     trace = trace_of(script)
     assert faults_of(trace) == []
-    assert len({one["tid"] for one in trace["traceEvents"] if one.get("cat") == "wire"}) == 2
+    wire = [event for event in trace["traceEvents"] if event.get("cat") == "wire"]
+    assert len({one["tid"] for one in wire}) == 1
+    assert [(one["name"], one["ts"], one["dur"]) for one in wire] == [
+        ("Draft", 10_000.0, 9_000.0),
+        ("Verdict", 19_000.0, 2_000.0),
+    ]
+    assert [one["args"]["read_us"] for one in wire] == [20_000.0, 21_000.0]
 
 
 @pytest.mark.parametrize("ahead_ms", [-0.9, 0.001, 86400e3])

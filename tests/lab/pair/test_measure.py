@@ -40,7 +40,7 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
     said = capsys.readouterr()
     assert "this will take about" in said.err
     *report, paths = said.out.splitlines()
-    assert max(map(len, report)) <= 100
+    assert max(map(len, report)) <= 80
     assert "pair.md is the same to read" in paths
     found = json.loads(out.read_text())
     assert [one["temperature"] for one in found["chances"]] == [0.0, 0.8]

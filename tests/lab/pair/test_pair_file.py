@@ -1,6 +1,7 @@
 """The file of a measured pair: what `plan` reads of it, what it refuses, what people read."""
 
 import errno
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coordinator.cli.app import EXIT_USAGE, command_line, run
 from lab.pair import words
@@ -179,10 +181,22 @@ def test_an_interval_holds_the_mean_and_is_wider_where_texts_differ() -> None:
     assert share_of([[1.0, 1.0, 1.0], [0.0]]).value == 0.75  # every token counts alike
 
 
+def test_on_a_terminal_of_80_columns_no_figure_is_cut_or_broken() -> None:
+    file = io.StringIO()
+    Console(file=file, width=80).print(words.on_screen(measured()))
+    lines = file.getvalue().splitlines()
+    assert not [line for line in lines if "\N{HORIZONTAL ELLIPSIS}" in line]
+    assert [
+        line for line in lines if line.startswith("0.7    0.50 [0.50, 0.50]  0.50 [0.50, 0.50]")
+    ]
+    assert [line for line in lines if line.startswith("target pass, drafter 60% busy  ")]
+    assert [line for line in lines if line.startswith("0.8      tree ")]
+
+
 def test_the_page_has_all_figures_and_tells_alpha_from_drafts_accepted() -> None:
     page = words.as_page(measured())
     assert "| 0.7 | 0.50 [0.50, 0.50] | 0.50 [0.50, 0.50] | 0.00 |" in page
-    assert "| target pass, drafter runs 60% of the time | 36 |  |  |  | 44 |  |" in page
+    assert "| target pass, drafter 60% busy | 36 |  |  |  | 44 |  |" in page
     assert "| 0 | tree | 60 | 2.00 | 57 | -5% | 3.00 | 31% |" in page
     assert "| 0.8 | tree | 40 | 1.60 | 42 | +5% | 2.00 | 21% |" in page
     assert "Some of it is far off" not in page

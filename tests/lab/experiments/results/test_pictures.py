@@ -5,6 +5,7 @@ import json
 import struct
 
 import pytest
+from matplotlib.figure import Figure
 
 from lab.experiments.results import canvas, curves, pictures
 from lab.experiments.results.summary import overall, summarize
@@ -117,3 +118,19 @@ def test_a_picture_says_what_was_measured_and_what_was_not() -> None:
     assert facts(gpu, ["tree"])[1].endswith("Not measured: other machines.")
     rows = header([arm("tree", simulate_target_ms_per_row=1)], runs=())
     assert "Simulated: time for each row of a pass." in facts(rows, ["tree"])[1]
+
+
+def test_no_legend_has_more_entries_than_can_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_entries: list[int] = []
+
+    def counted(figure: Figure) -> None:
+        num_entries.append(sum(len(axes.get_legend_handles_labels()[1]) for axes in figure.axes))
+
+    monkeypatch.setattr(pictures, "legend_below", counted)
+    families = ("sync", "pearl", "amusd", "pipelined", "ssd", "tree", "auto")
+    for number in (pictures.ONE_PANEL, 14):
+        names = [f"{family} {k}" for family in families for k in (0, 1)][:number]
+        head = header([arm("ar", ""), *map(arm, names)])
+        rows = measured({"ar": Truth(1), **dict.fromkeys(names, Truth(1.3, 0.5, 2))}, prompts=2)
+        pictures.draw_all(head, rows, summarize(head, rows))
+    assert num_entries == [pictures.ONE_PANEL]  # of 14 arms each panel is named instead

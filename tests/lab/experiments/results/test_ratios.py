@@ -134,7 +134,7 @@ def test_the_turns_of_a_conversation_are_one_pair() -> None:
     ratio = found(own, dict.fromkeys(own, 10.0))
     assert ratio.num_pairs == 2
     assert log(ratio.mean) == pytest.approx(log(4))
-    assert (ratio.unit, ratio.num_units) == ("cells", 2)
+    assert (ratio.unit, ratio.num_units) == ("measurements", 2)
 
 
 @pytest.mark.parametrize("repetitions", [2, 3, 5])

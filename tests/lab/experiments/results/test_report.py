@@ -66,7 +66,13 @@ def test_every_arm_and_where_it_ran_are_on_the_page() -> None:
     found = parsed(
         HEADER, measured(TRUTHS), trace_note="The trace is beside it.", command="make it again"
     )
-    for words in (*TRUTHS, "host-1 (16)", "2 cores of a machine", "abcdef0", "torch 2.13.0"):
+    for words in (
+        *TRUTHS,
+        "host-1 (16 texts each)",
+        "2 cores of a machine",
+        "abcdef0",
+        "torch 2.13.0",
+    ):
         assert words in found.text
     assert "The trace is beside it." in found.text
     assert "make it again" in found.text
@@ -137,7 +143,7 @@ def test_a_single_cell_makes_no_arm_the_fastest() -> None:
     said = first_answer(TRUTHS, prompts=1, repetitions=1)
     assert re.fullmatch(
         r"tree has the highest mean of 2 arms: 1\.\d\d times plain decoding, [\d.]+ tokens/s\. "
-        r"It is a single cell: nothing is known of the spread\.",
+        r"It was measured once: nothing is known of the spread\.",
         said,
     )
 
@@ -183,7 +189,7 @@ def test_what_takes_weight_from_the_figures_is_said() -> None:
         "Void texts, which are in no speed: tree (6%; slow).",
         "Texts that are not those of the baseline: sync (1 of 15)",
         "Texts that lost their drafter, and measure the target alone from there on: sync (1 of ",
-        "Cells without a counterpart in the baseline, which are in no speed-up: sync (",
+        "Measurements without a counterpart in the baseline, which are in no speed-up: sync (",
         "During 1 of 48 texts others used more than 0.25 cores, 0.50 at most.",
         f"Before the run of {RUN.at} others used 0.70 cores.",
     ):
@@ -193,7 +199,10 @@ def test_what_takes_weight_from_the_figures_is_said() -> None:
 def test_few_prompts_are_told_of() -> None:
     rows = measured(TRUTHS, prompts=1)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
-    assert "with too narrow an interval or none: sync (2 cells) and tree (2 cells)." in found
+    assert (
+        "with too narrow an interval or none: sync (2 measurements) and tree (2 measurements)."
+        in found
+    )
     rows = measured(TRUTHS, prompts=3)
     found = "\n".join(warnings(HEADER, rows, summarize(HEADER, rows)))
     assert "Intervals about these prompts and no others" in found
@@ -204,8 +213,31 @@ def test_many_arms_with_the_same_flaw_are_counted_in_a_warning() -> None:
     head = header([arm("ar", ""), *(arm(name) for name in truths if name != "ar")])
     rows = measured(truths, prompts=3)
     found = warnings(head, rows, summarize(head, rows))
-    assert any(line.endswith("fewer than 5: all 14 arms (6 cells).") for line in found)
+    assert any(line.endswith("fewer than 5: all 14 arms (6 measurements).") for line in found)
     rows = [one for one in rows if (one.arm, one.prompt) != ("sync 3", 2)]
     found = warnings(head, rows, summarize(head, rows))
-    assert any(line.endswith(": 13 arms (6 cells).") for line in found)
-    assert any("none: sync 3 (4 cells)." in line for line in found)
+    assert any(line.endswith(": 13 arms (6 measurements).") for line in found)
+    assert any("none: sync 3 (4 measurements)." in line for line in found)
+
+
+def test_arms_that_ran_on_the_same_hosts_share_a_row() -> None:
+    names = [f"sync {k}" for k in range(17)]
+    head = header([arm("ar", ""), *map(arm, names)])
+    rows = [
+        dataclasses.replace(one, hosts={"target": "host-1"})
+        for one in measured({"ar": Truth(1), **dict.fromkeys(names, Truth(1.3, 0.5, 2))}, prompts=2)
+    ]
+    assert "all 18 arms host-1 (4 texts each)" in parsed(head, rows).text
+    moved = [
+        dataclasses.replace(one, hosts={"target": "host-9"}) if one.arm == "sync 3" else one
+        for one in rows
+    ]
+    found = parsed(head, moved).text
+    assert "ar, sync 0, sync 1 and 14 more host-1 (4 texts each)" in found
+    assert "sync 3 host-9 (4 texts)" in found
+
+
+def test_no_word_of_the_page_is_cell() -> None:
+    for prompts, repetitions in ((1, 1), (2, 1), (3, 2), (8, 2)):
+        rows = measured(TRUTHS, prompts=prompts, repetitions=repetitions)
+        assert not re.search(r"\bcells?\b", parsed(HEADER, rows).text, re.IGNORECASE)
