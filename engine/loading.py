@@ -189,9 +189,7 @@ def load_engine(
         pass_s = _warm_up(executor, warm_rows, num_children, head_children, chains, say)
         on_failure.pop_all()
     return Engine(
-        executor=executor,
-        loaded=loaded,
-        max_len=max_len,
+        *(executor, loaded, max_len),
         vocab_size=tokenizer.vocab_size or loaded.vocab_size,
         digests=tokenizer.digests,
         load_s=time.monotonic() - started,

@@ -40,16 +40,19 @@ def test_the_demo_ends_with_what_drafts_brought_and_that_the_text_is_the_same() 
     assert ready == ["target", "drafter"]
 
 
-def test_a_text_has_three_lines_of_figures_and_all_of_them_with_verbose() -> None:
+def test_a_text_has_a_few_lines_of_figures_and_all_of_them_with_verbose() -> None:
     arguments = ("generate", "--temperature", "0.8", "--seed", "7", "--max-tokens", "24", "import")
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
-    *_, blank, first, second, third = done.stderr.splitlines()
-    assert blank == ""
+    lines = done.stderr.splitlines()
+    first, second, *doubts, third, fourth = lines[lines.index("") + 1 :]
+    # Whether drafts paid, and whether other programs run, is not known here.
+    assert all(re.match("drafts did not pay|the drafter rested|other pro", one) for one in doubts)
     assert re.match(r"24 tokens, [\d.]+ tokens/s, .*seed 7$", first)
     assert re.match(r"prompt: \d+ tokens? in \d+ ms \(.* tokens/s\), text: \d+ passes in ", second)
-    assert third.startswith("target: fused, ")
+    assert third.startswith("target: fused, float32, ")
+    assert fourth.startswith("plain: the target alone, float32, on ")
     verbose = run(*arguments, "--verbose").stderr.splitlines()
     assert any("policy auto" in line for line in verbose)
-    assert "target: fused" in verbose[-1]
+    assert "target: fused" in verbose[-2]
     assert max(map(len, verbose)) <= 80
