@@ -157,10 +157,11 @@ class Compiler:
         if not self._lock.acquire(timeout=QUEUE_S):
             raise BusyError("other grammars are being compiled; try again later")
         try:
-            if self._is_closed:
-                return None
             process = self._process
-            if process is None or process.poll() is not None:
+            is_there = process is not None and process.poll() is None
+            if self._is_closed:  # looked at last: `close` may have ended the process just now
+                return None
+            if process is None or not is_there:
                 process = self._process = self._started()
             line = self._said(process, wanted, ANSWER_S, PROCESSOR_S)
         finally:

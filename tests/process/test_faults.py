@@ -245,7 +245,7 @@ def test_garbage_on_the_socket_of_a_stranger_is_ignored(slow: Pair) -> None:
     [
         (["--target", "./nowhere"], "no such folder"),
         (["--num-speculative-tokens", "0"], "--num-speculative-tokens"),
-        (["--num-speculative-tokens", "16", "--reproducible"], "num_speculative_tokens is 16"),
+        (["--num-speculative-tokens", "16", "--reproducible"], "--num-speculative-tokens is 16"),
         (["--prompt-ids", ",".join(["5"] * 700)], "the prompt has 700 tokens"),
         (["--nonsense"], "there is no option --nonsense"),
     ],

@@ -130,5 +130,5 @@ def test_what_other_vocabularies_cannot_do_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IncompatibleError, match="has 2000 tokens, the target's 4096; choose"):
         Pair(config)
     block = SpeculationConfig(verify="block")
-    with pytest.raises(ConfigurationError, match="--verify block needs a drafter with the target"):
+    with pytest.raises(ConfigurationError, match="verify block needs a drafter with the target"):
         block.check(PairConfig(drafter=str(drafter)))

@@ -238,6 +238,24 @@ def test_whoever_waits_for_a_grammar_is_told_when_the_process_is_ended() -> None
     assert process.poll() is not None
 
 
+def test_an_end_while_a_process_is_looked_at_starts_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("llguidance")
+    from coordinator.api.grammars import Compiler
+
+    compiler = Compiler([])
+
+    class Ending:
+        def poll(self) -> int:
+            compiler._is_closed = True  # as `close` does before it ends the process
+            return -signal.SIGKILL
+
+    monkeypatch.setattr(compiler, "_process", Ending())
+    monkeypatch.setattr(compiler, "_started", lambda: pytest.fail("another one was started"))
+    assert compiler.ask(["regex", "a+", False]) is None
+
+
 def test_the_process_that_compiles_ends_with_its_input() -> None:
     pytest.importorskip("llguidance")
     done = subprocess.run(
