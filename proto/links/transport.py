@@ -43,7 +43,6 @@ PEERS_KNOWN = 4096
 UNFINISHED_HANDSHAKES = 3
 SIGNATURE_BYTES, GREETING_LIMIT_S = 10, 1.0
 TCP = "tcp://"
-LIFE = secrets.token_hex(8)  # the life of this process: a random word that tells it from others
 METADATA = 95  # ZMQ_METADATA: the library has it, pyzmq has no name for it
 HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -393,6 +392,14 @@ class Listener:
         self._waker.close()
 
 
+_lives: dict[int, str] = {}  # by process id: a process that was forked from another has its own
+
+
+def own_life() -> str:
+    """Return the life of this process: a random word that tells it from all others."""
+    return _lives.setdefault(os.getpid(), secrets.token_hex(8))
+
+
 class Connection:
     """A node's socket, connected to the coordinator. One thread uses it.
 
@@ -407,7 +414,7 @@ class Connection:
         busy_poll_s: float = 0.0,
         keys: NodeKeys | None = None,
         is_answered: bool = True,
-        life: str = LIFE,
+        life: str = "",
     ) -> None:
         """Connect to the coordinator. Raises ConfigurationError, TransportError.
 
@@ -415,12 +422,12 @@ class Connection:
         busy_poll_s  how long a wait polls for frames without pause before it sleeps
         keys         of this node, for a coordinator on another host
         is_answered  True: the coordinator sends this node's frames over this connection
-        life         random word that tells this process from others of the same name
+        life         random word that tells this process from others of the same name; "": its own
         """
         check_endpoint(endpoint, is_encrypted=keys is not None)
         self.is_remote = endpoint.startswith(TCP)
         self._context, self._socket = _new_socket(zmq.DEALER)
-        self._socket.setsockopt(METADATA, spoken(Claim(name, life, is_answered)))
+        self._socket.setsockopt(METADATA, spoken(Claim(name, life or own_life(), is_answered)))
         # Send an empty frame first on every connection, also after the library has reconnected: so
         # the coordinator knows which one reaches the node before the node has sent anything.
         self._socket.setsockopt(zmq.PROBE_ROUTER, 1)
