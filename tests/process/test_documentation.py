@@ -30,7 +30,14 @@ SHORTER = {
 TYPED = {"chat": "Hello\n"}
 # Minutes; in CI `test_lossless` checks a pair, and tests/lab/pair measures one.
 SLOW = ("experiment", "verify-lossless", "measure")
+TESTBEDS = "testbeds/"  # the folder of what one command makes and another uses: 0.9 GB
 LIMIT_S = 900
+
+
+@pytest.fixture(scope="module")
+def testbeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where they are made here."""
+    return tmp_path_factory.mktemp("testbeds")
 
 
 def commands() -> list[str]:
@@ -43,7 +50,7 @@ def commands() -> list[str]:
 
 
 def marked(line: str) -> object:
-    is_slow = any(f"coordinator {name}" in line for name in SLOW)
+    is_slow = any(f"coordinator {name}" in line for name in SLOW) or TESTBEDS in line
     return pytest.param(line, marks=pytest.mark.slow if is_slow else ())
 
 
@@ -53,13 +60,14 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize("line", [marked(line) for line in commands()])
-def test_a_command_of_the_documentation_works(line: str, tmp_path: Path) -> None:
+def test_a_command_of_the_documentation_works(line: str, tmp_path: Path, testbeds: Path) -> None:
     words = shlex.split(line)
     if words[0] == "make":
         check_recipe(words[1])
         return
     for name, instead in PLACES.items():
         words = [re.sub(rf"\b{name}\b", str(ROOT / instead), word) for word in words]
+    words = [re.sub(f"^{TESTBEDS}", f"{testbeds}/", word) for word in words]
     words = [str(ROOT / PROMPTS) if word == "PROMPTS.jsonl" else word for word in words]
     assert words[:3] == [PYTHON, "-m", "coordinator"]
     name = words[3]

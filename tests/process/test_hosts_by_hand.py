@@ -78,7 +78,7 @@ def test_the_end_of_the_targets_host_is_one_line_within_the_limit_of_silence() -
         assert time.monotonic() - began < SILENCE_S
         assert running.returncode == 1
         lines = said.splitlines()
-        assert "ms there and back" in lines[-2]
+        assert any("ms there and back" in line for line in lines[:-1])
         assert lines[-1].startswith("error: "), said
         assert "target" in lines[-1]
 

@@ -96,7 +96,7 @@ def test_texts_are_the_targets_and_drafts_are_accepted(
         check(started, ODD, (AUTO,))
         assert rules_for(started) == ("coupled",)
         block = SpeculationConfig(verify="block")
-        with pytest.raises(ConfigurationError, match="--verify block needs a drafter with the"):
+        with pytest.raises(ConfigurationError, match="verify block needs a drafter with the"):
             started.generate(started.encode("x"), block, SEEDED)
 
 

@@ -52,7 +52,7 @@ def test_a_coordinator_tells_how_it_is_and_its_logs_stay_without_the_text(tmp_pa
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS))
     (tmp_path / "tmp").mkdir()
-    lengths = ("--max-tokens", "400", "--ignore-eos", "--max-num-seqs", "2", "--json")
+    lengths = ("--max-tokens", "900", "--ignore-eos", "--max-num-seqs", "2", "--json")
     slowly = ("--simulate-target-ms", "50", "--prompt-file", str(prompts))
     process = subprocess.Popen(
         [sys.executable, "-m", "coordinator", "generate", *lengths, *slowly],
@@ -83,7 +83,7 @@ def test_a_coordinator_tells_how_it_is_and_its_logs_stay_without_the_text(tmp_pa
     assert errors.splitlines()[-1] == "interrupted"
     records = [json.loads(line) for line in text.splitlines()]
     assert [record["prompt"] for record in records] == list(PROMPTS[:2])
-    assert {len(record["token_ids"]) for record in records} == {400}
+    assert {len(record["token_ids"]) for record in records} == {900}
     assert asked(elsewhere, str(process.pid)).returncode == 1
     afterwards = asked(elsewhere)
     if afterwards.returncode:  # no other test has a coordinator at this moment
