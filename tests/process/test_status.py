@@ -98,7 +98,7 @@ def check_logs(folder: Path, texts: list[str]) -> None:
     own = logs["coordinator.log"]
     assert "the drafter process was ended by signal 9" in own
     assert "the drafter is started again" in own
-    assert own.count("complete (length): 400 tokens") == 2
+    assert own.count("complete (length): 900 tokens") == 2
     assert own.endswith(" the coordinator ends: interrupted\n")
     for log in logs.values():
         assert "zanzibar" not in log
