@@ -35,7 +35,7 @@ LIMIT_S = 900
 
 
 @pytest.fixture(scope="module")
-def testbeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_beds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where they are made here."""
     return tmp_path_factory.mktemp("testbeds")
 
@@ -60,14 +60,14 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize("line", [marked(line) for line in commands()])
-def test_a_command_of_the_documentation_works(line: str, tmp_path: Path, testbeds: Path) -> None:
+def test_a_command_of_the_documentation_works(line: str, tmp_path: Path, made_beds: Path) -> None:
     words = shlex.split(line)
     if words[0] == "make":
         check_recipe(words[1])
         return
     for name, instead in PLACES.items():
         words = [re.sub(rf"\b{name}\b", str(ROOT / instead), word) for word in words]
-    words = [re.sub(f"^{TESTBEDS}", f"{testbeds}/", word) for word in words]
+    words = [re.sub(f"^{TESTBEDS}", f"{made_beds}/", word) for word in words]
     words = [str(ROOT / PROMPTS) if word == "PROMPTS.jsonl" else word for word in words]
     assert words[:3] == [PYTHON, "-m", "coordinator"]
     name = words[3]
