@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import mmap
 import os
 import resource
 from pathlib import Path
 
+from proto import memory
 from proto.errors import ConfigurationError, TransportError
 
 # -- system errors ---------------------------------------------------------------------------------
@@ -116,14 +118,21 @@ def check_writable(path: Path, flag: str) -> None:
 
 # Open files and sockets: how many a process needs, and an error if it may not open so many.
 
+SPARE_BYTES = 64 << 20  # of address space: the stacks of ZeroMQ's threads, and what it allocates
 SPARE = 32  # more files than any of our processes opens after this check: 18 were counted
 
 
 def check_spare() -> None:
     """Raise TransportError if this process may not open as many files as it will need.
 
-    Called before anything is opened: if the limit is met later, ZeroMQ ends the process.
+    Called before anything is opened: if the limit is met later, ZeroMQ ends the process. The same
+    holds for memory, where it is limited (`ulimit -v`): MemoryError.
     """
+    if memory.is_limited():
+        try:
+            mmap.mmap(-1, SPARE_BYTES).close()
+        except OSError as error:
+            raise MemoryError(str(error)) from error
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit - _num_open(limit) < SPARE:
         raise TransportError(
