@@ -132,7 +132,9 @@ def check_spare() -> None:
         try:
             mmap.mmap(-1, SPARE_BYTES).close()
         except OSError as error:
-            raise MemoryError(str(error)) from error
+            raise MemoryError(
+                "too little memory is left for connections; raise the limit (`ulimit -v`)"
+            ) from error
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit - _num_open(limit) < SPARE:
         raise TransportError(

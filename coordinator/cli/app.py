@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from coordinator.api.refusals import refusal
 from coordinator.cli import foreign
-from coordinator.cli.arguments import lists, meant, setting
+from coordinator.cli.arguments import HELP_ALL, full_help, lists, meant, setting
 from coordinator.cli.chat.loop import chat
 from coordinator.cli.demo import demo
 from coordinator.cli.flags import Command
@@ -75,7 +75,8 @@ def _usage(error: typer.TyperException, message: str, context: Any) -> str:
     """Return the message for an option or argument with a missing or unwanted value; else ""."""
     option = getattr(error, "option_name", "")
     if option and message.endswith("requires an argument."):
-        return f"{option} needs a value; --help-all says which"
+        help_ = full_help(known(context.command, context)) if context else HELP_ALL
+        return f"{option} needs a value; {help_} says which"
     if option and message.endswith("does not take a value."):
         return f"{option} has no value; write it alone"
     if message.startswith("Missing "):

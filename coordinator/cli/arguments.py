@@ -79,11 +79,11 @@ def in_our_words(words: Sequence[str], known: Known) -> list[str]:
         if ours == foreign.PROMPT and PROMPT in known.flags:
             ours = PROMPT
         if ours == foreign.PROMPT and known.takes_prompt:
-            prompts.append(_value(name, value if equals else None, rest))
+            prompts.append(_value(name, value if equals else None, rest, known))
         elif ours in known.flags:
             given = value if equals else None
             if known.flags[ours].value:
-                given = theirs[name] = _value(name, given, rest)
+                given = theirs[name] = _value(name, given, rest, known)
             made += _written(name, ours, given)
         else:
             made += _elsewhere(name, value if equals else None, rest, known)
@@ -100,11 +100,11 @@ def _dashed(name: str, known: Known) -> str:
     return "--" + name[2:].replace("_", "-")
 
 
-def _value(name: str, given: str | None, rest: deque[str]) -> str:
+def _value(name: str, given: str | None, rest: deque[str], known: Known) -> str:
     if given is not None:
         return given
     if not rest:
-        raise typer.TyperException(f"{name} needs a value; --help-all says which")
+        raise typer.TyperException(f"{name} needs a value; {full_help(known)} says which")
     return rest.popleft()
 
 
@@ -158,8 +158,12 @@ def _refusal(name: str, value: str | None, known: Known) -> str:
 
 def lists(known: Known) -> str:
     """Return where the flags of a command are listed."""
-    help_ = HELP_ALL if HELP_ALL in known.flags else "--help"
-    return f"`{' '.join((program(), *known.command.split(), help_))}` lists them"
+    return f"`{' '.join((program(), *known.command.split(), full_help(known)))}` lists them"
+
+
+def full_help(known: Known) -> str:
+    """Return the flag that shows all flags of a command."""
+    return HELP_ALL if HELP_ALL in known.flags else "--help"
 
 
 def _follows(rest: deque[str]) -> str | None:

@@ -3,11 +3,15 @@
 Like `process`, this file is loaded before all others, also by Pythons that are too old for them.
 """
 
+import contextlib
 import os
 import sys
 
 # The commands that load models. Others answer soon enough.
-SLOW = ("demo", "generate", "chat", "serve", "verify-lossless", "experiment", "profile", "measure")
+SLOW = (
+    *("demo", "generate", "chat", "serve", "verify-lossless"),
+    *("experiment", "profile", "measure", "train-head"),
+)
 LINE = "starting Slipstream ..."
 HELP = ("--help", "-h", "--help-all")
 
@@ -15,7 +19,8 @@ HELP = ("--help", "-h", "--help-all")
 def show(words: "list[str]") -> None:
     """Write the line to stderr, if that is a terminal and a command of these words loads models."""
     if is_slow(words) and sys.stderr is not None and sys.stderr.isatty():
-        os.write(2, (LINE + "\n").encode())
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            os.write(2, (LINE + "\n").encode())
 
 
 def is_slow(words: "list[str]") -> bool:

@@ -190,8 +190,8 @@ def generate(
         finally:
             if trace is not None:
                 running.write_trace(trace)
-        if not as_json:
-            for line in ran_on(running, drafts=speculation.drafts):
+        if isinstance(writer, TextWriter):
+            for line in ran_on(running, compares=writer.compares):
                 typer.echo(for_stderr(line), err=True)
         if trace is not None:
             words = f"trace: {trace} (for ui.perfetto.dev, or trace-summary)"

@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from coordinator.api.config import PairConfig
+from coordinator.api.models.folders import weight_bytes
 from coordinator.cli.wrapping import WIDTH, continued
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.launching.launcher import MODULES
@@ -130,7 +131,6 @@ ORDER = (Role.TARGET, Role.DRAFTER)
 REDRAW_S = 0.2
 REPORT_S = 15.0
 READY = "ready"  # the state of a node that has loaded
-WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")  # each only if there are none of those before
 MAX_CONFIG_BYTES = 1 << 24
 
 
@@ -172,8 +172,7 @@ def size_of(model: Model) -> str:
         return ""
     words = []
     try:
-        files = next((found for glob in WEIGHTS if (found := list(folder.glob(glob)))), [])
-        if num_bytes := sum(file.stat().st_size for file in files):
+        if num_bytes := weight_bytes(folder):
             words.append(shown_bytes(num_bytes))
         config = folder / "config.json"
         if config.stat().st_size <= MAX_CONFIG_BYTES:

@@ -179,13 +179,13 @@ def engines(nodes: Iterable[Node]) -> str:
     )
 
 
-def ran_on(pair: Pair, *, drafts: bool = True) -> list[str]:
+def ran_on(pair: Pair, *, compares: bool = True) -> list[str]:
     """Return what ran the models, in a line, and what `x plain` compares with, in another.
 
-    drafts  False: there is nothing to compare
+    compares  False: it was not shown
     """
     lines = [engines(pair.service.registry.nodes)]
-    if drafts:
+    if compares:
         hello, also = pair.hello(Role.TARGET), pair.service.alone_on
         where = hello.device
         if also not in ("", where):
@@ -489,6 +489,11 @@ class TextWriter:
         if not self._is_only and self._done:
             figures = figures_of_all(self._done, policy=self._policy, verbose=self._verbose)
             typer.echo("\n" + for_stderr(figures), err=True)
+
+    @property
+    def compares(self) -> bool:
+        """True if `x plain` was shown."""
+        return self._is_only and any(m.speedup and m.num_draft_tokens for m in self._done)
 
     def _end_line(self) -> None:
         if not self._ends_line:

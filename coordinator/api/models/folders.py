@@ -148,6 +148,15 @@ class Checkpoint:
             return shards.shapes_in(path)
 
 
+WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")  # each only if there are none of those before
+
+
+def weight_bytes(folder: Path) -> int:
+    """Return the size of the weights in a model's folder; 0: there are none. Raises OSError."""
+    files = next((found for one in WEIGHTS if (found := list(folder.glob(one)))), [])
+    return sum(file.stat().st_size for file in files)
+
+
 def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoint:
     """Find a model's folder and check its config.json; return it as Checkpoint; fetches no weights.
 

@@ -62,7 +62,7 @@ def how_longer(config: PairConfig, max_len: int, *, has_heads: bool = False) -> 
 
 
 def _or_more(config: PairConfig) -> str:
-    """Return ", or ..." for the setting that has limited the memory; "": none has."""
+    """Return " or a higher ..." of the setting that has limited the memory; "": none has."""
     limits = config.gpu_memory_utilization is not None and config.gpu_memory_utilization < 1
     return " or a higher --gpu-memory-utilization" if limits else ""
 

@@ -1,15 +1,15 @@
 """Makes the configs that the nodes of a pair are started with."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from coordinator.api.config import REPRODUCIBLE_ROWS, PairConfig
+from coordinator.api.models.folders import weight_bytes
 from coordinator.api.models.heads import find_config
 from proto.messages import Role
 from proto.node_config import NodeConfig
+from proto.system import is_folder, path_of
 
 FASTEST = "fastest"
-WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")  # each only if there are none of those before
 
 
 def node_configs(
@@ -35,12 +35,11 @@ def node_configs(
 
 def _weight_bytes(model: str, revision: str | None) -> int:
     """Return the size of a model's weights by its files on this machine; 0: not known."""
-    config = find_config(model, revision)
-    if config is None:
-        return 0
-    found: list[Path] = next((some for one in WEIGHTS if (some := [*config.parent.glob(one)])), [])
+    folder = path_of(model) if is_folder(model) else None  # one of GGUF files has no config.json
+    if folder is None and (config := find_config(model, revision)) is not None:
+        folder = config.parent
     try:
-        return sum(path.stat().st_size for path in found)
+        return 0 if folder is None else weight_bytes(folder)
     except OSError:  # a link to nowhere: the node says what is wrong
         return 0
 

@@ -273,6 +273,10 @@ def test_a_share_of_memory_reaches_both_nodes_with_the_size_of_the_other_model(
     assert shares() == [(0.0, 0), (0.0, 0)]
     assert shares(gpu_memory_utilization=0.8) == [(0.8, 20), (0.8, 300)]
     assert shares(gpu_memory_utilization=0.8, drafter_home="target") == [(0.8, 0)]
+    (tmp_path / "gguf").mkdir()  # a folder without config.json
+    (tmp_path / "gguf" / "model.gguf").write_bytes(b"0" * 50)
+    pair["target"] = str(tmp_path / "gguf")
+    assert shares(gpu_memory_utilization=0.8) == [(0.8, 20), (0.8, 50)]
 
 
 def test_a_models_own_sampling_parameters_are_read_on_demand(tmp_path: Path) -> None:

@@ -150,4 +150,4 @@ def test_what_x_plain_compares_with_is_named() -> None:
     ]
     service.alone_on = ""
     assert ran_on(pair)[1] == "plain: the target alone, float32, on cpu:0"
-    assert ran_on(pair, drafts=False) == ["target: fused, float32, cpu:0"]
+    assert ran_on(pair, compares=False) == ["target: fused, float32, cpu:0"]
