@@ -26,6 +26,7 @@ from coordinator.api.reasoning import Thoughts
 from coordinator.api.special_tokens import read_special_tokens
 from coordinator.api.structured import StructuredOutputsParams
 from coordinator.api.text_ends import open_ends
+from coordinator.api.without_effect import of_placement
 from coordinator.cluster.fitting import TargetWords
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.cluster.service import Service
@@ -183,14 +184,15 @@ class Pair:
     def notices(self, params: SamplingParams | None = None) -> list[str]:
         """Return a line for each limit on text or draft length that the user did not set.
 
-        There is one more where a drafter is as large as the target, and where it is not clear what
-        ends a text (`open_ends`).
+        There is one more where a drafter is as large as the target, where --placement does nothing,
+        and where it is not clear what ends a text (`open_ends`).
 
         params  of all texts that will be asked for; None: they are not known
         """
         target, drafters = self.hello(Role.TARGET), self.service.registry.hellos(Role.DRAFTER)
         lines = shortened(self.config, target, drafters, self.num_seqs)
-        return [*lines, *not_smaller(target, drafters), *self.open_ends(params)]
+        lines += [*not_smaller(target, drafters), *of_placement(self.config, target)]
+        return [*lines, *self.open_ends(params)]
 
     def open_ends(self, params: SamplingParams | None = None) -> list[str]:
         """Return a line if the target's files leave open which tokens end a text, else []."""

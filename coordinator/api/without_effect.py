@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.config_base import called
 from coordinator.api.params import SamplingParams
-from proto.messages import GREEDY_BELOW, Policy, Role
+from proto.messages import GREEDY_BELOW, Hello, Policy, Role
 from proto.policies import POLICIES
 
 # Settings that mean something only if anything is drafted.
@@ -68,6 +68,13 @@ def of_params(params: SamplingParams) -> list[str]:
         return []
     why = f"at {called('temperature')} 0 the likeliest token is taken; raise it to sample"
     return _line(_given(params, OF_LUCK), why)
+
+
+def of_placement(pair: PairConfig, target: Hello) -> list[str]:
+    """Return a line if a placement among CPU cores was asked for and the target runs on a GPU."""
+    if target.device.startswith("cpu"):
+        return []
+    return _line(_given(pair, ["placement"]), f"the target runs on {target.device}")
 
 
 def _without_a_drafter(pair: PairConfig, speculation: SpeculationConfig) -> list[str]:

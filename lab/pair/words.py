@@ -123,7 +123,8 @@ def _speeds(measured: Measured) -> Section:
     header = TEMPERATURE, "policy", "tokens/s", "x plain", "expected", "off by", "tokens a pass"
     return Section(
         "What was measured, and what plan expects",
-        "One text at a time, with the numbers that each policy has by default.",
+        "One text at a time, with the numbers that each policy has by default. "
+        f"{_plain(measured.target)}",
         (*header, "% of drafts accepted"),
         tuple(rows),
         _warning(measured),
@@ -156,10 +157,18 @@ def _advice(measured: Measured) -> Section:
     return Section(
         "What to use",
         "What `plan` makes of these costs and chances: the fastest policy and its numbers. The "
-        "lines below the first say what would change with other devices or another link.",
+        "lines below the first say what would change with other devices or another link. "
+        f"{_plain(measured.target)}",
         ("", "x plain", "tokens/s", "flags for generate"),
         tuple(rows),
     )
+
+
+def _plain(target: Node) -> str:
+    """Return what the column "x plain" compares with."""
+    is_cpu = target.device.startswith("cpu")
+    where = "the CPU cores where that is fastest" if is_cpu else target.device
+    return f'"x plain" compares with the policy ar: the target alone, {target.dtype}, on {where}.'
 
 
 def on_screen(measured: Measured) -> RenderableType:

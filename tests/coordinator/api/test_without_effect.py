@@ -1,6 +1,7 @@
 """Settings that do nothing where they are given, or count as another value, are told in a line."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -8,8 +9,9 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import naming_flags
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
-from coordinator.api.without_effect import OF_MODELS, OF_THE_DRAFTER, without_effect
+from coordinator.api.without_effect import OF_MODELS, OF_THE_DRAFTER, of_placement, without_effect
 from proto.installation import MODELS
+from proto.messages import Hello
 
 MEDUSA, EAGLE = str(MODELS / "medusa"), str(MODELS / "eagle")
 
@@ -160,3 +162,11 @@ def test_every_setting_of_a_drafter_is_one_of_the_pair() -> None:
     """A new one has to be named there."""
     names = {name for name in PairConfig.model_fields if name.startswith("drafter")}
     assert names <= {*OF_MODELS, *OF_THE_DRAFTER}
+
+
+def test_a_placement_among_cores_does_nothing_on_a_gpu() -> None:
+    gpu, cores = (cast(Hello, SimpleNamespace(device=name)) for name in ("cuda:0", "cpu:0-6"))
+    shared = PairConfig(placement="shared")
+    with naming_flags():
+        assert of_placement(shared, gpu) == ["--placement has no effect: the target runs on cuda:0"]
+    assert of_placement(shared, cores) == of_placement(PairConfig(), gpu) == []

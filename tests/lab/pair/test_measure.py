@@ -60,6 +60,7 @@ def test_a_pair_is_measured_and_plan_reads_the_file(
     ]
     assert found["advice"][0]["what"] == "as measured, temperature 0"
     page = (tmp_path / "pair.md").read_text()
+    assert page.count('"x plain" compares with the policy ar: the target alone, float32, on ') == 2
     assert "## What to use" in page
     case = case_of(Costs(pair=str(out)), Texts(num_tokens=64))
     assert case.target.forward.of(1) > 0
