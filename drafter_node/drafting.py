@@ -516,7 +516,7 @@ class Drafting:
         The target decides by costs and has not said it, or its tokens are others than those that
         are drafted here.
         """
-        is_untold = self.opened.policy.prices_waits and not self._least
+        is_untold = self.opened.policy.prices_wanted and not self._least
         return is_untold or self._known.is_translated
 
     def _holds_back(self) -> bool:

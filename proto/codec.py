@@ -353,6 +353,7 @@ _POLICY = record(
     text(32),
     *[integer(0, m.MAX_WINDOW)] * 5,
     number(-1e9, 0.0),
+    *[FLAG] * 3,
     _COUNT,
     integer(1, m.MAX_WIDTH),
     integer(1, m.MAX_BRANCHES),

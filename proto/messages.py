@@ -18,7 +18,7 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # The handshake: the roles, and what each side tells about itself before any work.
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 
 
 class Role(StrEnum):
@@ -132,6 +132,9 @@ class Policy:
     launch_hit  the same after a pass in which all drafts were accepted
     window      most tokens that the drafter may be ahead of the last verdict it applied
     group       drafts that cannot be used before the next verdict are sent in groups of this size
+    prices_rows    True: measured costs decide how many drafts a pass verifies
+    prices_waits   True: measured costs decide whether the target waits for drafts
+    prices_wanted  True: they decide also for how many drafts in a row it waits
     rest_after  number of passes after which the target tries whether decoding without the drafter
                 is faster; 0: never
     width       most nodes of the tree that one draft step expands (W)
@@ -149,6 +152,9 @@ class Policy:
     window: int
     group: int = 1
     min_score: float = -1e9
+    prices_rows: bool = False
+    prices_waits: bool = False
+    prices_wanted: bool = False
     rest_after: int = 0
     width: int = 1
     branches: int = 1
@@ -161,14 +167,9 @@ class Policy:
         return self.window > 0
 
     @property
-    def is_priced(self) -> bool:
-        """True if measured costs decide how much to verify, how long to wait, whether to draft."""
+    def may_rest(self) -> bool:
+        """True if the drafter stops where plain decoding is measured to be faster."""
         return self.rest_after > 0
-
-    @property
-    def prices_waits(self) -> bool:
-        """True if measured costs decide before each pass how many drafts the target waits for."""
-        return self.is_priced and self.branches > 1
 
 
 # -- messages --------------------------------------------------------------------------------------

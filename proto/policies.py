@@ -15,8 +15,11 @@ policy is a setting of these numbers:
     branches       children that are kept of each node (R); 1: the tree is a chain
     detours        most second and later children on one path: below them a chain is drafted
     subtree        a pass verifies the likeliest nodes, and not the best chain alone
-    rest_after     above 0: measured costs decide how many rows a pass has, how long the target
-                   waits, and whether the drafter drafts at all
+    prices_rows    measured costs decide how many drafts a pass verifies
+    prices_waits   measured costs decide whether the target waits for drafts
+    prices_wanted  measured costs decide also for how many drafts in a row it waits
+    rest_after     above 0: after so many passes it is tried whether plain decoding is faster; if it
+                   is, the drafter rests
 
 A new policy needs only a new row, if these numbers can express it: the nodes receive the numbers
 with every `Open` (`proto.messages.Policy`) and do not know the rows.
@@ -68,6 +71,9 @@ class PolicyRow:
     detours: int = MAX_WINDOW
     subtree: bool = False
     min_score: float = -1e9
+    prices_rows: bool = False
+    prices_waits: bool = False
+    prices_wanted: bool = False
     rest_after: int = 0
 
     @property
@@ -79,6 +85,11 @@ class PolicyRow:
     def is_tree(self) -> bool:
         """True if the policy drafts a tree, which needs coupled verification, and not a chain."""
         return self.branches > 1
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if measured costs decide anything."""
+        return self.prices_rows or self.prices_waits or self.rest_after > 0
 
     def make(
         self,
@@ -109,13 +120,16 @@ class PolicyRow:
             # Drafts beyond those that start a pass cannot be used before the next verdict.
             group=1 if self.is_tree or not self.runs_ahead else k,
             min_score=self.min_score,
-            rest_after=self.rest_after if adaptive else 0,
+            prices_rows=self.prices_rows,
+            prices_waits=self.prices_waits,
+            prices_wanted=self.prices_wanted,
+            rest_after=self.rest_after,
             width=self.width,
             branches=self.branches,
             detours=self.detours,
             subtree=self.subtree,
         )
-        return with_options(policy, options)
+        return with_options(policy if adaptive else without_prices(policy), options)
 
 
 TABLE = (
@@ -134,6 +148,9 @@ TABLE = (
         branches=4,
         subtree=True,
         min_score=UNLIKELY,
+        prices_rows=True,
+        prices_waits=True,
+        prices_wanted=True,
         rest_after=REST_AFTER,
     ),
     PolicyRow("ar", "no drafts; the target writes alone (plain decoding)", most=0),
@@ -175,6 +192,8 @@ TABLE = (
         launch_min=2,
         runs_ahead=True,
         min_score=UNLIKELY,
+        prices_rows=True,
+        prices_waits=True,
         rest_after=REST_AFTER,
     ),
     # While K drafts are verified, the drafter guesses which other tokens the target could choose in
@@ -219,6 +238,9 @@ OPTIONS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "detours": (0, MAX_WINDOW),
         "subtree": (0, 1),
         "min_score": (-1e9, 0.0),
+        "prices_rows": (0, 1),
+        "prices_waits": (0, 1),
+        "prices_wanted": (0, 1),
         "rest_after": (0, 1 << 20),
     }
 )
@@ -262,10 +284,19 @@ def with_options(policy: Policy, options: Mapping[str, float]) -> Policy:
 
 
 def as_chain(policy: Policy) -> Policy:
-    """Return the policy without branches: the classical rules can judge only a chain."""
-    return replace(policy, width=1, branches=1, subtree=False)
+    """Return the policy without branches: the classical rules can judge only a chain.
+
+    The number of drafts to wait for is then the policy's own: the chances that would decide it are
+    measured under coupled verification.
+    """
+    return replace(policy, width=1, branches=1, subtree=False, prices_wanted=False)
 
 
 def without_drafter(policy: Policy) -> Policy:
     """Return the policy for a target that drafts by itself and so waits for no drafter."""
     return replace(policy, launch_min=0, launch_hit=0, window=0)
+
+
+def without_prices(policy: Policy) -> Policy:
+    """Return the policy with its own numbers, whatever is measured; its drafter never rests."""
+    return replace(policy, prices_rows=False, prices_waits=False, prices_wanted=False, rest_after=0)

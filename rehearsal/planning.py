@@ -21,9 +21,6 @@ from rehearsal.world import World
 PROMPT_LEN = 8  # short, because the speed of decoding is wanted, not that of prefilling
 NUM_TO_SETTLE = 24  # tokens at the start of a text that do not count: the nodes learn their costs
 NUM_AT_END = 12  # tokens at the end that do not count: the last passes have no room for drafts
-# For `rest_after`: no trials without the drafter. They cost a few of very many passes; a rehearsal
-# is so short that one would count too much.
-NEVER = 1 << 20
 LEAST_LEN = NUM_TO_SETTLE + NUM_AT_END + 8
 LIMIT_S = 1e6  # limit of virtual time
 
@@ -185,7 +182,9 @@ def rehearse(
         for index, positions in enumerate(trace)
     )
     setting = Setting(
-        policy=replace(policy, rest_after=NEVER if policy.is_priced else 0),
+        # No trials without the drafter: they cost a few of very many passes, and a rehearsal is so
+        # short that one would count too much.
+        policy=replace(policy, rest_after=0),
         texts=texts,
         target=target_costs,
         drafter=drafter_costs,

@@ -55,6 +55,7 @@ from proto.messages import (
     Verdict,
     Welcome,
 )
+from proto.policies import without_prices
 from target_node import compute as target
 from target_node.statistics import Known as TargetKnown
 from target_node.verifying import Verifying
@@ -243,8 +244,8 @@ class Home:
             return False
         policy, step_s = served.opened.policy, self._known.steps.of(1)
         if tips[0].key == text.tree.root:
-            return not policy.rest_after or self._drafting_pays(served, step_s)
-        if not policy.rest_after and policy.branches == 1:
+            return not policy.prices_waits or self._drafting_pays(served, step_s)
+        if not policy.prices_waits and policy.branches == 1:
             return True  # no tips are left at the end of its window
         return step_pays(tips[0].chance, step_s, self._costs.pass_s)
 
@@ -321,10 +322,9 @@ def _both(
 def policy_at_home(policy: Policy) -> Policy:
     """Return the policy for heads whose target waits for them: they draft what a pass verifies."""
     return replace(
-        policy,
+        without_prices(policy),
         window=max(1, policy.num_speculative_tokens),
         launch_min=0,
         launch_hit=0,
         group=1,
-        rest_after=0,
     )

@@ -178,7 +178,7 @@ class Course:
 def _kind_of(opened: Open) -> Hashable | None:
     """Return the kind of a text, by which it is measured; None if its drafter never rests."""
     policy = opened.policy
-    if not (policy.is_priced and policy.has_drafter and opened.rule is Rule.COUPLED):
+    if not (policy.may_rest and policy.has_drafter and opened.rule is Rule.COUPLED):
         return None
     return policy, opened.sampling.temperature, opened.lookup is None
 

@@ -245,7 +245,7 @@ class Schedule:
         placed = self._placed(texts, 0.0)
         turns = placed is not None and placed.takes_turns
         for text in texts:
-            text.takes_turns = turns and text.opened.policy.prices_waits
+            text.takes_turns = turns and text.opened.policy.prices_wanted
         counts = self._shares(texts, at_hand, sum(asked[text].num_missing for text in texts))
         parts = tuple(
             text.launch(list(drafts)[:count], asked[text].cause, now)
@@ -284,7 +284,7 @@ class Schedule:
         num_missing  rows of committed tokens in the pass
         """
         counts = [len(drafts) for drafts in at_hand]
-        priced = [index for index, text in enumerate(texts) if text.opened.policy.is_priced]
+        priced = [index for index, text in enumerate(texts) if text.opened.policy.prices_rows]
         if not priced:
             return counts
         chances = [tuple(at_hand[index].values()) for index in priced]

@@ -106,7 +106,7 @@ class Waiting:
         """
         policy, costs = self._opened.policy, self._costs
         least = min(policy.launch_hit if is_hit else policy.launch_min, most)
-        if not policy.prices_waits or costs.reply.num < NUM_FIRST or not costs.pass_s:
+        if not policy.prices_wanted or costs.reply.num < NUM_FIRST or not costs.pass_s:
             return least
         p = self._acceptance.chance(FIRST_OF_MODEL)
         number = drafts_worth_awaiting(p, min(most, MOST_AWAITED), costs)
@@ -148,7 +148,7 @@ class Waiting:
         under the classical rules: there a token that the target samples alone has hardly ever been
         drafted.
         """
-        is_priced = self._opened.policy.is_priced and self._opened.rule is Rule.COUPLED
+        is_priced = self._opened.policy.prices_waits and self._opened.rule is Rule.COUPLED
         return is_priced and self._is_ahead(wanted)
 
     def _is_ahead(self, wanted: int) -> bool:
@@ -163,7 +163,7 @@ class Waiting:
         policy = self._opened.policy
         if not verifying_pays(p, wanted, num_texts, costs.passes(num_texts)):
             return False
-        if policy.prices_waits:
+        if policy.prices_wanted:
             return True  # `num_wanted` has weighed the wait already
         return waiting_pays(p, wanted, policy.num_speculative_tokens, costs)
 

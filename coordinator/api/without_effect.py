@@ -32,6 +32,7 @@ OF_MODELS = (
 OF_COPIES = ("ngram_max", "ngram_min")
 OF_LUCK = ("top_k", "top_p", "min_p")
 OF_TREES = ("branches", "width", "detours", "subtree")
+PRICES = {"prices_rows", "prices_waits", "prices_wanted", "rest_after"}
 
 
 def without_effect(
@@ -97,7 +98,7 @@ def _of_policy(pair: PairConfig, speculation: SpeculationConfig) -> list[str]:
     lines, options = [], speculation.policy_option
     if speculation.window is not None and pair.has_draft_model:
         lines += _window(speculation.window, policy, name, runs_ahead=row.runs_ahead)
-    if not speculation.adaptive and not row.rest_after and "rest_after" not in options:
+    if not (speculation.adaptive or row.is_adaptive or PRICES & options.keys()):
         lines += _line(_given(speculation, ["adaptive"]), f"{name} weighs no measured costs")
     if speculation.verify == "coupled":
         why = f"only {called('verify')} token and block use it"

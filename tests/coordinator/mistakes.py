@@ -137,7 +137,8 @@ GENERATE: list[tuple[list[str], str]] = [
     (
         ["a", "--policy-option", "widht=4"],
         "--policy-option: there is no 'widht'; there are launch_min, launch_hit, group, width, "
-        "branches, detours, subtree, min_score, rest_after; did you mean width?",
+        "branches, detours, subtree, min_score, prices_rows, prices_waits, prices_wanted, "
+        "rest_after; did you mean width?",
     ),
     (["a", "--link", "drafter:delay=5"], "--link:"),
     (["a", "--link", "darfter:delay=5ms"], "--link: "),

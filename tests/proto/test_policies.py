@@ -1,6 +1,7 @@
 """The table of policies."""
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -14,6 +15,7 @@ from proto.policies import (
     PolicyName,
     PolicyRow,
     without_drafter,
+    without_prices,
 )
 
 
@@ -24,7 +26,18 @@ def test_every_name_has_one_row() -> None:
 def test_the_rows_say_what_the_nodes_are_told() -> None:
     assert POLICIES["ar"].make(4, 0) == Policy("ar", 0, 0, 0, 0)
     assert POLICIES["sync"].make(4, 16) == Policy("sync", 4, 4, 4, 4)
-    chain = Policy("pipelined", 4, 2, 2, 16, group=4, min_score=-3.0, rest_after=REST_AFTER)
+    chain = Policy(
+        "pipelined",
+        4,
+        2,
+        2,
+        16,
+        group=4,
+        min_score=-3.0,
+        prices_rows=True,
+        prices_waits=True,
+        rest_after=REST_AFTER,
+    )
     assert POLICIES["pipelined"].make(4, 16) == chain
 
 
@@ -66,3 +79,15 @@ def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> N
 def test_a_target_that_drafts_by_itself_waits_for_nobody() -> None:
     alone = without_drafter(POLICIES["sync"].make(4, 16))
     assert (alone.num_speculative_tokens, alone.launch_min, alone.has_drafter) == (4, 0, False)
+
+
+def test_what_costs_decide_is_said_in_the_row_and_by_no_other_number() -> None:
+    auto = POLICIES["auto"].make()
+    narrow = POLICIES["auto"].make(options={"branches": 1})
+    assert (narrow.prices_rows, narrow.prices_waits, narrow.prices_wanted) == (True, True, True)
+    restless = POLICIES["auto"].make(options={"rest_after": 0})
+    assert restless == replace(auto, rest_after=0)
+    assert not restless.may_rest
+    fixed = POLICIES["auto"].make(adaptive=False)
+    assert fixed == without_prices(auto)
+    assert not any((fixed.prices_rows, fixed.prices_waits, fixed.prices_wanted, fixed.may_rest))

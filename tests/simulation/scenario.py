@@ -6,7 +6,7 @@ from random import Random
 from drafter_node.translation.text import Languages
 from node.economics import WAIT_S_MAX
 from proto.messages import MAX_WINDOW, Limits, Lookup, Policy, Role, Rule
-from proto.policies import REST_AFTER, as_chain, without_drafter
+from proto.policies import REST_AFTER, as_chain, without_drafter, without_prices
 from rehearsal.setting import NUM_TREE_SLOTS, Forwards, NodeCosts, Setting
 from rehearsal.setting import Text as Text
 from tests.policies import autoregressive, pipelined, synchronous
@@ -113,7 +113,7 @@ class Scenario:
     @property
     def takes_turns(self) -> bool:
         """Whether the drafter may have to draft nothing while a pass runs."""
-        return bool(self.placement) and self.policy.prices_waits
+        return bool(self.placement) and self.policy.prices_wanted
 
     @property
     def capacity(self) -> int:
@@ -415,7 +415,8 @@ def _holding_back(policy: Policy, random: Random, *, oracle: bool) -> Policy:
         min_score = LIKELY * random.randint(0, 12)
     # A rest of an oracle would be lost time.
     rest_after = 0 if oracle else random.choice((0, random.randint(1, 10), REST_AFTER))
-    return replace(policy, group=group, min_score=min_score, rest_after=rest_after)
+    changed = replace(policy, group=group, min_score=min_score, rest_after=rest_after)
+    return changed if rest_after else without_prices(changed)
 
 
 def _branching(policy: Policy, model: ToyModel, random: Random) -> Policy:
@@ -426,6 +427,7 @@ def _branching(policy: Policy, model: ToyModel, random: Random) -> Policy:
     return replace(
         policy,
         branches=model.num_children,
+        prices_wanted=policy.prices_waits and model.num_children > 1,
         width=random.choice((1, 2, 4, 8)),
         detours=random.choice((MAX_WINDOW, MAX_WINDOW, 1)),
         subtree=model.num_children > 1 and random.random() < 0.8,

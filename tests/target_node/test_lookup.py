@@ -22,7 +22,7 @@ from proto.messages import (
     SamplingSpec,
     Verdict,
 )
-from proto.policies import without_drafter
+from proto.policies import without_drafter, without_prices
 from proto.tree import SpeculationTree
 from target_node.lookup import LookupSource
 from tests.policies import pipelined, synchronous
@@ -208,7 +208,7 @@ def test_copies_whose_rows_cost_nothing_are_verified() -> None:
 
 def test_copies_are_always_verified_where_nothing_adapts() -> None:
     target = Target()
-    policy = replace(ADAPTIVE, rest_after=0)
+    policy = without_prices(ADAPTIVE)
     target.hears(replace(opened(*TEXT, policy=policy), limits=LONG))
     verdicts = text_of(target, lambda rows: 0.001 if rows == 1 else 0.05, 30)
     assert sum(verdict.num_drafted > 0 for verdict in verdicts) > 20

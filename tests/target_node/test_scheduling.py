@@ -10,6 +10,7 @@ from engine.layout.slots import Move, SlotMap
 from node.economics import FIRST_OF_MODEL, PREFILL_CHUNK, WAIT_S_MAX, num_expected, worth_holding_s
 from node.follower import CopyPrefix, MoveRows, Send, WaitUntil
 from proto.messages import NGRAM_SOURCE, Cause, Close, Limits, Lookup, Open, Policy, Verdict
+from proto.policies import without_prices
 from target_node.compute import Action, Compute, Outcome
 from target_node.resting import Way
 from tests.policies import autoregressive, pipelined
@@ -391,7 +392,7 @@ def test_neither_a_chunk_nor_a_pass_that_lost_a_text_is_measured() -> None:
 
 def test_where_rows_cost_too_much_only_a_text_that_insists_has_drafts() -> None:
     target = Target(num_lanes=2, pass_s={8: 1.0, 10: 50.0})
-    always = replace(PIPELINED, rest_after=0)
+    always = without_prices(PIPELINED)
     target.hears(opens(1, policy=PIPELINED), opens(2, policy=always))
     target.hears(*(draft(text(n), 60, 61, session=n) for n in (1, 2)))
     assert drafts(target.ticks()) == {1: (), 2: (60, 61)}
