@@ -103,6 +103,7 @@ class Schedule:
         if reader is None or (writers and self._was_chunk):
             return self._expand(writers, now) if writers else ()
         if copy := self._lanes.copy_for(reader.lane, reader.tree.text.tokens):
+            reader.lane.copied(copy)
             # After the copy the text may lack so little that its tips change, or are none.
             anew = {text: text.tips if text is reader else tips[text] for text in tips}
             return (copy, *self._begin({text: found for text, found in anew.items() if found}, now))

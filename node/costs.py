@@ -184,8 +184,11 @@ def rising(values: Sequence[tuple[float, float]]) -> list[float]:
 class Costs:
     """Measured times in seconds of everything that a decision weighs.
 
-    measured  seconds of passes by their rows, timed before the first text
-    elsewhere  the same on other cores (`stand`), by what the caller calls these
+    Passes are counted for each place (the CPU cores on which they run) by itself. A place is what
+    the caller calls it; 0 is the only one where there is no choice.
+
+    measured  seconds of passes by their rows at place 0, timed before the first text
+    elsewhere  the same at other places
 
     draft     mean of a draft step
     reply     from a verdict to the drafts that answer it
@@ -203,29 +206,23 @@ class Costs:
         self.num_skipped = 0  # passes that began without a possible wait, since the last wait
         self._measured = {0: measured, **elsewhere}
         self._usual: dict[int, Mean] = {}  # seconds of a pass, whatever its rows and texts
-        # By the cores on which it runs, and the `crowd` of its texts.
+        # By the place at which it runs, and the `crowd` of its texts.
         self._passes = {(0, 1): Passes(measured)}
-        self._place = 0
 
-    @property
-    def pass_s(self) -> float:
+    def pass_s(self, place: int = 0) -> float:
         """Return the mean seconds of a decoding pass; 0 if there was none.
 
-        Where none has run on these cores yet, those on the other cores count.
+        Where none has run at this place yet, those at the others count.
         """
-        usual = self._usual.get(self._place) or next(iter(self._usual.values()), None)
+        usual = self._usual.get(place) or next(iter(self._usual.values()), None)
         return 0.0 if usual is None else usual.value
 
-    def stand(self, place: int) -> None:
-        """Note on which cores passes run from now on; what they cost is counted for each place."""
-        self._place = place
+    def at(self, place: int = 0) -> "Prices":
+        """Return what things cost while passes run at this place."""
+        return Prices(self, place)
 
-    def passes(self, num_texts: int, place: int | None = None) -> Passes:
-        """Return what was measured of passes with about `num_texts` texts.
-
-        place  as for `stand`; None: where passes run now
-        """
-        place = self._place if place is None else place
+    def passes(self, num_texts: int, place: int = 0) -> Passes:
+        """Return what was measured of passes with about `num_texts` texts."""
         known = self._passes.get((place, crowd(num_texts)))
         return Passes(self._measured.get(place, self._measured[0])) if known is None else known
 
@@ -238,12 +235,13 @@ class Costs:
         round_s: float,
         *,
         is_plain: bool,
+        place: int = 0,
     ) -> None:
         """Note a decoding pass of `num_texts` texts that has ended; see `Passes.passed`."""
-        self._usual.setdefault(self._place, Mean()).add(pass_s)
+        self._usual.setdefault(place, Mean()).add(pass_s)
         if pass_s > 0:
-            key = self._place, crowd(num_texts)
-            passes = self._passes.setdefault(key, self.passes(num_texts))
+            key = place, crowd(num_texts)
+            passes = self._passes.setdefault(key, self.passes(num_texts, place))
             passes.passed(num_rows, num_tokens, pass_s, round_s, is_plain=is_plain)
 
     def waited(self, seconds: float) -> None:
@@ -254,6 +252,31 @@ class Costs:
     def skipped(self) -> None:
         """Note that a pass has begun without a wait that would have been possible."""
         self.num_skipped += 1
+
+
+class Prices:
+    """What a decision weighs, as measured so far: `Costs` while passes run at one place.
+
+    draft, reply, wait  as in `Costs`
+    """
+
+    def __init__(self, costs: Costs, place: int) -> None:
+        self._costs, self._place = costs, place
+        self.draft, self.reply, self.wait = costs.draft, costs.reply, costs.wait
+
+    @property
+    def pass_s(self) -> float:
+        """Return the mean seconds of a decoding pass; 0 if there was none."""
+        return self._costs.pass_s(self._place)
+
+    @property
+    def num_skipped(self) -> int:
+        """Return how many passes have begun without a possible wait, since the last wait."""
+        return self._costs.num_skipped
+
+    def passes(self, num_texts: int) -> Passes:
+        """Return what was measured of passes with about `num_texts` texts."""
+        return self._costs.passes(num_texts, self._place)
 
 
 def crowd(num_texts: int) -> int:

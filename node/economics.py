@@ -19,7 +19,7 @@ from math import ceil, exp
 from operator import itemgetter
 from typing import NamedTuple
 
-from node.costs import Costs, Passes
+from node.costs import Passes, Prices
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE, Role
 from proto.policies import TABLE
 
@@ -152,7 +152,7 @@ USUALLY_RIGHT = 0.7  # chance of a first child, as assumed
 USUAL_TOKENS = 2.0  # tokens of a pass with drafts, as assumed
 
 
-def wait_limit_s(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
+def wait_limit_s(wanted: int, prices: Prices, *, is_ahead: bool) -> float:
     """Return for how many seconds to wait for `wanted` drafts: longer than they usually take.
 
     is_ahead  True: the drafter goes on drafting during verification
@@ -162,11 +162,11 @@ def wait_limit_s(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
     for such a drafter no wait is longer than these passes take. A drafter that waits for every
     verdict (`sync`) could never catch up.
     """
-    steps_s = wanted * costs.draft.value
-    usual_s, slow_s = max(costs.reply.value, steps_s), max(costs.reply.slow_s, steps_s)
-    limit_s = max(overdue_s(usual_s, slow_s), costs.pass_s)
+    steps_s = wanted * prices.draft.value
+    usual_s, slow_s = max(prices.reply.value, steps_s), max(prices.reply.slow_s, steps_s)
+    limit_s = max(overdue_s(usual_s, slow_s), prices.pass_s)
     if is_ahead:
-        limit_s = min(limit_s, wanted * costs.pass_s)
+        limit_s = min(limit_s, wanted * prices.pass_s)
     return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
 
 
@@ -205,7 +205,7 @@ def drafting_pays(p: float, step_s: float, token_s: float) -> bool:
     return p * token_s > step_s
 
 
-def waiting_pays(p: float, wanted: int, most: int, costs: Costs) -> bool:
+def waiting_pays(p: float, wanted: int, most: int, prices: Prices) -> bool:
     """True if waiting for `wanted` drafts makes more tokens a second than going on alone.
 
     p     chance that a draft is right
@@ -217,8 +217,8 @@ def waiting_pays(p: float, wanted: int, most: int, costs: Costs) -> bool:
     there when the pass ends. A wait that is short beside a pass pays; so it does on a large target,
     but not on one whose pass costs as much as a few draft steps and messages.
     """
-    waiting = tokens_per_second(p, wanted, most, costs.pass_s, costs.wait.value)
-    return waiting > tokens_per_second(p, 0, most, costs.pass_s, 0.0)
+    waiting = tokens_per_second(p, wanted, most, prices.pass_s, prices.wait.value)
+    return waiting > tokens_per_second(p, 0, most, prices.pass_s, 0.0)
 
 
 def tokens_per_second(p: float, first: int, most: int, pass_s: float, wait_s: float) -> float:
@@ -264,7 +264,7 @@ def _rate(first: _Chain, most: _Chain, wait_s: float) -> float:
     return tokens / ((1 - share) * (first.pass_s + wait_s) + share * most.pass_s)
 
 
-def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
+def drafts_worth_awaiting(p: float, most: int, prices: Prices) -> int:
     """Return how many drafts in a row to wait for if none is at hand; 0: better to go on alone.
 
     p     chance that the first draft of a token is right
@@ -275,9 +275,9 @@ def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
     by its first children alone: what the others add at the top is missing further down, and with
     the chance of any child this rule waited too long or not at all (docs/LOG.md).
     """
-    step_s, reply_s, usual_s = costs.draft.value, costs.reply.value, costs.pass_s
+    step_s, reply_s, usual_s = prices.draft.value, prices.reply.value, prices.pass_s
     deepest = min(most, int(usual_s / step_s)) if step_s > 0 else most
-    of, powers = costs.passes(1).of, [p**number for number in range(most + 2)]
+    of, powers = prices.passes(1).of, [p**number for number in range(most + 2)]
     passes = [
         _Chain(num_tokens, powers[number + 1], of(1 + number) or usual_s)
         for number, num_tokens in enumerate(accumulate(powers[:-1]))
@@ -292,7 +292,7 @@ def drafts_worth_awaiting(p: float, most: int, costs: Costs) -> int:
     return max(range(most + 1), key=rate)
 
 
-def least_chance(num_texts: int, costs: Costs) -> float:
+def least_chance(num_texts: int, prices: Prices) -> float:
     """Return how likely a node must be for the drafter to expand it, where the models take turns.
 
     num_texts  number of texts that share the passes
@@ -301,12 +301,12 @@ def least_chance(num_texts: int, costs: Costs) -> float:
     draft saves more: its chance times the seconds of a token. A draft after which others may follow
     is worth more than its own token, so the chance that the text reaches its parent counts.
     """
-    passes = costs.passes(num_texts)
+    passes = prices.passes(num_texts)
     alone_s = passes.of(num_texts)
     if not alone_s:
         return UNLIKELY
     row_s = (passes.of(num_texts + USUAL_ROWS) - alone_s) / USUAL_ROWS
-    worth = (costs.draft.value + row_s) / token_s(alone_s, num_texts, passes)
+    worth = (prices.draft.value + row_s) / token_s(alone_s, num_texts, passes)
     return min(NEARLY_SURE, max(UNLIKELY, worth))
 
 

@@ -194,6 +194,11 @@ class Lane:
         num_cached = self.slots.fed_len if self._is_head else self.slots.prefix_len
         return min(num_cached, self.text.common_len(tokens))
 
+    def copied(self, copy: CopyPrefix) -> None:
+        """Note a copy to this lane: its slots count as filled from now on."""
+        assert copy.target == self.slots.lane
+        self.slots.adopt(copy.length)
+
     def begin(self, text: CommittedText, *, keep: bool = True) -> None:
         """Begin a text in this lane, or begin it anew; keep=False drops what is cached of it."""
         # The last token is always fed again.
@@ -292,14 +297,13 @@ class Lanes:
     def copy_for(self, lane: Lane, tokens: Sequence[int]) -> CopyPrefix | None:
         """Return a copy to `lane` if another lane has cached enough more of a text; else None.
 
-        The slots of `lane` count as filled from now on.
+        Whoever makes it tells the lane (`Lane.copied`).
         """
         # The last token is always fed again.
         best = max(self._lanes, key=lambda other: other.num_cached_of(tokens))
         length = min(best.num_cached_of(tokens), len(tokens) - 1)
         if best is lane or length < lane.slots.prefix_len + MIN_COPIED:
             return None
-        lane.slots.adopt(length)
         return CopyPrefix(best.slots.lane, lane.slots.lane, length)
 
     def check(self) -> None:

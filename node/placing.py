@@ -272,7 +272,8 @@ class Placing:
         """
         if is_drafted and self.fixed is not None:
             return self.fixed
-        return self._contest(kind, is_drafted=is_drafted).place
+        contest = self._contests.get((kind, is_drafted))
+        return self.first(is_drafted=is_drafted) if contest is None else contest.place
 
     def passed(
         self, kind: Hashable, place: Place, tokens: float, seconds: float, *, is_drafted: bool

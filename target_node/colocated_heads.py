@@ -43,6 +43,7 @@ from node.follower import (
     WaitUntil,
     Wipe,
 )
+from node.placing import Place
 from proto.messages import (
     Close,
     Draft,
@@ -121,6 +122,7 @@ class Home:
         self._told: set[int] = set()  # texts whose features a drafter elsewhere wants as well
         self._drafted_at: dict[int, int] = {}  # a text's length when heads last began to draft
         self._is_busy = False  # a Compute is running
+        self._place = Place.APART  # where the target's last pass ran
         self._have_failed = False  # the heads have failed, and get no more messages and actions
 
     @property
@@ -247,7 +249,7 @@ class Home:
             return not policy.prices_waits or self._drafting_pays(served, step_s)
         if not policy.prices_waits and policy.branches == 1:
             return True  # no tips are left at the end of its window
-        return step_pays(tips[0].chance, step_s, self._costs.pass_s)
+        return step_pays(tips[0].chance, step_s, self._costs.pass_s(self._place))
 
     def _drafting_pays(self, text: Verifying, step_s: float) -> bool:
         """True if the heads should draft for this text; then note where they draft.
@@ -256,7 +258,7 @@ class Home:
         """
         session, length = text.opened.session, len(text.tree.text)
         num_texts = sum(not other.finished for other in self.texts.values())
-        passes = self._costs.passes(num_texts)
+        passes = self._costs.passes(num_texts, self._place)
         each_s = token_s(passes.of(num_texts), num_texts, passes)
         p = self._acceptance.chance(FIRST_OF_HEADS)
         drafted_at = self._drafted_at.get(session, length - TRY_AGAIN_AFTER)
@@ -281,7 +283,7 @@ class Home:
                     done += self._tell_heads(Arrived(message), now)
                     continue
                 case target.Compute():
-                    self._is_busy = True
+                    self._is_busy, self._place = True, action.place
             done.append(action)
         return done
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from node.economics import FIRST_OF_HEADS, FIRST_OF_MODEL, Kind, kind_of_score, num_expected
+from node.economics import FIRST_OF_HEADS, FIRST_OF_MODEL, Kind, kind_of_score
 from proto.messages import (
     COPIES,
     HEADS_SOURCE,
@@ -242,14 +242,9 @@ class Drafts:
             return True
         return draft.attempt == self.attempt and len(draft.proposals) == len(draft.tokens)
 
-    def are_enough(self, wanted: int) -> bool:
-        """True if a pass may start with the drafts here: `wanted` in a row, or no more will come.
-
-        That is so if there are `wanted` in a row, if no more will come, or if copies are as good.
-        """
-        if len(self.tree.best_chain(wanted)) == wanted or self._done_root == self.tree.root:
-            return True
-        return self._lookup.is_worth_starting(wanted)
+    def are_all(self, wanted: int) -> bool:
+        """True if no more drafts will come for this root, or copies are as good as `wanted`."""
+        return self._done_root == self.tree.root or self._lookup.is_worth_starting(wanted)
 
     @property
     def are_there(self) -> bool:
@@ -292,10 +287,6 @@ class Drafts:
             else:
                 break
         return tuple(found)
-
-    def num_right(self, num_drafts: int) -> float:
-        """Return how many of `num_drafts` first children in a row are expected to be right."""
-        return num_expected(self._known.acceptance.chance(FIRST_OF_MODEL), num_drafts) - 1.0
 
     def _chance(self, node: Node) -> float:
         """Return the chance that a draft is right, given that those before it are."""

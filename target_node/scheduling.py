@@ -1,29 +1,16 @@
-"""Decides which texts go into the target's next pass, and when the pass starts (pure).
+"""Does what is decided for a target: starts its passes, and handles their results (pure).
 
-Theory of operation
--------------------
-A pass reads the weights once for the rows of all its texts, so all texts that can use it share it:
+`deciding.py` decides what comes next; this file makes the view of it, and does it:
 
-    Tick, no pass running
-        a prompt to read, unless the last pass was a prefill           -> Compute, one chunk
-        some text has a reason to start (`Ready.cause`)                -> Compute, all of them
-        no text has                                                    -> WaitUntil
+    Tick, no pass running       what `decide` says    -> Compute, CopyPrefix, or WaitUntil
     Computed    each text that is still in the same life goes on with its outcome
-    Afterwards  each of these texts reports it                 -> Send(Verdict) ..., MoveRows
+    Afterwards  each of these texts reports it        -> Send(Verdict) ..., MoveRows
 
 If the drafter waits for the verdicts of all texts (`sync`), no pass can start before it has heard
 them. Then they are sent with Computed, and Afterwards only learns from the pass.
 
 Moves of cache rows are only needed by the next pass: if it is launched before Afterwards, the moves
 go ahead of it.
-
-If one text has a reason to start, and drafts for another are expected, the pass is held back as
-long as these drafts add more tokens than the time costs (`worth_holding_s`). When it starts, the
-texts that still wait join with the drafts that they have: a token for the price of a row. They do
-not join twice in a row, since drafts that always come during the pass would never be of use.
-
-How many drafts of each text are verified is decided for all texts together: the likeliest of all
-(`rows_worth`).
 
 Chunks of prompts take turns with passes of the other texts, and of several texts the one that was
 served least recently comes first. Texts that begin alike are read once and copied, except in
@@ -33,12 +20,11 @@ On CPUs each pass is told on which cores it runs (`placing.py`), and its time is
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from engine.layout.slots import Move
-from node.costs import crowd
-from node.economics import rows_worth, worth_holding_s
+from node.economics import FIRST_OF_MODEL
 from node.follower import (
     Lane,
     Lanes,
@@ -51,15 +37,23 @@ from node.follower import (
 from node.placing import Place
 from proto.messages import Open
 from target_node.compute import Action, Compute, Computed, Part
-from target_node.drafts import Chances
+from target_node.deciding import (
+    Copy,
+    Cores,
+    Decision,
+    Read,
+    Reader,
+    Start,
+    View,
+    Wait,
+    decide,
+    shared_out,
+)
 from target_node.resting import Course
 from target_node.statistics import Known
 from target_node.verifying import Verifying
-from target_node.waiting import Ready
 
 Texts = Mapping[int, Verifying]
-Asked = Mapping[Verifying, Ready]
-"""The `Ready` of each text whose prompt was read, in the order of turns; asked once a tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +64,8 @@ class _RunningPass:
     is_plain  True: it verifies no drafts
     started   when it began (seconds)
     wait_s    seconds before it in which it could have started
-    placed    where it runs, and what it is worth there; None: there is no choice
+    chances   its expected number of tokens, by the chances of its drafts
+    cores     where it runs; None: there is no choice
     """
 
     texts: tuple[Verifying, ...]
@@ -78,26 +73,8 @@ class _RunningPass:
     is_plain: bool
     started: float
     wait_s: float
-    placed: "_Placed | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """On which cores a pass runs.
-
-    kind        passes of one kind are compared with each other
-    is_drafted  True: the drafter drafts for one of its texts
-    tokens      its expected number of tokens, by the chances of its drafts
-    counts      False: something else is being tried in it, so that it says nothing about places
-    takes_turns  True: a drafter should draft nothing while it runs
-    """
-
-    kind: Hashable
-    is_drafted: bool
-    place: Place
-    tokens: float
-    counts: bool
-    takes_turns: bool
+    chances: float
+    cores: Cores | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +110,7 @@ class Schedule:
         self._was_chunk = False  # the last pass was a prefill
         self._ended_at = 0.0  # when the last pass ended
         self._held_since: float | None = None  # since when the next pass is held back; None: not
+        self._place = Place.APART  # where the last pass ran
 
     def make(
         self, message: Open, lane: Lane, earlier: Verifying | None, texts: Texts, now: float
@@ -153,7 +131,22 @@ class Schedule:
         return (*self._take_moves(), *actions)
 
     def _next(self, texts: Texts, now: float) -> Sequence[Action]:
-        """Start what the device does next and return it, or until when it waits; (): nothing."""
+        """Do what comes next; returns the actions."""
+        decision = decide(self._view(texts), now)
+        self._note(decision, texts)
+        match decision.action:
+            case Copy(session, copy):
+                texts[session].lane.copied(copy)
+                return (copy, *self._next(texts, now))
+            case Read(session, cores):
+                return (self._read(texts[session], cores, now),)
+            case Start() as start:
+                return (self._write(start, texts, now),)
+            case Wait(until):
+                return (WaitUntil(until),) if until < math.inf else ()
+
+    def _view(self, texts: Texts) -> View:
+        """Return everything that decides what comes next."""
         by_turn = sorted(
             (text for text in texts.values() if not text.finished), key=lambda text: text.served
         )
@@ -163,146 +156,97 @@ class Schedule:
             (readers if text.chunk else writers).append(text)
         self._follow(by_turn, min(max(1, len(writers)), self._num_per_pass))
         reader = next_reader(readers)
-        if reader is not None and not self._was_chunk:
-            return self._read(reader, texts, now)
-        for text in writers:
-            text.price_wait()
-        asked = {text: text.ready(now) for text in writers}
-        if any(ready.cause is None for ready in asked.values()):
-            self._wait(asked, now)
-        start_at = self._start_at(asked, now)
-        if start_at <= now:
-            return self._write(asked, now)
-        if reader is not None:
-            return self._read(reader, texts, now)
-        return (WaitUntil(start_at),) if start_at < math.inf else ()
+        p, prices = self._known.acceptance.chance(FIRST_OF_MODEL), self._known.costs.at(self._place)
+        if reader is None or self._was_chunk:
+            for text in writers:
+                text.price_wait(p, prices)
+        return View(
+            writers=tuple(text.view for text in writers),
+            reader=None if reader is None else self._reader(reader),
+            was_chunk=self._was_chunk,
+            held_since=self._held_since,
+            num_per_pass=self._num_per_pass,
+            p=p,
+            prices=prices,
+            placing=self._known.placing,
+        )
+
+    def _reader(self, text: Verifying) -> Reader:
+        copy = None
+        if text.may_copy:
+            copy = self._lanes.copy_for(text.lane, text.tree.text.tokens)
+        opened = text.opened
+        return Reader(opened.session, opened.policy, text.rests, text.is_trial, copy)
 
     def _follow(self, texts: Sequence[Verifying], num_texts: int) -> None:
         """Give each text the measurements of its kind where `num_texts` texts share the passes."""
         for text in texts:
             text.follow(self._known.courses.of(text.opened, num_texts), num_texts)
 
-    def _read(self, text: Verifying, texts: Texts, now: float) -> Sequence[Action]:
-        """Return a prefill of a chunk of one text, or a copy of tokens that another lane has."""
-        if text.may_copy:
-            copy = self._lanes.copy_for(text.lane, text.tree.text.tokens)
-            if copy is not None:
-                return (copy, *self._next(texts, now))
+    def _note(self, decision: Decision, texts: Texts) -> None:
+        """Note which texts wait for drafts, and since when a pass is held back for them."""
+        for session in decision.awaiting:
+            texts[session].waits()
+        self._held_since = decision.held_since
+
+    def _read(self, text: Verifying, cores: Cores | None, now: float) -> Compute:
+        """Begin a prefill of a chunk of one text; return it."""
         self._was_chunk = True
         part = text.read(now)
-        placed = self._placed((text,), 0.0)
-        self._running = _RunningPass((text,), 0, is_plain=True, started=now, wait_s=0.0)
-        return (self._launched((text,), (part,), placed),)
+        self._running = _RunningPass((text,), 0, True, now, 0.0, 0.0, cores)
+        return self._launched((text,), (part,), cores)
 
-    def _wait(self, asked: Asked, now: float) -> None:
-        """Note which texts wait for drafts, and whether a pass is held back for them now."""
-        for text, ready in asked.items():
-            if ready.cause is None:
-                text.waits()
-        if self._held_since is None and self._may_hold(asked):
-            self._held_since = now
-
-    def _may_hold(self, asked: Asked) -> bool:
-        """True if some texts could start a pass and more texts could share it later."""
-        num_ready = sum(ready.cause is not None for ready in asked.values())
-        is_shared = 0 < num_ready < min(len(asked), self._num_per_pass)
-        return is_shared and self._known.costs.reply.num > 0
-
-    def _start_at(self, asked: Asked, now: float) -> float:
-        """Return when a pass of these texts starts if no message comes before; inf: never."""
-        waiting = [ready for ready in asked.values() if ready.cause is None]
-        if not waiting:
-            return now if asked else math.inf
-        late_at = min(ready.deadline for ready in waiting)
-        if len(waiting) == len(asked):
-            return late_at
-        return min(late_at, self._held_until(asked, now)) if self._may_hold(asked) else now
-
-    def _held_until(self, asked: Asked, now: float) -> float:
-        """Return until when to hold back the pass for drafts; `now` if they will come too late."""
-        assert self._held_since is not None
-        waiting = [ready for ready in asked.values() if ready.cause is None]
-        costs = self._known.costs
-        num_more = sum(ready.num_awaited for ready in waiting)
-        num_tokens = len(waiting) + sum(
-            1.0 + text.num_at_hand for text, ready in asked.items() if ready.cause is not None
-        )
-        due_at = [ready.since + costs.reply.value for ready in waiting]
-        worth_s = worth_holding_s(num_tokens, num_more, costs.pass_s)
-        until = min(self._held_since, *due_at) + worth_s
-        return now if max(due_at) > until else until
-
-    def _write(self, asked: Asked, now: float) -> Sequence[Action]:
-        """Start a pass of texts with a reason, and of others that have room in it; return it."""
+    def _write(self, start: Start, texts: Texts, now: float) -> Compute:
+        """Begin a pass; return it."""
         self._was_chunk = False
-        self._held_since = None
-        able = [text for text, one in asked.items() if one.cause is not None or one.may_join]
-        texts = tuple(sorted(able, key=lambda text: asked[text].cause is None))
-        texts = texts[: self._num_per_pass]
-        for text in texts:
+        chosen, cores = [texts[session] for session in start.causes], start.cores
+        for text in chosen:
             text.add_copies()
-        at_hand = [text.at_hand() for text in texts]
-        placed = self._placed(texts, 0.0)
-        turns = placed is not None and placed.takes_turns
-        for text in texts:
+        at_hand = [text.at_hand() for text in chosen]
+        turns = cores is not None and cores.takes_turns
+        for text in chosen:
             text.takes_turns = turns and text.opened.policy.prices_wanted
-        counts = self._shares(texts, at_hand, sum(asked[text].num_missing for text in texts))
-        parts = tuple(
-            text.launch(list(drafts)[:count], asked[text].cause, now)
-            for text, drafts, count in zip(texts, at_hand, counts, strict=True)
+        place = self._place if cores is None else cores.place
+        counts = shared_out(
+            [text.opened.policy for text in chosen],
+            at_hand,
+            sum(text.num_missing for text in chosen),
+            self._known.costs.at(place),
         )
-        started_s = max(self._ended_at, min(asked[text].since for text in texts))
+        started_s = max(self._ended_at, min(text.ready_at for text in chosen))
+        parts = tuple(
+            text.launch(list(drafts)[:count], cause, now)
+            for text, drafts, count, cause in zip(
+                chosen, at_hand, counts, start.causes.values(), strict=True
+            )
+        )
         is_usual = all(part.num_asked for part in parts)
         num_rows = sum(len(part.feed.tokens) for part in parts) if is_usual else 0
-        is_plain = not any(counts)
-        wait_s = now - started_s
-        if placed is not None:
-            chances = (
-                list(drafts.values())[:count] for drafts, count in zip(at_hand, counts, strict=True)
-            )
-            placed = replace(placed, tokens=len(texts) + sum(map(sum, chances)))
-        self._running = _RunningPass(texts, num_rows, is_plain, now, wait_s, placed)
-        return (self._launched(texts, parts, placed),)
-
-    def _placed(self, texts: Sequence[Verifying], tokens: float) -> _Placed | None:
-        """Choose on which cores a pass of these texts runs, and let costs be counted for these."""
-        placing = self._known.placing
-        if placing is None:
-            return None
-        is_drafted = any(text.opened.policy.has_drafter and not text.rests for text in texts)
-        kind = crowd(len(texts)), texts[0].opened.policy if is_drafted else None
-        place = placing.place_for(kind, is_drafted=is_drafted)
-        self._known.costs.stand(place)
-        counts = not any(text.course is not None and text.course.is_trial for text in texts)
-        return _Placed(kind, is_drafted, place, tokens, counts, placing.takes_turns(place))
-
-    def _shares(
-        self, texts: Sequence[Verifying], at_hand: Sequence[Chances], num_missing: int
-    ) -> Sequence[int]:
-        """Return how many drafts of each text to verify; all, unless costs decide.
-
-        num_missing  rows of committed tokens in the pass
-        """
-        counts = [len(drafts) for drafts in at_hand]
-        priced = [index for index, text in enumerate(texts) if text.opened.policy.prices_rows]
-        if not priced:
-            return counts
-        chances = [tuple(at_hand[index].values()) for index in priced]
-        num_fixed = sum(counts) - sum(map(len, chances)) + num_missing
-        passes = self._known.costs.passes(len(texts))
-        worth = rows_worth(chances, num_fixed, len(texts), passes)
-        for index, count in zip(priced, worth, strict=True):
-            counts[index] = count
-        return counts
+        chances = sum(
+            sum(list(drafts.values())[:count])
+            for drafts, count in zip(at_hand, counts, strict=True)
+        )
+        self._running = _RunningPass(
+            texts=tuple(chosen),
+            num_rows=num_rows,
+            is_plain=not any(counts),
+            started=now,
+            wait_s=now - started_s,
+            chances=len(chosen) + chances,
+            cores=cores,
+        )
+        return self._launched(chosen, parts, cores)
 
     def _launched(
-        self, texts: Sequence[Verifying], parts: tuple[Part, ...], placed: _Placed | None
+        self, texts: Sequence[Verifying], parts: tuple[Part, ...], cores: Cores | None
     ) -> Compute:
         self._ticket += 1
+        if cores is not None:
+            self._place = cores.place
         for text in texts:
             self._num_served += 1
-            text.served = self._num_served
-        return Compute(self._ticket, parts, Place.APART if placed is None else placed.place)
+            text.served, text.place = self._num_served, self._place
+        return Compute(self._ticket, parts, self._place)
 
     # -- results ----------------------------------------------------------------------------------
 
@@ -361,9 +305,15 @@ class Schedule:
         pass_s = ended.ended - running.started
         round_s, num_tokens = running.wait_s + pass_s, sum(number for _, number in grown)
         self._known.costs.passed(
-            len(grown), running.num_rows, num_tokens, pass_s, round_s, is_plain=running.is_plain
+            len(grown),
+            running.num_rows,
+            num_tokens,
+            pass_s,
+            round_s,
+            is_plain=running.is_plain,
+            place=Place.APART if running.cores is None else running.cores.place,
         )
-        self._note_place(running.placed, round_s)
+        self._note_place(running, round_s)
         by_course: dict[Course, list[int]] = {}
         for text, number in grown:
             if text.course is not None:
@@ -372,12 +322,12 @@ class Schedule:
         for course, numbers in by_course.items():
             course.passed(sum(numbers) / len(numbers), round_s, plain_s)
 
-    def _note_place(self, placed: _Placed | None, round_s: float) -> None:
+    def _note_place(self, running: _RunningPass, round_s: float) -> None:
         """Note what a pass and its wait took on its cores."""
-        placing = self._known.placing
-        if placing is not None and placed is not None and placed.counts:
+        placing, cores = self._known.placing, running.cores
+        if placing is not None and cores is not None and cores.counts:
             placing.passed(
-                placed.kind, placed.place, placed.tokens, round_s, is_drafted=placed.is_drafted
+                cores.kind, cores.place, running.chances, round_s, is_drafted=cores.is_drafted
             )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from engine.layout.earlier import EarlierTexts
 from node.costs import Costs, crowd
 from node.economics import PREFILL_CHUNK, Acceptance
-from node.placing import Placing
+from node.placing import Place, Placing
 from target_node.resting import Courses
 
 
@@ -39,7 +39,7 @@ class Known:
 
         It would run on the cores on which such passes are fastest, wherever others run.
         """
-        place = None
+        place = Place.APART
         if self.placing is not None:
             place = self.placing.place_for((crowd(num_texts), None), is_drafted=False)
         return self.costs.passes(num_texts, place).of(num_texts)

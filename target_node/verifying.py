@@ -8,7 +8,7 @@ The target has its own copy of the speculation tree, so it starts a pass without
     Arrived(Draft)   add its nodes to the tree, keep them as orphans, or count them as stale
     Arrived(Close)   complete what other texts may copy from this one
     chunk            the prompt, or tokens that the cache lacks, to be prefilled next
-    ready            why a pass should start now, or until when drafts are awaited -> Ready
+    view             what decides whether a pass starts now            -> TextView
     add_copies       add drafts copied from earlier text, right before a pass
     launch           make the text's part of a pass                         -> Part
     computed         judge the drafts, advance text and cache        -> MoveRows
@@ -35,17 +35,17 @@ There the text has the target's distribution only if no draft is judged twice an
 because of its token (docs/adr/0003): after a rejection a new *attempt* begins, for which the
 drafter drafts anew, and a node has only one child, the first.
 
-The reasons to start: READY: there are enough drafts under the root, or no more will come, or copies
-(`lookup.py`) are as good; LATE: a deadline made of measured costs has passed; ALONE: no drafter is
-expected; QUIET: the drafter has missed two deadlines, and was not heard since; CHEAP: to wait costs
-more than it brings (`economics.py`); RESTING: to draft at all does (`resting.py`).
+The reasons to start a pass are in `deciding.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.layout.slots import Feed, Move
+from node.costs import Prices
+from node.economics import least_chance
 from node.follower import Arrived, Confirmed, Lane, MoveRows, Send, SharedAction, TextEvent, Wipe
+from node.placing import Place
 from proto.messages import (
     Cause,
     Close,
@@ -57,6 +57,7 @@ from proto.messages import (
 )
 from proto.tree import CommittedText, SpeculationTree
 from target_node.compute import Judge, Outcome, Part
+from target_node.deciding import TextView, num_wanted, why_alone
 from target_node.drafts import Chances, Drafts, Judged, chosen_of, judge_of, laid_out, rest_of
 from target_node.failures import Failures, not_finite_at
 from target_node.resting import Course
@@ -69,7 +70,7 @@ from target_node.sending import (
     tell_prompt,
 )
 from target_node.statistics import Known
-from target_node.waiting import Ready, Waiting
+from target_node.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class Verifying:
 
     course   measurements of texts like this one; None: the drafter never rests for it
     takes_turns  True: the drafter drafts nothing while a pass runs (`node/placing.py`)
+    place    where its last pass ran
     served   number of its last pass, as the schedule counts them
     reports  logprobs that may have to be sent again, over all lives of the text
     """
@@ -139,6 +141,7 @@ class Verifying:
         self.lane = lane
         self.course: Course | None = None
         self.takes_turns = False
+        self.place = Place.APART
         self.served = 0
         self._went_along = False  # it joined its last pass, for which other texts had a reason
         self._known = known
@@ -163,7 +166,7 @@ class Verifying:
         self._number = 0  # number of the last pass
         self._is_hit = False  # the last pass had drafts, and all were accepted
         self._wanted: int | None = None  # drafts with which a pass starts; None: not decided
-        self._waiting = Waiting(opened, known.costs, known.acceptance)
+        self._waiting = Waiting(known.costs)
         self._failures = Failures(opened)
 
     def begin(self) -> Sequence[SharedAction]:
@@ -241,6 +244,11 @@ class Verifying:
         self._rested = self.rests
 
     @property
+    def is_trial(self) -> bool:
+        """True if resting or drafting is only being tried."""
+        return self.course is not None and self.course.is_trial
+
+    @property
     def rests(self) -> bool:
         """True if the drafter should draft nothing now: it rests, or resting is being tried."""
         return self.course is not None and self.course.rests
@@ -284,41 +292,45 @@ class Verifying:
         """True if the next pass can only feed missing committed tokens (reproducible mode)."""
         return self._known.fixed_rows is not None and self.num_missing > 1
 
-    def price_wait(self) -> None:
+    def price_wait(self, p: float, prices: Prices) -> None:
         """Decide with how many drafts under the root a pass starts, once after each verdict."""
         if self._wanted is not None or self.is_catching_up:
             return
-        most = self._num_drafts_max()
-        if self._why_alone(most) is None:
-            self._wanted = self._waiting.num_wanted(most, is_hit=self._is_hit)
-
-    def ready(self, now: float) -> Ready:
-        """Return whether a pass with this text should start now, or until when it waits."""
-        most = self._num_drafts_max()
-        wanted = min(self._wanted or 0, most)
-        cause, deadline, num_awaited = self._why_now(most, wanted), now, 0.0
-        if cause is None:
-            deadline = self.ready_at + self._waiting.limit_s(wanted)
-            cause = self._waiting.reason(wanted, self._num_texts, is_late=now >= deadline)
-            num_awaited = self.drafts.num_right(wanted)
-        missing, may_join = self.num_missing, not self._went_along
-        return Ready(cause, deadline, self.ready_at, missing, num_awaited, may_join)
-
-    def _why_now(self, most: int, wanted: int) -> Cause | None:
-        """Return why a pass waits for no more drafts; None: it may wait for `wanted` in a row."""
-        if self.is_catching_up:
-            return Cause.ALONE
-        if (cause := self._why_alone(most)) is not None:
-            return cause
-        if self.drafts.are_enough(wanted):
-            is_cheap = wanted == 0 < self.opened.policy.launch_min and not self.drafts.are_there
-            return Cause.CHEAP if is_cheap else Cause.READY
-        return None
+        most, policy = self._num_drafts_max(), self.opened.policy
+        if why_alone(policy, most, rests=self.rests) is None:
+            self._wanted = num_wanted(
+                *(policy, most),
+                is_hit=self._is_hit,
+                num_in_vain=self._waiting.num_in_vain,
+                p=p,
+                prices=prices,
+            )
 
     @property
-    def num_at_hand(self) -> float:
-        """Return the number of tokens that the present drafts are expected to add."""
-        return self.drafts.num_right(self.drafts.num_in_chain(self._num_drafts_max()))
+    def view(self) -> TextView:
+        """Return what decides about this text, as it is now."""
+        most, drafts, waiting = self._num_drafts_max(), self.drafts, self._waiting
+        wanted, num_in_row = min(self._wanted or 0, most), drafts.num_in_chain(most)
+        return TextView(
+            session=self.opened.session,
+            policy=self.opened.policy,
+            rule=self.opened.rule,
+            rests=self.rests,
+            is_trial=self.is_trial,
+            is_catching_up=self.is_catching_up,
+            most=most,
+            wanted=wanted,
+            num_in_row=num_in_row,
+            are_there=drafts.are_there,
+            are_all=num_in_row < wanted and drafts.are_all(wanted),
+            ready_at=self.ready_at,
+            num_missing=self.num_missing,
+            went_along=self._went_along,
+            has_begun=waiting.has_begun,
+            is_quiet=waiting.is_quiet,
+            num_in_vain=waiting.num_in_vain,
+            in_turns=waiting.in_turns,
+        )
 
     def waits(self) -> None:
         """Note that there was no reason to start a pass."""
@@ -332,12 +344,6 @@ class Verifying:
         k = opened.policy.num_speculative_tokens
         return min(k, num_free, opened.limits.max_drafts(length))
 
-    def _why_alone(self, most: int) -> Cause | None:
-        """Return why no drafter is expected for a pass of `most` drafts; None: one is expected."""
-        if self.rests:
-            return Cause.RESTING
-        return Cause.ALONE if most == 0 or not self.opened.policy.has_drafter else None
-
     # -- a pass -----------------------------------------------------------------------------------
 
     def read(self, now: float) -> Part:
@@ -345,7 +351,9 @@ class Verifying:
         tokens = self.tree.text.tokens
         feed = self.slots.feed_prefix(self.chunk)
         is_last = self.slots.prefix_len == len(tokens)
-        return self._part(feed, () if is_last else None, self._why_alone(0) or Cause.ALONE, now)
+        return self._part(
+            feed, () if is_last else None, Cause.RESTING if self.rests else Cause.ALONE, now
+        )
 
     def add_copies(self) -> None:
         """Add copies of earlier text to the drafts, for a pass that begins now."""
@@ -431,7 +439,7 @@ class Verifying:
         """True if the drafter waits for the next verdict: before it, no drafts can come."""
         policy = self.opened.policy
         is_ahead = policy.window > policy.num_speculative_tokens and not self.takes_turns
-        return policy.has_drafter and not (is_ahead or self.rests or self._waiting.is_over)
+        return policy.has_drafter and not (is_ahead or self.rests or self._waiting.is_quiet)
 
     def report(self) -> Sequence[SharedAction]:
         """Return the verdict of the last pass, once; (): it was returned, or there is none."""
@@ -540,10 +548,12 @@ class Verifying:
     def _least_chance(self) -> float:
         """Return how likely nodes must be, if the models take turns until the next pass; else 0."""
         most = self._num_drafts_max()
-        self._waiting.in_turns = self.takes_turns and self._why_alone(most) is None
-        if self._waiting.in_turns:
-            self._wanted = most
-        return self._waiting.least_chance(self._num_texts)
+        cause = why_alone(self.opened.policy, most, rests=self.rests)
+        self._waiting.in_turns = self.takes_turns and cause is None
+        if not self._waiting.in_turns:
+            return 0.0
+        self._wanted = most
+        return least_chance(self._num_texts, self._known.costs.at(self.place))
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""

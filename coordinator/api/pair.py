@@ -184,8 +184,7 @@ class Pair:
     def notices(self, params: SamplingParams | None = None) -> list[str]:
         """Return a line for each limit on text or draft length that the user did not set.
 
-        There is one more where a drafter is as large as the target, where --placement does nothing,
-        and where it is not clear what ends a text (`open_ends`).
+        Also where a drafter is as large as the target, --placement does nothing, or `open_ends`.
 
         params  of all texts that will be asked for; None: they are not known
         """

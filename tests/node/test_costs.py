@@ -81,24 +81,21 @@ def test_what_was_timed_once_gives_way_to_what_more_rows_took_often() -> None:
 
 def test_where_no_pass_has_run_yet_those_on_the_other_cores_count() -> None:
     costs = Costs()
-    costs.stand(1)
-    costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
+    costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True, place=1)
     for _ in range(20):
         costs.waited(0.0)
-    costs.stand(0)
-    assert costs.pass_s == 3.0
-    assert waiting_pays(0.6, 2, 4, costs), "it costs nothing to wait"
-    costs.passed(1, 1, 1, 5.0, 5.0, is_plain=True)
-    assert costs.pass_s == 5.0
-    costs.stand(1)
-    assert costs.pass_s == 3.0
+    assert costs.pass_s(0) == 3.0
+    assert waiting_pays(0.6, 2, 4, costs.at(0)), "it costs nothing to wait"
+    costs.passed(1, 1, 1, 5.0, 5.0, is_plain=True, place=0)
+    assert costs.pass_s(0) == costs.at(0).pass_s == 5.0
+    assert costs.pass_s(1) == costs.at(1).pass_s == 3.0
 
 
 def test_what_was_timed_before_the_first_text_is_no_usual_pass() -> None:
     costs = Costs({1: 1.0})
-    assert costs.pass_s == 0.0
+    assert costs.pass_s() == 0.0
     costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
-    assert costs.pass_s == 3.0
+    assert costs.pass_s() == 3.0
     assert costs.passes(1).of(1) == 2.0
 
 

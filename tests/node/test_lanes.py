@@ -116,9 +116,10 @@ def test_what_another_lane_has_is_copied() -> None:
     lanes = Lanes(3, NUM_SLOTS)
     some, most = begun(lanes, 1, *LONG[:100]), begun(lanes, 2, *LONG)
     lane = begun(lanes, 3, *LONG[:150], 999, 998, num_read=20)
-    assert lanes.copy_for(lane, lane.text.tokens) == CopyPrefix(
-        most.slots.lane, lane.slots.lane, 150
-    )
+    copy = lanes.copy_for(lane, lane.text.tokens)
+    assert copy == CopyPrefix(most.slots.lane, lane.slots.lane, 150)
+    assert lane.slots.prefix_len == 20, "nothing is done by asking"
+    lane.copied(copy)
     assert lane.slots.prefix_len == 150
     assert lanes.copy_for(lane, lane.text.tokens) is None, "it has it now"
     assert some.slots.prefix_len == 100

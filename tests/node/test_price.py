@@ -8,7 +8,7 @@ from operator import mul
 
 import pytest
 
-from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Passes
+from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Passes, Prices
 from node.economics import (
     NEARLY_SURE,
     NUM_BETWEEN,
@@ -42,12 +42,12 @@ def test_the_formula_is_what_a_simulated_text_comes_to(p: float, first: int) -> 
     assert tokens / time_s == pytest.approx(expected, rel=0.01)
 
 
-def with_wait(wait_s: float) -> Costs:
+def with_wait(wait_s: float) -> Prices:
     """A pass of three seconds, and a wait."""
     costs = Costs()
     costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
     costs.waited(wait_s)
-    return costs
+    return costs.at()
 
 
 def test_a_wait_that_is_short_beside_a_pass_pays_and_a_long_one_does_not() -> None:
@@ -59,22 +59,22 @@ def test_a_wait_that_is_short_beside_a_pass_pays_and_a_long_one_does_not() -> No
 
 def test_a_wait_is_at_least_a_pass_and_grows_with_the_cost_of_drafting() -> None:
     costs = Costs()
-    assert wait_limit_s(4, costs, is_ahead=False) == WAIT_S_MIN
+    assert wait_limit_s(4, costs.at(), is_ahead=False) == WAIT_S_MIN
     costs.passed(1, 1, 1, 0.05, 0.05, is_plain=True)
-    assert wait_limit_s(4, costs, is_ahead=False) == 0.05
+    assert wait_limit_s(4, costs.at(), is_ahead=False) == 0.05
     costs.draft.add(0.01)
     # So long that four times as long would be seen: half as much again, and some more.
-    assert wait_limit_s(4, costs, is_ahead=False) == pytest.approx(1.5 * 4 * 0.01 + 0.05)
+    assert wait_limit_s(4, costs.at(), is_ahead=False) == pytest.approx(1.5 * 4 * 0.01 + 0.05)
     costs.reply.add(9.0)
-    assert wait_limit_s(4, costs, is_ahead=False) == WAIT_S_MAX
+    assert wait_limit_s(4, costs.at(), is_ahead=False) == WAIT_S_MAX
 
 
 def test_a_drafter_that_runs_ahead_is_worth_the_passes_that_it_can_save() -> None:
     costs = Costs()
     costs.passed(1, 1, 1, 0.01, 0.01, is_plain=True)
     costs.reply.add(1.0)
-    assert wait_limit_s(2, costs, is_ahead=True) == 0.02
-    assert wait_limit_s(4, costs, is_ahead=False) == pytest.approx(1.55)
+    assert wait_limit_s(2, costs.at(), is_ahead=True) == 0.02
+    assert wait_limit_s(4, costs.at(), is_ahead=False) == pytest.approx(1.55)
 
 
 @pytest.mark.parametrize("usual_s", [0.0005, 0.004, 0.016])
@@ -82,7 +82,7 @@ def test_nearby_an_answer_has_four_times_as_long_as_usual(usual_s: float) -> Non
     costs = Costs()
     for _ in range(20):
         costs.reply.add(usual_s)
-    assert wait_limit_s(1, costs, is_ahead=False) == pytest.approx(max(0.002, 4 * usual_s))
+    assert wait_limit_s(1, costs.at(), is_ahead=False) == pytest.approx(max(0.002, 4 * usual_s))
 
 
 def test_far_away_an_answer_has_a_little_longer_than_slow_ones_take() -> None:
@@ -90,7 +90,7 @@ def test_far_away_an_answer_has_a_little_longer_than_slow_ones_take() -> None:
     for index in range(32):
         # Every eighth is late, because something was lost; the others differ a little.
         costs.reply.add(0.9 if index % 8 == 7 else 0.20 + 0.01 * (index % 4))
-    assert 0.3 < wait_limit_s(1, costs, is_ahead=False) < 0.42
+    assert 0.3 < wait_limit_s(1, costs.at(), is_ahead=False) < 0.42
 
 
 def known(took: dict[int, float], *, token_s: float | None = None) -> Passes:
@@ -254,11 +254,11 @@ def test_drafts_pay_where_their_rows_cost_less_than_the_tokens_they_bring() -> N
 
 
 def test_in_turns_a_node_is_expanded_if_it_saves_more_than_a_step_and_a_row() -> None:
-    cheap, dear = (Costs({1: 0.030, 9: longer_s}) for longer_s in (0.030, 0.110))
+    cheap, dear = (Costs({1: 0.030, 9: longer_s}).at() for longer_s in (0.030, 0.110))
     for costs in (cheap, dear):
         costs.draft.add(0.003)
     assert least_chance(1, cheap) == pytest.approx(0.003 / 0.030), "a step of a token's seconds"
     assert least_chance(1, dear) == pytest.approx((0.003 + 0.010) / 0.030)
     dear.draft.add(0.500)
     assert least_chance(1, dear) == NEARLY_SURE, "the likeliest node is expanded all the same"
-    assert least_chance(1, Costs()) == UNLIKELY, "nothing is known"
+    assert least_chance(1, Costs().at()) == UNLIKELY, "nothing is known"

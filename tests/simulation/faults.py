@@ -11,12 +11,12 @@ from drafter_node import scheduling as drafter_scheduling
 from drafter_node.frontier import Frontier, Tip
 from drafter_node.sending import Numbers
 from engine.layout.slots import Feed, SlotMap
-from node.costs import Costs
+from node.costs import Prices
 from node.follower import CLOSED, Follower, Lane
 from proto.messages import FinishReason, Limits, Open
 from proto.tree import CommittedText, Graft, SpeculationTree
+from target_node import deciding
 from target_node import scheduling as target_scheduling
-from target_node import waiting
 from target_node.drafts import Judged, _Source
 from target_node.lookup import LookupSource
 from target_node.verifying import Verifying
@@ -288,10 +288,10 @@ def an_open_that_was_lost_is_not_sent_again(patch: Patch) -> None:
 
 
 def the_target_waits_for_ever(patch: Patch) -> None:
-    def endless(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
+    def endless(wanted: int, prices: Prices, *, is_ahead: bool) -> float:
         return float("inf")
 
-    patch.setattr(waiting, "wait_limit_s", endless)
+    patch.setattr(deciding, "wait_limit_s", endless)
 
 
 def the_drafter_ignores_its_window(patch: Patch) -> None:

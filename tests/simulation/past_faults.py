@@ -6,9 +6,9 @@ from typing import Any
 from coordinator.text.session import Fail, Finish, Session
 from drafter_node.drafting import Drafting
 from drafter_node.frontier import Tip
-from node.costs import Costs
+from node.costs import Prices
 from node.economics import WAIT_S_MAX, wait_limit_s
-from target_node import waiting
+from target_node import deciding
 from target_node.waiting import Waiting
 from tests.simulation.faults import NO_SPEED, Fault, Patch
 
@@ -39,11 +39,11 @@ def answers_that_come_too_late_are_not_measured(patch: Patch) -> None:
 
 
 def a_drafter_that_runs_ahead_is_waited_for_like_any_other(patch: Patch) -> None:
-    def patient(wanted: int, costs: Costs, *, is_ahead: bool) -> float:
+    def patient(wanted: int, prices: Prices, *, is_ahead: bool) -> float:
         del is_ahead
-        return min(WAIT_S_MAX, wait_limit_s(wanted, costs, is_ahead=False))
+        return min(WAIT_S_MAX, wait_limit_s(wanted, prices, is_ahead=False))
 
-    patch.setattr(waiting, "wait_limit_s", patient)
+    patch.setattr(deciding, "wait_limit_s", patient)
 
 
 def the_first_draft_of_a_life_waits_for_company(patch: Patch) -> None:

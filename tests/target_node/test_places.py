@@ -68,8 +68,7 @@ def test_plain_decoding_is_known_where_it_is_fastest_also_while_passes_run_elsew
     target = Target(placing=Placing(fixed=APART))
     target.hears(opening(1, 2, policy=autoregressive(), limits=LONG))
     written(target, 200, {APART: 0.050, SHARED: 0.030})
-    target.known.costs.stand(APART)  # as for a pass with drafts
-    assert target.known.costs.passes(1).of(1) == pytest.approx(0.050)
+    assert target.known.costs.passes(1, APART).of(1) == pytest.approx(0.050)
     assert target.known.plain_s(1) == pytest.approx(0.030)
 
 

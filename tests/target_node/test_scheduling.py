@@ -380,14 +380,14 @@ def test_a_pass_is_measured_by_its_texts_and_rows() -> None:
 def test_neither_a_chunk_nor_a_pass_that_lost_a_text_is_measured() -> None:
     target = target_of(opens(1, *LONG), opens(2, *LONG[::-1]))
     assert passes(target, 3, pass_s=3.0) == [[1], [2], [1]]
-    assert target.known.costs.pass_s == 0.0
+    assert target.known.costs.pass_s() == 0.0
     assert passes(target, 1, pass_s=2.0) == [[1]]
     assert passes(target, 1, pass_s=3.0) == [[2]]
-    assert target.known.costs.pass_s == 2.0
+    assert target.known.costs.pass_s() == 2.0
     assert sessions(target.ticks()) == [1, 2]
     target.hears(Close(1, "stop"))
     target.answers(6, Outcome((50,)), Outcome((50,)), pass_s=9.0)
-    assert target.known.costs.pass_s == 2.0
+    assert target.known.costs.pass_s() == 2.0
 
 
 def test_where_rows_cost_too_much_only_a_text_that_insists_has_drafts() -> None:

@@ -7,45 +7,85 @@ import pytest
 from node.costs import Costs
 from node.economics import FIRST_OF_MODEL, WAIT_S_MIN, Acceptance
 from node.follower import WaitUntil
-from proto.messages import Ack, Cause, Limits, Policy
+from proto.messages import Ack, Cause, Limits, Policy, Rule
+from target_node.deciding import NUM_FIRST, NUM_SKIPPED_MAX, Start, TextView, View, Wait, decide
 from target_node.drafts import MAX_GAPS, Received
-from target_node.waiting import NUM_FIRST, NUM_SKIPPED_MAX, Waiting
+from target_node.waiting import Waiting
 from tests.target_node.target import Target
 from tests.texts import PIPELINED, SYNC_4, draft, name, opening
 
 
-def waits(policy: Policy = PIPELINED, *, accepted: float = 0.6) -> tuple[Waiting, Costs]:
-    """A text of this policy, whose drafts are right so often."""
-    costs, acceptance = Costs(), Acceptance()
-    draw = random.Random(2)
-    for _ in range(200):
-        acceptance.add(FIRST_OF_MODEL, right=draw.random() < accepted)
-    return Waiting(opening(1, 2, policy=policy), costs, acceptance), costs
+class Text:
+    """A text of this policy without a draft, whose drafts are right so often; what is measured."""
 
+    def __init__(self, policy: Policy = PIPELINED, *, accepted: float = 0.6) -> None:
+        self.policy, self.costs, self._acceptance = policy, Costs(), Acceptance()
+        draw = random.Random(2)
+        for _ in range(200):
+            self._acceptance.add(FIRST_OF_MODEL, right=draw.random() < accepted)
+        self.waiting = Waiting(self.costs)
 
-def heard(waiting: Waiting, now: float, *, first_of_life: bool = False) -> None:
-    """A draft that answers the root (1, 2) comes."""
-    waiting.heard(draft((1, 2), 5), now, first_of_life=first_of_life)
+    def hears(self, now: float, *, first_of_life: bool = False) -> None:
+        """A draft that answers the root (1, 2) comes."""
+        self.waiting.heard(draft((1, 2), 5), now, first_of_life=first_of_life)
+
+    def decided(self, now: float, wanted: int = 2) -> Start | Wait:
+        """What is decided at `now`, if a pass could have started at 0.0."""
+        of_waiting = {
+            name: getattr(self.waiting, name)
+            for name in ("has_begun", "is_quiet", "num_in_vain", "in_turns")
+        }
+        text = TextView(
+            session=1,
+            policy=self.policy,
+            rule=Rule.COUPLED,
+            rests=False,
+            is_trial=False,
+            is_catching_up=False,
+            most=4,
+            wanted=wanted,
+            num_in_row=0,
+            are_there=False,
+            are_all=False,
+            ready_at=0.0,
+            num_missing=1,
+            went_along=False,
+            **of_waiting,
+        )
+        p = self._acceptance.chance(FIRST_OF_MODEL)
+        view = View((text,), None, False, None, 1, p, self.costs.at(), None)
+        action = decide(view, now).action
+        assert isinstance(action, Start | Wait)
+        return action
+
+    def reason(self, *, is_late: bool) -> Cause | None:
+        """Why a pass starts with fewer drafts than two; None: it waits on."""
+        match self.decided(1e9 if is_late else 0.0):
+            case Start(causes):
+                return causes[1]
+        return None
 
 
 def test_nobody_is_waited_for_before_he_is_heard() -> None:
-    waiting, _ = waits()
-    assert waiting.reason(2, 1, is_late=False) is Cause.QUIET
-    heard(waiting, 1.0)
-    assert waiting.reason(2, 1, is_late=False) is None
+    text = Text()
+    waiting = text.waiting
+    assert text.reason(is_late=False) is Cause.QUIET
+    text.hears(1.0)
+    assert text.reason(is_late=False) is None
     waiting.woke()
-    assert waiting.reason(2, 1, is_late=False) is Cause.QUIET
+    assert text.reason(is_late=False) is Cause.QUIET
 
 
 def test_two_vain_waits_end_it_and_a_draft_begins_it_again() -> None:
-    waiting, _ = waits()
-    heard(waiting, 1.0)
+    text = Text()
+    waiting = text.waiting
+    text.hears(1.0)
     waiting.started(Cause.LATE, 1.0, 1.0)
-    assert not waiting.is_over
+    assert not waiting.is_quiet
     waiting.started(Cause.LATE, 1.0, 1.0)
-    assert waiting.is_over
-    heard(waiting, 2.0)
-    assert not waiting.is_over
+    assert waiting.is_quiet
+    text.hears(2.0)
+    assert not waiting.is_quiet
 
 
 def test_a_prefill_does_not_make_later_waits_longer() -> None:
@@ -61,119 +101,128 @@ def test_a_prefill_does_not_make_later_waits_longer() -> None:
 
 
 def test_a_late_answer_is_measured_too_and_only_the_first_one() -> None:
-    waiting, costs = waits(SYNC_4)
+    text = Text(SYNC_4)
+    waiting, costs = text.waiting, text.costs
     waiting.told(name(1, 2), 1.0)
     waiting.told(name(1, 2, 3), 1.1)
-    heard(waiting, 1.2)  # answers (1, 2) after 0.2 s
-    heard(waiting, 9.0)
+    text.hears(1.2)  # answers (1, 2) after 0.2 s
+    text.hears(9.0)
     assert costs.reply.value == pytest.approx(0.2)
-    assert waiting.limit_s(4) == pytest.approx(1.5 * 0.2 + 0.05)
+    assert text.decided(0.0, 4) == Wait(pytest.approx(1.5 * 0.2 + 0.05))
 
 
 def test_what_came_during_a_pass_is_not_how_long_the_first_answer_took() -> None:
-    waiting, costs = waits()
+    text = Text()
+    waiting, costs = text.waiting, text.costs
     waiting.told(name(1, 2), 1.0)
     waiting.started(Cause.CHEAP, 1.0, 1.0)  # no message is looked for until it has ended
     waiting.heard(draft((1, 2), 5, model_us=3_000), 1.03, first_of_life=False)
     assert costs.reply.value == pytest.approx(0.003), "a step at least, and no more is known"
     waiting.told(name(1, 2), 2.0)
     waiting.began()
-    heard(waiting, 2.005)
+    text.hears(2.005)
     assert costs.reply.value == pytest.approx(0.004)
     waiting.told(name(1, 2), 3.0)
     waiting.started(Cause.CHEAP, 3.0, 3.0)
-    heard(waiting, 3.03)
+    text.hears(3.03)
     assert costs.reply.value == pytest.approx(0.004), "it may have taken as long as it usually does"
 
 
 def test_the_first_draft_of_a_life_is_no_answer() -> None:
-    waiting, costs = waits(SYNC_4)
+    text = Text(SYNC_4)
+    waiting, costs = text.waiting, text.costs
     waiting.told(name(1, 2), 1.0)
-    heard(waiting, 1.2, first_of_life=True)
+    text.hears(1.2, first_of_life=True)
     assert costs.reply.num == 0
 
 
 def test_what_is_said_again_was_not_drafted_for_nothing() -> None:
-    waiting, costs = waits(SYNC_4)
+    text = Text(SYNC_4)
+    waiting, costs = text.waiting, text.costs
     waiting.heard(draft((1, 2), 5, 6, model_us=20_000), 1.0, first_of_life=True)
     waiting.heard(draft((1, 2), 5, 6, number=2, first_number=1), 1.0, first_of_life=False)
     assert costs.draft.value == 0.01
 
 
-def ends_after(waiting: Waiting, wait_s: float) -> None:
+def ends_after(text: Text, wait_s: float) -> None:
     """A wait of so long ends with a draft."""
-    waiting.began()
-    heard(waiting, 100.0)
-    waiting.started(Cause.READY, 100.0 - wait_s, 100.0)
+    text.waiting.began()
+    text.hears(100.0)
+    text.waiting.started(Cause.READY, 100.0 - wait_s, 100.0)
 
 
-def learnt(wait_s: float, accepted: float) -> tuple[Waiting, Costs]:
+def learnt(wait_s: float, accepted: float) -> Text:
     """Passes take three seconds; how long waits are has been seen."""
-    waiting, costs = waits(accepted=accepted)
-    heard(waiting, 1.0)
-    costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
+    text = Text(accepted=accepted)
+    text.hears(1.0)
+    text.costs.passed(1, 1, 1, 3.0, 3.0, is_plain=True)
     for _ in range(NUM_FIRST):
-        assert waiting.reason(2, 1, is_late=False) is None, "nothing is known yet"
-        ends_after(waiting, wait_s)
-    return waiting, costs
+        assert text.reason(is_late=False) is None, "nothing is known yet"
+        ends_after(text, wait_s)
+    return text
 
 
-def is_cheap(waiting: Waiting) -> bool:
+def is_cheap(text: Text) -> bool:
     """Whether it goes on alone because that promises more."""
-    return waiting.reason(2, 1, is_late=False) is Cause.CHEAP
+    return text.reason(is_late=False) is Cause.CHEAP
 
 
 def test_what_is_not_waited_for_is_tried_again_now_and_then() -> None:
-    waiting, costs = learnt(2.0, 0.6)
+    text = learnt(2.0, 0.6)
+    waiting, costs = text.waiting, text.costs
     for _ in range(NUM_SKIPPED_MAX):
-        assert is_cheap(waiting)
+        assert is_cheap(text)
         waiting.started(Cause.CHEAP, 0.0, 0.0)
         waiting.had_drafts()
-    assert waiting.reason(2, 1, is_late=False) is None
-    ends_after(waiting, 0.01)
-    assert is_cheap(waiting), "one short wait among long ones"
+    assert text.reason(is_late=False) is None
+    ends_after(text, 0.01)
+    assert is_cheap(text), "one short wait among long ones"
     for _ in range(60):
         costs.waited(0.01)
-    assert not is_cheap(waiting)
+    assert not is_cheap(text)
 
 
 def test_a_wait_that_has_begun_is_not_given_up_before_its_limit() -> None:
-    waiting, costs = learnt(0.3, 0.6)
+    text = learnt(0.3, 0.6)
+    waiting, costs = text.waiting, text.costs
     waiting.began()
     for _ in range(60):
         costs.waited(9.0)
-    assert waiting.reason(2, 1, is_late=False) is None
-    assert waiting.reason(2, 1, is_late=True) is Cause.LATE
+    assert text.reason(is_late=False) is None
+    assert text.reason(is_late=True) is Cause.LATE
 
 
 @pytest.mark.parametrize(("accepted", "least", "most"), [(0.95, 1, 3), (0.6, 4, 7), (0.3, 8, 20)])
 def test_drafts_that_should_have_been_there_are_waited_for(
     accepted: float, least: int, most: int
 ) -> None:
-    waiting, _ = learnt(9.0, accepted)
+    text = learnt(9.0, accepted)
+    waiting = text.waiting
     num_skipped = 0
-    while is_cheap(waiting):
+    while is_cheap(text):
         waiting.started(Cause.CHEAP, 0.0, 0.0)
         num_skipped += 1
     assert least <= num_skipped <= most
     waiting.had_drafts()
-    assert is_cheap(waiting)
+    assert is_cheap(text)
 
 
 def test_what_others_decide_teaches_a_text_nothing() -> None:
-    waiting, costs = learnt(2.0, 0.6)
+    text = learnt(2.0, 0.6)
+    waiting, costs = text.waiting, text.costs
     for _ in range(2 * NUM_SKIPPED_MAX):
         waiting.began()
         waiting.went_along(0.0)
-    assert is_cheap(waiting), "neither skipped nor in vain"
-    ends_after(waiting, 2.0)
+    assert is_cheap(text), "neither skipped nor in vain"
+    ends_after(text, 2.0)
     assert costs.wait.value == pytest.approx(2.0), "up to the draft, not to the pass"
 
 
 def test_drafts_that_are_hardly_ever_right_are_not_missed() -> None:
-    waiting, _ = learnt(9.0, 0.02)
+    text = learnt(9.0, 0.02)
+    waiting = text.waiting
     for _ in range(NUM_SKIPPED_MAX):
-        assert is_cheap(waiting)
+        assert is_cheap(text)
         waiting.started(Cause.CHEAP, 0.0, 0.0)
 
 
