@@ -145,7 +145,8 @@ class Drafting:
         self._certain: tuple[int, bytes] = self.tree.root, b""
         self._num_steps, self._model_us = 0, 0  # since the last Draft message
         self._attempt = opened.attempt  # that of the newest verdict
-        self._is_hit = False  # the newest verdict accepted all drafts of its pass
+        # With how many drafts in a row the target starts a pass, by the newest verdict.
+        self._num_awaited = opened.policy.launch_min
         self._least = 0.0  # the newest verdict's `least_chance`; 0: this side drafts on
         self._reminder = Reminder(known.answers)
 
@@ -178,7 +179,7 @@ class Drafting:
         if path:
             self._state = ONCE_MOVED.get(self._state, self._state)
         self.rests = message.cause is Cause.RESTING
-        self._is_hit = 0 < message.num_drafted == message.num_accepted
+        self._num_awaited = message.num_awaited
         self._least = message.least_chance
         is_new_attempt = message.attempt != self._attempt
         if is_new_attempt:
@@ -450,10 +451,9 @@ class Drafting:
         """Return a message that says no more drafts come, once for each root, if it is needed."""
         if self._said_done == self.tree.root:
             return ()
-        # A target that decides by costs may wait for more drafts than a pass needs to start.
-        is_launch_met = len(self._first_chain()) == self._num_wanted()
-        is_waited_for = self._counts_nothing or not is_launch_met
-        if not is_waited_for and not self._unsent:
+        is_enough = len(self._first_chain()) == self._num_wanted()
+        # A target with other tokens counts other drafts, and may wait for more.
+        if is_enough and not self._known.is_translated and not self._unsent:
             return ()
         return self._send_all(now, done=True)
 
@@ -469,11 +469,7 @@ class Drafting:
 
     def _num_wanted(self) -> int:
         """Return with how many drafts in a row the target starts a pass."""
-        policy, limits = self.opened.policy, self.opened.limits
-        wanted = policy.launch_hit if self._is_hit else policy.launch_min
-        if self._least:
-            wanted = policy.num_speculative_tokens
-        return min(wanted, limits.max_drafts(len(self.tree.text)))
+        return min(self._num_awaited, self.opened.limits.max_drafts(len(self.tree.text)))
 
     def _first_chain(self) -> list[Node]:
         """Return the best chain below the root, of at most as many nodes as the target wants."""
@@ -500,24 +496,13 @@ class Drafting:
     def _sends_at_once(self) -> bool:
         """True if every draft is sent as soon as it is made.
 
-        The first draft of a life is: the target waits only for a drafter that it hears. If the
-        target decides by costs how long it waits, all are: it may be waiting for just one. Under
-        the classical rules all are, too: the end of drafting, which sends the drafts that were held
-        back, depends on what was drafted, and so would the choice of the drafts that are judged
-        (docs/adr/0003).
+        The first draft of a life is: the target waits only for a drafter that it hears. Under the
+        classical rules all are: the end of drafting, which sends the drafts that were held back,
+        depends on what was drafted, and so would the choice of the drafts that are judged
+        (docs/adr/0003). So are all of a drafter whose target counts other tokens than these.
         """
         is_judged = self.opened.rule is not Rule.COUPLED
-        return not self._has_drafted or is_judged or self._counts_nothing
-
-    @property
-    def _counts_nothing(self) -> bool:
-        """True if this side does not know with how many drafts a pass starts.
-
-        The target decides by costs and has not said it, or its tokens are others than those that
-        are drafted here.
-        """
-        is_untold = self.opened.policy.prices_wanted and not self._least
-        return is_untold or self._known.is_translated
+        return not self._has_drafted or is_judged or self._known.is_translated
 
     def _holds_back(self) -> bool:
         """True if unsent drafts are kept: the target cannot use them yet, or decodes alone."""

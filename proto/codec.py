@@ -426,6 +426,7 @@ _SCHEMAS: dict[type[Any], Field] = {
         array("B", 0, m.MAX_SOURCES - 1, m.MAX_NODES_PER_DRAFT),
         enum(m.Hit),
         _MICROSECONDS,
+        integer(0, m.MAX_WINDOW),
         number(0.0, 1.0),
     ),
     m.Close: record(m.Close, _SESSION, text(200)),

@@ -414,6 +414,8 @@ class Verdict:
     sources                    who drafted each accepted token; empty if source 0 drafted them all
     hit                        whether the first token had been drafted
     plain_us                   what a pass of these texts without drafts takes, as far as is known
+    num_awaited                drafts in a row below these tokens with which the next pass starts:
+                               fewer are of no use to it unless it goes on without them
     least_chance               the models take turns, as the target computes on the drafter's core
                                too: the drafter expands no node that is less likely, tells when it
                                is done, and drafts nothing during the next pass; 0: it drafts on
@@ -440,6 +442,7 @@ class Verdict:
     sources: tuple[int, ...] = ()
     hit: Hit = Hit.NOBODY
     plain_us: int = 0
+    num_awaited: int = 0
     least_chance: float = 0.0
 
 

@@ -139,6 +139,7 @@ def _of_verdict(verdict: Verdict, terms: Terms) -> Iterator[str]:
     yield from _within("the text's length", verdict.base_len + num_tokens, 0, max_len)
     yield from _within("num_drafted", verdict.num_drafted, 0, terms.policy.num_speculative_tokens)
     yield from _within("num_accepted", verdict.num_accepted, 0, num_tokens)
+    yield from _within("num_awaited", verdict.num_awaited, 0, terms.policy.num_speculative_tokens)
     yield from _within("num_rolled_back", verdict.num_rolled_back, 0, MAX_DEAD)
     yield from _within("num_stale", verdict.num_stale, 0, MAX_STALE)
     for name in ("wait_us", "model_us", "host_us", "drafter_us", "plain_us"):

@@ -280,7 +280,7 @@ class Home:
                     session = message.session
                     if isinstance(message, Verdict) or session in self._told:
                         done.append(action)
-                    done += self._tell_heads(Arrived(message), now)
+                    done += self._tell_heads(Arrived(_for_heads(message)), now)
                     continue
                 case target.Compute():
                     self._is_busy, self._place = True, action.place
@@ -319,6 +319,11 @@ def _both(
 ) -> Sequence[SharedAction | Done]:
     """Let a follower handle a result, and right after that `Afterwards`; returns all actions."""
     return (*follower.handle(result, now), *follower.handle(Afterwards(), now))
+
+
+def _for_heads(message: Verdict | Features) -> Verdict | Features:
+    """Return the message as the heads get it: their target takes whatever drafts are there."""
+    return replace(message, num_awaited=0) if isinstance(message, Verdict) else message
 
 
 def policy_at_home(policy: Policy) -> Policy:

@@ -156,18 +156,14 @@ class Schedule:
             (readers if text.chunk else writers).append(text)
         self._follow(by_turn, min(max(1, len(writers)), self._num_per_pass))
         reader = next_reader(readers)
-        p, prices = self._known.acceptance.chance(FIRST_OF_MODEL), self._known.costs.at(self._place)
-        if reader is None or self._was_chunk:
-            for text in writers:
-                text.price_wait(p, prices)
         return View(
             writers=tuple(text.view for text in writers),
             reader=None if reader is None else self._reader(reader),
             was_chunk=self._was_chunk,
             held_since=self._held_since,
             num_per_pass=self._num_per_pass,
-            p=p,
-            prices=prices,
+            p=self._known.acceptance.chance(FIRST_OF_MODEL),
+            prices=self._known.costs.at(self._place),
             placing=self._known.placing,
         )
 

@@ -125,6 +125,7 @@ def repeated(
     reports: Reports,
     *,
     attempt: int,
+    num_awaited: int,
     acks: tuple[Ack, ...] = (),
 ) -> Verdict:
     """Return a Verdict that repeats the tokens after `base_len`; its times are 0."""
@@ -135,4 +136,5 @@ def repeated(
         *(opened.session, opened.incarnation, *base, tokens, acks, Cause.ALONE, *nothing),
         attempt=attempt,
         logprobs=reports.rows(base_len, base_len + len(tokens)),
+        num_awaited=num_awaited,
     )

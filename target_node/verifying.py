@@ -42,8 +42,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.layout.slots import Feed, Move
-from node.costs import Prices
-from node.economics import least_chance
+from node.economics import FIRST_OF_MODEL, least_chance
 from node.follower import Arrived, Confirmed, Lane, MoveRows, Send, SharedAction, TextEvent, Wipe
 from node.placing import Place
 from proto.messages import (
@@ -165,9 +164,12 @@ class Verifying:
         self._unlearnt: Judged | None = None  # until `learn`
         self._number = 0  # number of the last pass
         self._is_hit = False  # the last pass had drafts, and all were accepted
-        self._wanted: int | None = None  # drafts with which a pass starts; None: not decided
         self._waiting = Waiting(known.costs)
+        # What the newest verdict says: with how many drafts a pass starts, and how likely they must
+        # be.
+        self._wanted, self._least_chance = 0, 0.0
         self._failures = Failures(opened)
+        self._price_wait()
 
     def begin(self) -> Sequence[SharedAction]:
         """Return a verdict with the tokens that the coordinator has missed, if any."""
@@ -231,7 +233,12 @@ class Verifying:
         base_len = max(base_len, min(self.reports.start, len(self.tree.text) - 1))
         acks, attempt = self.drafts.received.acks(), self.drafts.attempt
         opened, text = self.opened, self.tree.text
-        verdict = repeated(opened, text, base_len, self.reports, attempt=attempt, acks=acks)
+        verdict = repeated(
+            *(opened, text, base_len, self.reports),
+            attempt=attempt,
+            num_awaited=self._wanted,
+            acks=acks,
+        )
         return Send(verdict)
 
     # -- when to start ----------------------------------------------------------------------------
@@ -292,25 +299,34 @@ class Verifying:
         """True if the next pass can only feed missing committed tokens (reproducible mode)."""
         return self._known.fixed_rows is not None and self.num_missing > 1
 
-    def price_wait(self, p: float, prices: Prices) -> None:
-        """Decide with how many drafts under the root a pass starts, once after each verdict."""
-        if self._wanted is not None or self.is_catching_up:
+    def _price_wait(self) -> None:
+        """Decide with how many drafts below the root a pass starts, before the verdict says it.
+
+        If the models take turns during the next pass, also how likely a node must be.
+        """
+        policy, waiting = self.opened.policy, self._waiting
+        most = 0 if self.finished else self._num_drafts_max()
+        prices = self._known.costs.at(self.place)
+        cause = why_alone(policy, most, rests=self.rests)
+        waiting.in_turns = self.takes_turns and cause is None
+        if waiting.in_turns:
+            self._wanted = most
+            self._least_chance = least_chance(self._num_texts, prices)
             return
-        most, policy = self._num_drafts_max(), self.opened.policy
-        if why_alone(policy, most, rests=self.rests) is None:
-            self._wanted = num_wanted(
-                *(policy, most),
-                is_hit=self._is_hit,
-                num_in_vain=self._waiting.num_in_vain,
-                p=p,
-                prices=prices,
-            )
+        self._least_chance = 0.0
+        self._wanted = num_wanted(
+            *(policy, most),
+            is_hit=self._is_hit,
+            num_in_vain=waiting.num_in_vain,
+            p=self._known.acceptance.chance(FIRST_OF_MODEL),
+            prices=prices,
+        )
 
     @property
     def view(self) -> TextView:
         """Return what decides about this text, as it is now."""
         most, drafts, waiting = self._num_drafts_max(), self.drafts, self._waiting
-        wanted, num_in_row = min(self._wanted or 0, most), drafts.num_in_chain(most)
+        wanted, num_in_row = min(self._wanted, most), drafts.num_in_chain(most)
         return TextView(
             session=self.opened.session,
             policy=self.opened.policy,
@@ -505,11 +521,12 @@ class Verifying:
             # The last token is always fed again, also if it is the draft that was rejected. If its
             # row is not finite, its slot holds zeros, which no later text may use as cached.
             self.slots.truncate(len(self.tree.text) - 1)
-        self._is_hit, self._wanted = 0 < len(judged.verified) == len(judged.accepted), None
+        self._is_hit = 0 < len(judged.verified) == len(judged.accepted)
         self.ready_at = now
         self._said_at = now  # in fact after the next launch
         if not self.drafts.are_there:
             self._waiting.told(self.tree.root, now)
+        self._price_wait()
         return _Moved(base_len, base_hash, num_dead, move)
 
     def _report(self, unsaid: _Unsaid) -> Sequence[SharedAction]:
@@ -538,22 +555,13 @@ class Verifying:
             sources=judged.sources,
             hit=judged.hit,
             plain_us=round(plain_s * 1e6),
-            least_chance=self._least_chance(),
+            num_awaited=self._wanted,
+            least_chance=self._least_chance,
         )
         self.reports.add(moved.base_len, verdict.logprobs)
         # Features first: without them a head cannot use the verdict.
         told = tell_features(self.opened, self.tree.text, running.start, judged.outcome.features)
         return (*told, Send(verdict))
-
-    def _least_chance(self) -> float:
-        """Return how likely nodes must be, if the models take turns until the next pass; else 0."""
-        most = self._num_drafts_max()
-        cause = why_alone(self.opened.policy, most, rests=self.rests)
-        self._waiting.in_turns = self.takes_turns and cause is None
-        if not self._waiting.in_turns:
-            return 0.0
-        self._wanted = most
-        return least_chance(self._num_texts, self._known.costs.at(self.place))
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""

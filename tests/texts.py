@@ -97,6 +97,7 @@ def verdict(
     rejected: tuple[int, ...] = (),
     session: int = 1,
     hit: Hit | None = None,
+    awaits: int = 0,
 ) -> Verdict:
     """The text `base` goes on with `tokens`. hit: if not what the other figures say."""
     if hit is None:
@@ -117,4 +118,5 @@ def verdict(
         *durations_us,
         rejected=rejected,
         hit=hit,
+        num_awaited=awaits,
     )

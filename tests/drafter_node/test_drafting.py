@@ -198,7 +198,7 @@ def test_a_drafter_with_nothing_more_says_so_once_per_root() -> None:
     done = draft((1, 2), 5, STOP, first_number=1, number=2, done=True, num_steps=1)
     assert drafter.ticks() == [Send(done)]
     assert drafter.is_idle()
-    drafter.hears(verdict((1, 2), 5, acked=2))
+    drafter.hears(verdict((1, 2), 5, acked=2, awaits=2))
     done = draft((1, 2, 5), STOP, first_number=1, number=3, done=True, num_steps=0)
     assert drafter.ticks() == [Send(done)]
     assert drafter.is_idle()

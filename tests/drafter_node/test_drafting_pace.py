@@ -20,7 +20,7 @@ def test_what_the_target_cannot_use_yet_is_sent_in_groups() -> None:
     assert isinstance(compute, Compute)
     assert drafter.proposes(compute.ticket, 9) == []
     # A verdict makes what has been held back the next to be verified.
-    (send,) = drafter.hears(verdict((1, 2, 3), 4, 5, 6, 7, acked=3))
+    (send,) = drafter.hears(verdict((1, 2, 3), 4, 5, 6, 7, acked=3, awaits=2))
     assert send == Send(draft((1, 2, 3, 4, 5, 6, 7, 8), 9, number=4))
 
 

@@ -24,7 +24,7 @@ def after_a_verdict(**changes: object) -> Drafter:
         (compute, *_) = drafter.ticks()
         assert isinstance(compute, Compute)
         drafter.proposes(compute.ticket, token)
-    drafter.hears(verdict((1, 2, 3), 4, 9, acked=1))
+    drafter.hears(verdict((1, 2, 3), 4, 9, acked=1, awaits=4))
     return drafter
 
 

@@ -17,7 +17,7 @@ def in_turns(drafter: Drafter, least_chance: float = 0.3) -> None:
     """It drafts for a text, and the first verdict says that the models take turns."""
     drafter.hears(opening(1, 2, policy=AUTO))
     drafter.drafts(5)
-    drafter.hears(replace(verdict((1, 2), 9, acked=1), least_chance=least_chance))
+    drafter.hears(replace(verdict((1, 2), 9, acked=1, awaits=4), least_chance=least_chance))
 
 
 def steps(drafter: Drafter, *scores: float) -> tuple[int, list[Draft]]:
@@ -61,7 +61,7 @@ def test_drafts_that_the_verdict_left_shorten_the_turn() -> None:
     in_turns(drafter)
     _, (told,) = steps(drafter, *[LIKELY] * 8)
     base, number = (1, 2, 9), told.number
-    drafter.hears(replace(verdict(base, 20, 21, acked=number), least_chance=0.3))
+    drafter.hears(replace(verdict(base, 20, 21, acked=number, awaits=4), least_chance=0.3))
     number, (told,) = steps(drafter, *[LIKELY] * 8)
     assert number == 2, "two were there already"
     assert told.tokens == (20, 21)

@@ -193,6 +193,7 @@ def verdicts(draw: st.DrawFn) -> m.Verdict:
         rejected=draw(token_lists(min(num_rejected, 8))),
         logprobs=draw(logprobs(len(tokens))) if draw(st.booleans()) else None,
         sources=tuple(draw(st.integers(0, m.MAX_SOURCES - 1)) for _ in range(num_sources)),
+        num_awaited=draw(st.integers(0, m.MAX_WINDOW)),
     )
 
 

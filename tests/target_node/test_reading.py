@@ -98,7 +98,7 @@ def test_missed_tokens_are_said_again_with_their_logprobs() -> None:
     target.hears(marked(1, 2, 3))  # so far the coordinator has it
     again = asked(opening(1, 2, 3, incarnation=2, policy=PIPELINED, num_prompt=2), REPORTED)
     said_again = replace(
-        verdict((1, 2, 3), 4, 5, incarnation=2, cause=Cause.ALONE), logprobs=some(2)
+        verdict((1, 2, 3), 4, 5, incarnation=2, cause=Cause.ALONE, awaits=2), logprobs=some(2)
     )
     assert target.hears(again) == [Allocate(LIMITS.max_len), Send(said_again)]
     assert target.hears(replace(again, incarnation=3, tokens=(1, 2, 3, 4, 5))) == [

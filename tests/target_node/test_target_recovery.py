@@ -25,7 +25,7 @@ def test_a_result_of_an_earlier_life_is_ignored() -> None:
     assert target.computes(1, 9) == []
     feed = Feed((3,), (2,), (2,), 2, (1,))
     assert target.ticks() == [target.asks(2, feed, 1, (3,), number=1)]
-    expected = verdict((1, 2, 3), 4, incarnation=2, cause=Cause.QUIET)
+    expected = verdict((1, 2, 3), 4, incarnation=2, cause=Cause.QUIET, awaits=4)
     assert target.computes(2, 4) == [Send(expected)]
 
 
@@ -50,7 +50,7 @@ def test_what_the_coordinator_has_missed_is_said_again_and_not_computed_twice() 
     target = ready(draft((1, 2, 3), 4, 5))
     target.ticks()
     target.computes(2, 4, 5, 6)
-    again = verdict((1, 2), 3, 4, 5, 6, incarnation=2, cause=Cause.ALONE)
+    again = verdict((1, 2), 3, 4, 5, 6, incarnation=2, cause=Cause.ALONE, awaits=2)
     reopened = opening(1, 2, incarnation=2, policy=PIPELINED)
     assert target.hears(reopened) == [Allocate(LIMITS.max_len), Send(again)]
     assert target.ticks() == [target.rows(3, (6,), 5, number=1)]
@@ -104,7 +104,7 @@ def test_a_drafter_that_waits_for_a_verdict_which_was_lost_is_told_again() -> No
     target.ticks()
     target.computes(2, 4, 5, 6)
     target.known.costs.reply.add(0.2)
-    again = replace(verdict((1, 2, 3), 4, 5, 6, cause=Cause.ALONE), acks=(Ack(0, 1, 3),))
+    again = replace(verdict((1, 2, 3), 4, 5, 6, cause=Cause.ALONE, awaits=2), acks=(Ack(0, 1, 3),))
     assert reminded(target, 1, 2, 3, after_s=0.1) == [], "the verdict may be on its way"
     assert reminded(target, 1, 2, 3, after_s=0.15) == [Send(again)]
     assert reminded(target, 1, 2, 3, after_s=0.15) == [], "and so may what was said again"

@@ -25,13 +25,13 @@ def test_the_first_pass_does_not_wait_for_a_drafter() -> None:
     feed = Feed((1, 2), (0, 1), (0, 1), 0, (0b01, 0b11))
     assert target.ticks() == [target.asks(1, feed, 1, (2,))]
     assert target.ticks() == []
-    assert target.computes(1, 3) == [Send(verdict((1, 2), 3, cause=Cause.QUIET))]
+    assert target.computes(1, 3) == [Send(verdict((1, 2), 3, cause=Cause.QUIET, awaits=4))]
 
 
 def test_four_accepted_drafts_and_the_targets_own_token_are_five_from_one_pass() -> None:
     target = ready(draft((1, 2, 3), 4, 5, 6, 7))
     assert target.ticks() == [target.rows(2, (3, 4, 5, 6, 7), 2)]
-    five = verdict((1, 2, 3), 4, 5, 6, 7, 8, acked=1, num_drafted=4, num_accepted=4)
+    five = verdict((1, 2, 3), 4, 5, 6, 7, 8, acked=1, num_drafted=4, num_accepted=4, awaits=2)
     assert target.computes(2, 4, 5, 6, 7, 8) == [Send(five)]
 
 
@@ -46,6 +46,7 @@ def test_two_accepted_drafts_and_the_third_corrected_are_three_from_one_pass() -
         num_accepted=2,
         num_rolled_back=2,
         rejected=(6, 7),
+        awaits=2,
     )
     assert target.computes(2, 4, 5, 9, 1, 1) == [Send(three)]
     assert target.machine.tree.nodes == {}
@@ -55,7 +56,14 @@ def test_a_wrong_first_draft_costs_nothing_but_itself() -> None:
     target = ready(draft((1, 2, 3), 4, 5))
     target.ticks()
     one = verdict(
-        (1, 2, 3), 9, acked=1, num_drafted=2, num_rolled_back=2, rejected=(4, 5), hit=Hit.CONTENT
+        (1, 2, 3),
+        9,
+        acked=1,
+        num_drafted=2,
+        num_rolled_back=2,
+        rejected=(4, 5),
+        hit=Hit.CONTENT,
+        awaits=2,
     )
     assert target.computes(2, 9, 1, 1) == [Send(one)]
 
@@ -72,7 +80,7 @@ def test_drafts_that_come_during_a_pass_are_verified_by_the_next() -> None:
     target = ready(draft((1, 2, 3), 4, 5))
     target.ticks()
     target.hears(draft((1, 2, 3, 4, 5), 6, 7, number=2))
-    hit = verdict((1, 2, 3), 4, 5, 6, acked=2, num_drafted=2, num_accepted=2)
+    hit = verdict((1, 2, 3), 4, 5, 6, acked=2, num_drafted=2, num_accepted=2, awaits=2)
     assert target.computes(2, 4, 5, 6) == [Send(hit)]
     target.hears(draft((1, 2, 3, 4, 5, 6, 7), 8, number=3))
     assert target.ticks() == [target.rows(3, (6, 7, 8), 5)]
@@ -171,7 +179,9 @@ def test_durations_are_split_into_waiting_model_and_host() -> None:
     target.ticks()
     target.follower.handle(Computed(2, (Outcome((4,)),), 400_000), 1.5)
     (send,) = target.follower.handle(Afterwards(), 1.7)
-    expected = verdict((1, 2, 3), 4, cause=Cause.QUIET, durations_us=(1_000_000, 400_000, 100_000))
+    expected = verdict(
+        (1, 2, 3), 4, cause=Cause.QUIET, durations_us=(1_000_000, 400_000, 100_000), awaits=2
+    )
     assert send == Send(expected)
 
 
