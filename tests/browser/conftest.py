@@ -22,9 +22,13 @@ QUIET = (
 Open = Callable[..., Any]  # (URL, width) to a page of playwright
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window, with a profile of its own that is removed at the end."""
+    """Chromium without a window, with a profile of its own that is removed at the end.
+
+    Not for longer than a file: as long as playwright is there an event loop runs in this thread,
+    and tests elsewhere that start one of their own would fail.
+    """
     driving = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     program = shutil.which("chromium")
     if program is None:

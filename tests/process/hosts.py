@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from tests.process.ray_nodes import wait_for
+from tests.process.patience import wait_for
 
 PRIVATE = ("/tmp", "/run", "/dev/shm")
 TOOLS = ("ip", "unshare", "nsenter", "mount", "ssh-keygen", "/usr/sbin/sshd", "ssh", "rsync")

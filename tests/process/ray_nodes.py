@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.process.patience import wait_for
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 30.0
@@ -136,14 +137,3 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
-
-
-def wait_for(condition: object, limit_s: float) -> bool:
-    """Poll until the callable is true; whether it was in time."""
-    assert callable(condition)
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return bool(condition())

@@ -15,7 +15,7 @@ from coordinator.launching.launcher import Launcher
 from coordinator.text.session import Session
 from proto.errors import ClosedError, ConfigurationError, LocalProtocolError, NodeError
 from proto.messages import MAX_SESSIONS, MAX_STOP_IDS, Limits, Role, SamplingSpec
-from tests.process.test_faults import wait_for
+from tests.process.patience import wait_for
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import save_bytewise_tokenizer
 

@@ -22,6 +22,7 @@ from proto.errors import IncompatibleError, SlipstreamError
 from proto.links.transport import Connection
 from proto.liveness import SILENCE_LIMIT_S
 from tests.forking.server import is_server
+from tests.process.patience import wait_for
 from tests.process.reference import generate
 from tests.tiny_models import make_model
 
@@ -59,17 +60,6 @@ def alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
-
-
-def wait_for(condition: object, limit_s: float) -> bool:
-    """Poll until the callable is true; whether it was in time."""
-    assert callable(condition)
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return bool(condition())
 
 
 def check_drafter_killed(config: PairConfig, counts: list[int]) -> None:

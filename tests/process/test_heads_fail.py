@@ -10,7 +10,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.launching import launcher
 from proto.installation import MODELS
 from proto.messages import Role
-from tests.process.test_faults import wait_for
+from tests.process.patience import wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 

@@ -20,7 +20,7 @@ import yaml
 from lab.experiments.rows import read
 from tests.process import hosts as simulated
 from tests.process.hosts import Host, Hosts
-from tests.process.ray_nodes import wait_for
+from tests.process.patience import wait_for
 from tests.tiny_models import make_model
 
 pytestmark = [

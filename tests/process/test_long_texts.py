@@ -68,7 +68,7 @@ def test_without_a_maximum_length_texts_end_at_the_original_one(tmp_path: Path) 
     drafter = make_noised(target, tmp_path / "drafter", 0.005)
     with LLM(str(target), str(drafter), dtype="float32") as llm:
         assert llm.pair.max_len == ORIGINAL
-        notice, _ = llm.pair.notices()  # the other is about the end of texts
+        notice, *_ = llm.pair.notices()  # the others are about sizes and the end of texts
         assert notice.startswith(f"texts have at most {ORIGINAL} tokens: their rope factors are")
         length = ORIGINAL - len(PROMPT)
         params = SamplingParams(temperature=0, max_tokens=length)

@@ -9,7 +9,7 @@ import pytest
 from coordinator import LLM, SamplingParams
 from proto.errors import NodeError
 from proto.messages import Role
-from tests.process.test_faults import wait_for
+from tests.process.patience import wait_for
 from tests.tiny_models import make_model, make_noised
 from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
 

@@ -21,6 +21,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from deploy.ray_launcher import Place, Supervisor, loopback_network
 from slipstream import __version__
+from tests.process.patience import wait_for
 from tests.process.ray_nodes import (
     Cluster,
     alive,
@@ -28,7 +29,6 @@ from tests.process.ray_nodes import (
     descendants,
     free_port,
     ray_cluster,
-    wait_for,
 )
 from tests.tiny_models import make_model
 

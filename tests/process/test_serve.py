@@ -25,7 +25,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch
 from tests.forking.server import command_of, is_server
 from tests.process.behaviours import MAX_MODEL_LEN
-from tests.process.ray_nodes import wait_for
+from tests.process.patience import wait_for
 from tests.process.served import LIMIT_S, Served, serving
 from tests.programs import ROOT
 

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.api.pair import Pair
 from tests.process.behaviours import MAX_MODEL_LEN
-from tests.process.ray_nodes import wait_for
+from tests.process.patience import wait_for
 from tests.process.served import LIMIT_S, Served, serving
 
 pytestmark = pytest.mark.process

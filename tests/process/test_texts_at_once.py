@@ -14,9 +14,9 @@ import pytest
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from tests.process.patience import wait_for
 from tests.process.reference import EVERY_POLICY, generate
 from tests.process.test_exactness import ARCHITECTURES
-from tests.process.test_faults import wait_for
 from tests.tiny_models import make_model, make_noised
 
 pytestmark = pytest.mark.process

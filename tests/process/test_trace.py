@@ -19,9 +19,9 @@ from coordinator.launching import launcher
 from coordinator.tracing.chrome import DEVICE_TID, HOST_TID
 from proto.messages import Role
 from tests.coordinator.tracing.schema import faults_of
+from tests.process.patience import wait_for
 from tests.process.ray_nodes import free_port
 from tests.process.reference import generate
-from tests.process.test_faults import wait_for
 from tests.process.test_joining import joined
 from tests.tiny_models import make_model
 
