@@ -4,6 +4,7 @@ Debian's Chromium is driven by playwright, which brings no browser here. Where o
 missing, these tests are skipped.
 """
 
+import importlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,21 +23,28 @@ QUIET = (
 Open = Callable[..., Any]  # (URL, width) to a page of playwright
 
 
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Where Chromium is; without it, or without playwright, the test is skipped."""
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("there is no chromium")
+    return program
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(chromium: str) -> Iterator[Any]:
     """Chromium without a window, with a profile of its own that is removed at the end.
 
     Not for longer than a file: as long as playwright is there an event loop runs in this thread,
     and tests elsewhere that start one of their own would fail.
     """
-    driving = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("there is no chromium")
+    driving = importlib.import_module("playwright.sync_api")
     with driving.sync_playwright() as started:
         # playwright adds --headless and a --user-data-dir of its own.
         found = started.chromium.launch(
-            executable_path=program, args=list(QUIET), chromium_sandbox=False
+            executable_path=chromium, args=list(QUIET), chromium_sandbox=False
         )
         yield found
         found.close()
@@ -85,11 +93,12 @@ def keep(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Any, str],
 
 
 @pytest.fixture(scope="session")
-def embedded(browser: Any) -> Iterator[Pair]:
+def embedded(chromium: str) -> Iterator[Pair]:
     """The embedded pair in float32, with room for texts that take a while.
 
     It is not started where there is no browser.
     """
+    del chromium
     config = PairConfig(dtype="float32", drafter_dtype="float32", max_model_len=2048)
     with Pair(config) as pair:
         yield pair
