@@ -8,6 +8,7 @@ import gc
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, NoReturn, Protocol, TypeVar
@@ -320,11 +321,17 @@ class Launched(Generic[Result_co]):
 class Loop(Generic[Compute, Result]):
     """Gives a node's machine a clock, a socket and a model, and performs its actions.
 
-    While a device computes and the host is free, messages are received and the machine ticks, so
-    that it is prepared when the result comes. Then the device is idle, so the next forward is
-    launched before messages about this one are sent, but for those that the machine has asked for
-    with the result. If the host itself computes, launching means computing: then all messages are
-    sent first, because they would wait for the whole next forward.
+    A turn receives all messages and lets the machine tick. A forward is *launched* when the machine
+    asks for a Compute, *computed* when its result is an event for the machine, and *told* when
+    Afterwards was. In which order, `_plain` and `_overlapped` say, side by side:
+
+        _plain       the host itself computes, so launching means computing. All messages about the
+                     forward are sent before the next one, because they would wait for the whole of
+                     it.
+        _overlapped  a device computes, and the host is free: meanwhile messages are received and
+                     the machine ticks, so that it is prepared when the result comes. Then the
+                     device is idle, so the next forward is launched before messages about this one
+                     are sent, but for those that the machine has asked for with the result.
 
     launch  runs a Compute that the machine asks for; its result is the machine's next event
     """
@@ -342,7 +349,8 @@ class Loop(Generic[Compute, Result]):
         self.executor = executor
         self.follower = follower
         self.launch = launch
-        self._running: Launched[Result] | None = None
+        self._running: Launched[Result] | None = None  # on a device
+        self._computed: deque[Launched[Result]] = deque()  # by the host, and not yet told
         self._silence: FaultDetector | None = None
 
     def run(self, *, has_lifeline: bool = True) -> NoReturn:
@@ -374,40 +382,38 @@ class Loop(Generic[Compute, Result]):
             raise
 
     def _turn(self, timeout_s: float, bad_frames: BadFrames) -> float:
-        """Handle arrived messages and a due result, then tick; return seconds the next may wait.
+        """Handle arrived messages and a due result, then tick.
 
         Returns the seconds that the next turn may wait for messages.
         """
-        enter = self.heart.watch.enter
         running = self._running
-        enter(Phase.WAIT)
         if running is not None:
             timeout_s = min(timeout_s, running.left_s)
-        was_asleep = timeout_s > 0
-        for frame in self.connection.receive(timeout_s, exact=running is not None):
-            was_asleep = False
+        has_slept = self._receive(timeout_s, bad_frames)
+        if running is not None and running.left_s <= 0:
+            self._running = None
+            self._overlapped(running, has_slept=has_slept)
+        self.heart.marks = self.follower.marks
+        if self._silence is not None and self._silence.is_lost(time.monotonic()):
+            raise ClosedError(f"the coordinator has been silent for {SILENCE_LIMIT_S:.0f} s")
+        return self._go_on(Tick())
+
+    def _receive(self, timeout_s: float, bad_frames: BadFrames) -> bool:
+        """Handle all messages that arrive; True if there was time to wait and none came."""
+        enter, has_slept = self.heart.watch.enter, timeout_s > 0
+        enter(Phase.WAIT)
+        for frame in self.connection.receive(timeout_s, exact=self._running is not None):
+            has_slept = False
             enter(Phase.DECODE)
             self.heart.watch.received(frame)
             message = bad_frames.decode(frame)
             enter(Phase.DECIDE)
             if message is not None:
                 self._heard(message)
-                self._handle(Arrived(message))
+                self._go_on(Arrived(message))
             enter(Phase.WAIT)
         enter(Phase.DECIDE)
-        if running is not None and running.left_s <= 0:
-            self.heart.watch.device_ended()
-            self.heart.ends()
-            if was_asleep:
-                running.woke()
-            self._running = None
-            self._handle(running.result)
-            self._handle(Tick())
-            self._handle(Afterwards())
-        self.heart.marks = self.follower.marks
-        if self._silence is not None and self._silence.is_lost(time.monotonic()):
-            raise ClosedError(f"the coordinator has been silent for {SILENCE_LIMIT_S:.0f} s")
-        return self._handle(Tick())
+        return has_slept
 
     def _heard(self, message: Message) -> None:
         """Note a message as a sign of life, and act on what it says about this node itself.
@@ -431,7 +437,36 @@ class Loop(Generic[Compute, Result]):
         if isinstance(message, Fault) and message.code is FaultCode.REFUSED:
             raise RefusedError(f"refused by the coordinator: {message.detail}")
 
-    def _handle(self, event: Arrived | Tick | Afterwards | Result) -> float:
+    # -- forwards ---------------------------------------------------------------------------------
+
+    def _go_on(self, event: Arrived | Tick | Afterwards | Result) -> float:
+        """Give the machine an event, and the results of what the host computes for it.
+
+        Returns the seconds that the loop may wait.
+        """
+        timeout_s = self._do(event)
+        while self._computed:
+            self._plain(self._computed.popleft())
+            timeout_s = 0.0
+        return timeout_s
+
+    def _plain(self, computed: Launched[Result]) -> None:
+        """Tell what came of a forward that the host has computed; the next turn launches."""
+        self.heart.ends()
+        self._do(computed.result)
+        self._do(Afterwards())
+
+    def _overlapped(self, computed: Launched[Result], *, has_slept: bool) -> None:
+        """Launch the next forward after one that a device has ended; then tell what came of it."""
+        self.heart.watch.device_ended()
+        self.heart.ends()
+        if has_slept:
+            computed.woke()
+        self._go_on(computed.result)
+        self._go_on(Tick())
+        self._go_on(Afterwards())
+
+    def _do(self, event: Arrived | Tick | Afterwards | Result) -> float:
         """Give the machine an event and perform its actions; returns seconds the loop may wait."""
         timeout_s = IDLE_S
         for action in self.follower.handle(event, time.monotonic()):
@@ -439,6 +474,7 @@ class Loop(Generic[Compute, Result]):
         return timeout_s
 
     def _perform(self, action: SharedAction | Compute) -> float:
+        """Perform an action; returns seconds that the loop may wait because of it."""
         enter = self.heart.watch.enter
         match action:
             case Send(message):
@@ -463,16 +499,16 @@ class Loop(Generic[Compute, Result]):
                 if self.executor.fixed_rows is not None:
                     self.executor.set_total(max_len + NUM_TREE_SLOTS)
             case _:
-                launched = self.launch(action)
-                enter(Phase.DECIDE)
-                if launched.ends_at is not None:
-                    assert self._running is None, "a device does one thing at a time"
-                    self._running = launched
-                    self.heart.watch.device_ends_in(launched.left_s)
-                    return IDLE_S
-                self.heart.ends()
-                self._handle(launched.result)
-                self._handle(Afterwards())
-                return 0.0
+                self._launch(action)
         enter(Phase.DECIDE)
         return IDLE_S
+
+    def _launch(self, action: Compute) -> None:
+        """Launch a forward; if the host computes, it has ended when this returns."""
+        launched = self.launch(action)
+        if launched.ends_at is None:
+            self._computed.append(launched)
+            return
+        assert self._running is None, "a device does one thing at a time"
+        self._running = launched
+        self.heart.watch.device_ends_in(launched.left_s)
