@@ -499,10 +499,13 @@ class Drafting:
         The first draft of a life is: the target waits only for a drafter that it hears. Under the
         classical rules all are: the end of drafting, which sends the drafts that were held back,
         depends on what was drafted, and so would the choice of the drafts that are judged
-        (docs/adr/0003). So are all of a drafter whose target counts other tokens than these.
+        (docs/adr/0003). So are all of a drafter whose target counts other tokens than these. And
+        all where costs decide how many are awaited, unless the models take turns: often no wait
+        pays, and a pass that begins at once takes the drafts that are there (docs/LOG.md).
         """
         is_judged = self.opened.rule is not Rule.COUPLED
-        return not self._has_drafted or is_judged or self._known.is_translated
+        is_priced = self.opened.policy.prices_wanted and not self._least
+        return not self._has_drafted or is_judged or is_priced or self._known.is_translated
 
     def _holds_back(self) -> bool:
         """True if unsent drafts are kept: the target cannot use them yet, or decodes alone."""

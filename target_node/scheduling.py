@@ -51,14 +51,14 @@ from target_node.deciding import (
 )
 from target_node.resting import Course
 from target_node.statistics import Known
-from target_node.verifying import Verifying
+from target_node.verifying import ComputedPart, Verifying
 
 Texts = Mapping[int, Verifying]
 
 
 @dataclass(frozen=True, slots=True)
-class _RunningPass:
-    """The pass that is running.
+class _Launched:
+    """A pass that was launched, and is running.
 
     num_rows  number of rows; 0 if some text only reads in it, so that its cost is not typical
     is_plain  True: it verifies no drafts
@@ -78,18 +78,41 @@ class _RunningPass:
 
 
 @dataclass(frozen=True, slots=True)
-class _EndedPass:
-    """A pass that has ended, and whose results were not sent yet.
+class _Grown:
+    """A text of a pass that is still in the same life.
 
-    grown     the texts that are still in the same life, with how many tokens each has gained
-    ended     when it ended (seconds)
-    is_usual  True: its cost is typical, and is measured
+    num_tokens  number of tokens that it has gained
+    part        what is left to be told and learnt of its part; None: nothing
     """
 
-    running: _RunningPass
-    grown: Sequence[tuple[Verifying, int]]
+    text: Verifying
+    num_tokens: int
+    part: ComputedPart | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ComputedPass:
+    """A pass that was computed, and is not learnt from yet.
+
+    ended     when it ended (seconds)
+    is_usual  True: its cost is typical, and is measured
+    is_told   True: its verdicts were sent
+    """
+
+    launched: _Launched
+    grown: Sequence[_Grown]
     ended: float
     is_usual: bool
+    is_told: bool
+
+    def reports(self) -> list[SharedAction]:
+        """Return the messages about the pass, of all its texts."""
+        return [
+            action
+            for one in self.grown
+            if one.part is not None
+            for action in one.text.report(one.part)
+        ]
 
 
 class Schedule:
@@ -102,8 +125,9 @@ class Schedule:
         self._lanes = lanes
         self._known = known
         self._num_per_pass = num_per_pass
-        self._running: _RunningPass | None = None
-        self._ended: _EndedPass | None = None
+        # A pass is launched, computed and told; the next may be launched before the last is told.
+        self._running: _Launched | None = None
+        self._untold: _ComputedPass | None = None
         self._moves: list[Move] = []  # moves in the cache that the next pass needs
         self._ticket = 0  # number of the last pass
         self._num_served = 0  # parts of passes so far
@@ -189,7 +213,7 @@ class Schedule:
         """Begin a prefill of a chunk of one text; return it."""
         self._was_chunk = True
         part = text.read(now)
-        self._running = _RunningPass((text,), 0, True, now, 0.0, 0.0, cores)
+        self._running = _Launched((text,), 0, True, now, 0.0, 0.0, cores)
         return self._launched((text,), (part,), cores)
 
     def _write(self, start: Start, texts: Texts, now: float) -> Compute:
@@ -222,7 +246,7 @@ class Schedule:
             sum(list(drafts.values())[:count])
             for drafts, count in zip(at_hand, counts, strict=True)
         )
-        self._running = _RunningPass(
+        self._running = _Launched(
             texts=tuple(chosen),
             num_rows=num_rows,
             is_plain=not any(counts),
@@ -248,44 +272,42 @@ class Schedule:
 
     def done(self, result: Computed, texts: Texts, now: float) -> Sequence[SharedAction]:
         """Give the pass's results to its texts not reopened or closed since; return actions."""
-        running, self._running = self._running, None
-        assert running is not None
-        assert self._ended is None, "of the pass before nothing has been said"
+        launched, self._running = self._running, None
+        assert launched is not None
+        assert self._untold is None, "of the pass before nothing has been said"
         assert result.ticket == self._ticket
-        pairs = [
-            (text, outcome)
-            for text, outcome in zip(running.texts, result.outcomes, strict=True)
-            if is_open(text, texts)
-        ]
         actions: list[SharedAction] = []
-        lengths = [len(text.tree.text) for text, _ in pairs]
-        for text, outcome in pairs:
-            for action in text.computed(outcome, result.model_us, now):
+        grown: list[_Grown] = []
+        for text, outcome in zip(launched.texts, result.outcomes, strict=True):
+            if not is_open(text, texts):
+                continue
+            length = len(text.tree.text)
+            follows, part = text.computed(outcome, result.model_us, now)
+            grown.append(_Grown(text, len(text.tree.text) - length, part))
+            for action in follows:
                 if isinstance(action, MoveRows):
                     self._moves += action.moves
                 else:
                     actions.append(action)
-        grown = [
-            (text, len(text.tree.text) - length)
-            for (text, _), length in zip(pairs, lengths, strict=True)
-        ]
         is_usual = not any(outcome.was_repeated for outcome in result.outcomes)
-        is_usual = is_usual and running.num_rows > 0 and len(pairs) == len(running.texts)
-        self._ended = _EndedPass(running, grown, now, is_usual)
+        is_usual = is_usual and launched.num_rows > 0 and len(grown) == len(launched.texts)
+        is_told = len(grown) == len(texts) and all(one.text.is_awaited for one in grown)
+        self._untold = _ComputedPass(launched, grown, now, is_usual, is_told)
         self._ended_at = now
-        if len(grown) == len(texts) and all(text.is_awaited for text, _ in grown):
-            actions += _reports(self._ended)
+        if is_told:
+            actions += self._untold.reports()
         return actions
 
     def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
         """Learn from the ended pass, and what it cost; return what is left to be said and moved."""
         del texts, now  # no text was closed since, and the times are those of the pass's end
-        ended, self._ended = self._ended, None
+        ended, self._untold = self._untold, None
         if ended is None:
             return ()
-        said = _reports(ended)
-        for text, _ in ended.grown:
-            text.learn()
+        said = () if ended.is_told else ended.reports()
+        for one in ended.grown:
+            if one.part is not None:
+                one.text.learn(one.part)
         if ended.is_usual:
             self._measure(ended)
         return (*said, *self._take_moves())
@@ -295,38 +317,33 @@ class Schedule:
         moves, self._moves = tuple(self._moves), []
         return (MoveRows(moves),) if moves else ()
 
-    def _measure(self, ended: _EndedPass) -> None:
+    def _measure(self, ended: _ComputedPass) -> None:
         """Measure what a pass has cost, and how many tokens it has made for each kind of text."""
-        running, grown = ended.running, ended.grown
-        pass_s = ended.ended - running.started
-        round_s, num_tokens = running.wait_s + pass_s, sum(number for _, number in grown)
+        launched, grown = ended.launched, ended.grown
+        pass_s = ended.ended - launched.started
+        round_s, num_tokens = launched.wait_s + pass_s, sum(one.num_tokens for one in grown)
         self._known.costs.passed(
             len(grown),
-            running.num_rows,
+            launched.num_rows,
             num_tokens,
             pass_s,
             round_s,
-            is_plain=running.is_plain,
-            place=Place.APART if running.cores is None else running.cores.place,
+            is_plain=launched.is_plain,
+            place=Place.APART if launched.cores is None else launched.cores.place,
         )
-        self._note_place(running, round_s)
+        self._note_place(launched, round_s)
         by_course: dict[Course, list[int]] = {}
-        for text, number in grown:
-            if text.course is not None:
-                by_course.setdefault(text.course, []).append(number)
+        for one in grown:
+            if one.text.course is not None:
+                by_course.setdefault(one.text.course, []).append(one.num_tokens)
         plain_s = self._known.plain_s(len(grown))
         for course, numbers in by_course.items():
             course.passed(sum(numbers) / len(numbers), round_s, plain_s)
 
-    def _note_place(self, running: _RunningPass, round_s: float) -> None:
+    def _note_place(self, launched: _Launched, round_s: float) -> None:
         """Note what a pass and its wait took on its cores."""
-        placing, cores = self._known.placing, running.cores
+        placing, cores = self._known.placing, launched.cores
         if placing is not None and cores is not None and cores.counts:
             placing.passed(
-                cores.kind, cores.place, running.chances, round_s, is_drafted=cores.is_drafted
+                cores.kind, cores.place, launched.chances, round_s, is_drafted=cores.is_drafted
             )
-
-
-def _reports(ended: _EndedPass) -> list[SharedAction]:
-    """Return the messages about a pass of all its texts that have not returned theirs before."""
-    return [action for text, _ in ended.grown for action in text.report()]

@@ -73,8 +73,8 @@ from target_node.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
-    """The part of this text in the running pass.
+class _LaunchedPart:
+    """The part of this text in a pass that was launched.
 
     nodes      path hashes of the drafts in it, by row; None while prefilling
     parents    the row that each of them follows; the root's is row 0
@@ -108,15 +108,15 @@ class _Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unsaid:
-    """A verdict that was not sent yet.
+class ComputedPart:
+    """The part of this text in a pass that was computed: what its verdict will say.
 
     ended  when the pass ended (seconds)
     """
 
     judged: Judged
     moved: _Moved
-    running: _Running
+    launched: _LaunchedPart
     model_us: int
     ended: float
 
@@ -159,9 +159,7 @@ class Verifying:
         self.slots = lane.slots
         self.ready_at = now  # since when the target has been able to start a pass
         self._said_at = now  # when the newest verdict was sent, or sent again
-        self._running: _Running | None = None
-        self._unsaid: _Unsaid | None = None  # until `report`
-        self._unlearnt: Judged | None = None  # until `learn`
+        self._running: _LaunchedPart | None = None
         self._number = 0  # number of the last pass
         self._is_hit = False  # the last pass had drafts, and all were accepted
         self._waiting = Waiting(known.costs)
@@ -415,7 +413,7 @@ class Verifying:
         self._number += 1
         num_first = len(self.tree.children(self.tree.root))
         wait_s, start = now - self.ready_at, feed.positions[0]
-        self._running = _Running(nodes, parents, num_first, cause, now, wait_s, start)
+        self._running = _LaunchedPart(nodes, parents, num_first, cause, now, wait_s, start)
         num_asked = 0 if nodes is None else 1 + len(nodes)
         return Part(
             self.opened,
@@ -432,23 +430,28 @@ class Verifying:
 
     # -- the verdict ------------------------------------------------------------------------------
 
-    def computed(self, outcome: Outcome, model_us: int, now: float) -> Sequence[SharedAction]:
-        """Judge the drafts by the pass's outcome, advance text and cache; return actions."""
+    def computed(
+        self, outcome: Outcome, model_us: int, now: float
+    ) -> tuple[Sequence[SharedAction], ComputedPart | None]:
+        """Judge the drafts by the pass's outcome, advance text and cache.
+
+        Returns the actions that follow at once, and what is left to be told and learnt (`report`,
+        `learn`); None: nothing.
+        """
         running, self._running = self._running, None
         assert running is not None
         if outcome.failure:
-            return self._on_failure(outcome.failure, now, is_cause=outcome.is_cause)
+            return self._on_failure(outcome.failure, now, is_cause=outcome.is_cause), None
         if outcome.bad_at is not None:
-            return self._on_failure(not_finite_at(outcome.bad_at), now, is_cause=False)
+            return self._on_failure(not_finite_at(outcome.bad_at), now, is_cause=False), None
         if running.nodes is None:
-            return self._on_read(running, outcome, now)
+            return self._on_read(running, outcome, now), None
         judged = self._judge(running, running.nodes, outcome)
         moved = self._advance(judged, now)
         if self.drafts.were_there(judged):
             self._waiting.had_drafts()
-        self._unsaid = _Unsaid(judged, moved, running, model_us, now)
-        self._unlearnt = judged
-        return () if moved.move is None else (MoveRows((moved.move,)),)
+        part = ComputedPart(judged, moved, running, model_us, now)
+        return () if moved.move is None else (MoveRows((moved.move,)),), part
 
     @property
     def is_awaited(self) -> bool:
@@ -457,16 +460,9 @@ class Verifying:
         is_ahead = policy.window > policy.num_speculative_tokens and not self.takes_turns
         return policy.has_drafter and not (is_ahead or self.rests or self._waiting.is_quiet)
 
-    def report(self) -> Sequence[SharedAction]:
-        """Return the verdict of the last pass, once; (): it was returned, or there is none."""
-        unsaid, self._unsaid = self._unsaid, None
-        return () if unsaid is None else self._report(unsaid)
-
-    def learn(self) -> None:
-        """Learn acceptance rates from the last pass, once."""
-        judged, self._unlearnt = self._unlearnt, None
-        if judged is not None:
-            self.drafts.learn(judged)
+    def learn(self, part: ComputedPart) -> None:
+        """Learn acceptance rates from a pass."""
+        self.drafts.learn(part.judged)
 
     def _on_failure(self, why: str, now: float, *, is_cause: bool) -> Sequence[SharedAction]:
         """Drop this text's cache, to read it anew, or end the text; return actions."""
@@ -476,7 +472,9 @@ class Verifying:
         self.finished = self._failures.has_ended
         return (*said, Wipe(self.lane.slots.lane, 0))
 
-    def _on_read(self, running: _Running, outcome: Outcome, now: float) -> Sequence[SharedAction]:
+    def _on_read(
+        self, running: _LaunchedPart, outcome: Outcome, now: float
+    ) -> Sequence[SharedAction]:
         """Handle the outcome of a prefill; returns messages with its logprobs and features."""
         self.ready_at = now
         return (
@@ -484,7 +482,7 @@ class Verifying:
             *tell_features(self.opened, self.tree.text, running.start, outcome.features),
         )
 
-    def _judge(self, running: _Running, keys: Sequence[int], outcome: Outcome) -> Judged:
+    def _judge(self, running: _LaunchedPart, keys: Sequence[int], outcome: Outcome) -> Judged:
         """Return which drafts `keys` the target accepts, and what follows; changes nothing."""
         nodes = self.tree.nodes
         verified = tuple([nodes[key] for key in keys])
@@ -529,9 +527,9 @@ class Verifying:
         self._price_wait()
         return _Moved(base_len, base_hash, num_dead, move)
 
-    def _report(self, unsaid: _Unsaid) -> Sequence[SharedAction]:
-        """Return the messages about a pass, and reset its counts; the next pass may be running."""
-        judged, moved, running = unsaid.judged, unsaid.moved, unsaid.running
+    def report(self, part: ComputedPart) -> Sequence[SharedAction]:
+        """Return the messages about a pass, and reset its counts; the next pass may be launched."""
+        judged, moved, launched = part.judged, part.moved, part.launched
         plain_s = self._known.plain_s(self._num_texts)
         verdict = Verdict(
             session=self.opened.session,
@@ -540,14 +538,14 @@ class Verifying:
             base_hash=moved.base_hash,
             tokens=judged.tokens,
             acks=self.drafts.received.acks(),
-            cause=running.cause,
+            cause=launched.cause,
             num_drafted=len(judged.verified),
             num_accepted=judged.num_accepted,
             num_rolled_back=moved.num_dead,
             num_stale=self.drafts.take_num_stale(),
-            wait_us=round(running.wait_s * 1e6),
-            model_us=unsaid.model_us,
-            host_us=max(0, round((unsaid.ended - running.started) * 1e6) - unsaid.model_us),
+            wait_us=round(launched.wait_s * 1e6),
+            model_us=part.model_us,
+            host_us=max(0, round((part.ended - launched.started) * 1e6) - part.model_us),
             drafter_us=self.drafts.received.take_model_us(),
             rejected=tuple(node.token for node in judged.rejected),
             attempt=self.drafts.attempt,
@@ -560,7 +558,7 @@ class Verifying:
         )
         self.reports.add(moved.base_len, verdict.logprobs)
         # Features first: without them a head cannot use the verdict.
-        told = tell_features(self.opened, self.tree.text, running.start, judged.outcome.features)
+        told = tell_features(self.opened, self.tree.text, launched.start, judged.outcome.features)
         return (*told, Send(verdict))
 
     def check(self) -> None:

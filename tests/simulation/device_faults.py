@@ -15,7 +15,7 @@ from rehearsal.node import Node
 from target_node import scheduling
 from target_node.compute import Part
 from target_node.drafts import Judged, laid_out
-from target_node.verifying import Verifying
+from target_node.verifying import ComputedPart, Verifying
 from tests.simulation.faults import NOT_THE_TEXT, Fault, Patch
 
 # -- the result ------------------------------------------------------------------------------------
@@ -161,37 +161,34 @@ def what_a_forward_has_brought_is_not_said(patch: Patch) -> None:
 def what_a_pass_has_brought_is_said_twice(patch: Patch) -> None:
     report = Verifying.report
 
-    def twice(self: Verifying) -> Any:
-        unsaid = self._unsaid
-        said = report(self)
-        self._unsaid = unsaid
-        return (*said, *report(self))
+    def twice(self: Verifying, part: ComputedPart) -> Any:
+        return (*report(self, part), *report(self, part))
 
     patch.setattr(Verifying, "report", twice)
 
 
 def _tell_of_the_next_pass(patch: Patch, change: Any) -> None:
-    report = Verifying._report
+    report = Verifying.report
 
-    def confused(self: Verifying, unsaid: Any) -> Any:
-        return report(self, unsaid if self._running is None else change(self, unsaid))
+    def confused(self: Verifying, part: ComputedPart) -> Any:
+        return report(self, part if self._running is None else change(self, part))
 
-    patch.setattr(Verifying, "_report", confused)
+    patch.setattr(Verifying, "report", confused)
 
 
 def a_verdict_counts_the_drafts_of_the_next_pass(patch: Patch) -> None:
-    def change(self: Verifying, unsaid: Any) -> Any:
+    def change(self: Verifying, part: Any) -> Any:
         assert self._running is not None
         verified = tuple(self.tree.nodes[key] for key in self._running.nodes or ())
-        return replace(unsaid, judged=replace(unsaid.judged, verified=verified))
+        return replace(part, judged=replace(part.judged, verified=verified))
 
     _tell_of_the_next_pass(patch, change)
 
 
 def a_verdict_goes_on_from_where_the_next_pass_began(patch: Patch) -> None:
-    def change(self: Verifying, unsaid: Any) -> Any:
-        moved = replace(unsaid.moved, base_len=len(self.tree.text), base_hash=self.tree.root)
-        return replace(unsaid, moved=moved)
+    def change(self: Verifying, part: Any) -> Any:
+        moved = replace(part.moved, base_len=len(self.tree.text), base_hash=self.tree.root)
+        return replace(part, moved=moved)
 
     _tell_of_the_next_pass(patch, change)
 
@@ -199,10 +196,8 @@ def a_verdict_goes_on_from_where_the_next_pass_began(patch: Patch) -> None:
 def copies_count_as_what_they_are_in_the_next_pass(patch: Patch) -> None:
     learn = Verifying.learn
 
-    def confused(self: Verifying) -> None:
-        if (judged := self._unlearnt) is not None:
-            self._unlearnt = replace(judged, copies=self.drafts.copies)
-        learn(self)
+    def confused(self: Verifying, part: Any) -> None:
+        learn(self, replace(part, judged=replace(part.judged, copies=self.drafts.copies)))
 
     patch.setattr(Verifying, "learn", confused)
 
