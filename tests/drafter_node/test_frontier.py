@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
-
 from drafter_node.compute import Children, Compute
 from drafter_node.frontier import Pace
 from node.economics import PREFILL_CHUNK
 from node.follower import Send, WaitUntil
 from proto import codec
-from proto.messages import MAX_NODES_PER_DRAFT, Draft, Limits, Policy
+from proto.messages import MAX_NODES_PER_DRAFT, Draft, Limits
 from proto.policies import POLICIES
 from target_node import drafts
 from tests.drafter_node.drafter import Drafter, chosen, part_of
@@ -153,32 +151,42 @@ def test_a_full_tree_waits_for_a_verdict() -> None:
     assert tokens_of(forward(drafter)) == (3,)
 
 
-@pytest.mark.parametrize("policy", [AUTO, TREE])
-def test_the_target_has_drafts_as_soon_as_there_are_as_many_as_it_says(policy: Policy) -> None:
+def test_the_target_has_drafts_as_soon_as_there_are_as_many_as_it_says() -> None:
     drafter = Drafter()
-    drafter.hears(opening(1, 2, policy=policy))
+    drafter.hears(opening(1, 2, policy=TREE))
     proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
     drafter.hears(verdict((1, 2), 3, acked=1, awaits=2))
     assert proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1}) == []
-    (said,) = proposes(drafter, forward(drafter), {9: -2.1, 4: -3.2}, {9: -4.1, 4: -4.2})
+    (said,) = proposes(drafter, forward(drafter), {9: -3.1, 4: -3.2}, {9: -4.1, 4: -4.2})
     assert sorted(said.tokens) == [4, 4, 7, 8, 9, 9]
     drafter.hears(verdict((1, 2, 3), 17, acked=2, awaits=1))
     (said,) = proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1})
     assert said.tokens == (7, 8), "one draft in a row is all that is waited for"
 
 
-def test_who_waits_for_more_than_will_come_is_told_the_end() -> None:
+def test_who_prices_its_waits_has_every_draft_at_once_and_is_told_the_end() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, policy=AUTO))
     proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
     drafter.hears(verdict((1, 2), 3, acked=1, awaits=3))
-    assert proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1}) == []
-    assert proposes(drafter, forward(drafter), {9: -4.1, 4: -4.2}, {9: -4.1, 4: -4.2}) == []
+    (said,) = proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1})
+    assert said.tokens == (7, 8), "a pass that does not wait takes what is there"
+    (said,) = proposes(drafter, forward(drafter), {9: -4.1, 4: -4.2}, {9: -4.1, 4: -4.2})
+    assert (len(drafter.machine.tree.best_chain(8)), said.done) == (2, False)
     (end,) = drafter.ticks()
     assert isinstance(end, Send)
     assert isinstance(end.message, Draft)
-    assert end.message.done
-    assert sorted(end.message.tokens) == [4, 4, 7, 8, 9, 9]
+    assert end.message.done, "two are there, and three are waited for"
+
+
+def test_who_waits_for_no_more_than_is_there_is_not_told_the_end() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=AUTO))
+    proposes(drafter, forward(drafter), {5: -0.1, 6: -0.2})
+    drafter.hears(verdict((1, 2), 3, acked=1, awaits=2))
+    proposes(drafter, forward(drafter), {7: -0.1, 8: -4.1})
+    proposes(drafter, forward(drafter), {9: -4.1, 4: -4.2}, {9: -4.1, 4: -4.2})
+    assert [type(action) for action in drafter.ticks()] == [WaitUntil]
 
 
 # -- pace -----------------------------------------------------------------------------------------
