@@ -42,7 +42,7 @@ from coordinator.launching.logs import Logs
 from coordinator.launching.mps import CONTROL, PIPE
 from coordinator.launching.runtime_folder import RuntimeFolder
 from deploy import supervisor
-from deploy.supervisor import Place, Supervisor, loopback_network
+from deploy.supervisor import ActorHost, Supervisor, loopback_network
 from proto.errors import ConfigurationError, NodeError, SlipstreamError, TransportError
 from proto.links.keys import CoordinatorKeys, KeyPair
 from proto.messages import Role
@@ -154,7 +154,7 @@ class RayLauncher:
             self.outside = f"tcp://{ray.util.get_node_ip_address()}:*"
             self.keys = CoordinatorKeys(KeyPair.new())
 
-    def _arrive(self, roles: tuple[Role, ...]) -> dict[Role, Place]:
+    def _arrive(self, roles: tuple[Role, ...]) -> dict[Role, ActorHost]:
         """Start supervisor actors; return where each one runs. Raises NodeError."""
         asked = {}
         for role in roles:
@@ -165,7 +165,7 @@ class RayLauncher:
                 actor = _supervisor(self._group, index, self._bundles[index])
                 self._actors[role] = actor
             asked[role] = actor.arrive.remote(__version__, str(self.folder))
-        return {role: Place(*_answer(role, answer)) for role, answer in asked.items()}
+        return {role: ActorHost(*_answer(role, answer)) for role, answer in asked.items()}
 
     def _say_if_shared(self) -> None:
         """Warn if both nodes are on one GPU of the cluster.

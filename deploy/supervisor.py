@@ -18,7 +18,7 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ActorHost:
     """The host where an actor runs, as the actor reports it.
 
     network     a name for its loopback network (`loopback_network`)
@@ -41,7 +41,7 @@ class Supervisor:
     _is_alone: bool  # the setting that the launcher was made with
 
     def arrive(self, version: str, folder: str) -> tuple[str, str, bool, str, tuple[str, ...]]:
-        """Make a key pair; return the fields of a `Place`. Raises RuntimeError: host not ready.
+        """Make a key pair; return the fields of a `ActorHost`. Raises RuntimeError: host not ready.
 
         version  of the coordinator's Slipstream
         folder   with the coordinator's socket

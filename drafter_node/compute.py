@@ -10,7 +10,7 @@ from proto.messages import Open, Proposal
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChoicePoint:
     """Where the target is when it chooses the token that a drafter's token belongs to.
 
     position  the position of the token that the bytes in `begun` would be, or begin
@@ -53,7 +53,7 @@ class Part:
     ahead: tuple[Feed, ...] = ()
     least: float = 0.0
     feature_dtype: str = ""
-    places: tuple[Place, ...] = ()
+    places: tuple[ChoicePoint, ...] = ()
 
     def is_followed(self, chosen: "Sequence[Children]") -> bool:
         """True if one of the further steps (`ahead`) is to be made next.

@@ -39,7 +39,7 @@ from rehearsal.setting import VOCABULARY
 from target_node import compute as target
 from target_node import scheduling as target_scheduling
 from target_node import statistics as target_known
-from target_node.drafts import rows_on_text
+from target_node.accepting import rows_on_text
 
 if TYPE_CHECKING:
     from rehearsal.world import World

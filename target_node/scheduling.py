@@ -235,7 +235,7 @@ class Schedule:
         )
         started_s = max(self._ended_at, min(text.ready_at for text in chosen))
         parts = tuple(
-            text.launch(list(drafts)[:count], cause, now)
+            text.take_part(list(drafts)[:count], cause, now)
             for text, drafts, count, cause in zip(
                 chosen, at_hand, counts, start.causes.values(), strict=True
             )

@@ -10,7 +10,7 @@ The target has its own copy of the speculation tree, so it starts a pass without
     chunk            the prompt, or tokens that the cache lacks, to be prefilled next
     view             what decides whether a pass starts now            -> TextView
     add_copies       add drafts copied from earlier text, right before a pass
-    launch           make the text's part of a pass                         -> Part
+    take_part        make the text's part of a pass                         -> Part
     computed         judge the drafts, advance text and cache        -> MoveRows
     report           say what came of the pass                       -> Send(Verdict)
     learn            learn acceptance rates from it
@@ -55,9 +55,10 @@ from proto.messages import (
     Verdict,
 )
 from proto.tree import CommittedText, SpeculationTree
+from target_node.accepting import Judged, chosen_of, judge_of, rest_of
 from target_node.compute import Judge, Outcome, Part
 from target_node.deciding import TextView, num_wanted, why_alone
-from target_node.drafts import Chances, Drafts, Judged, chosen_of, judge_of, laid_out, rest_of
+from target_node.drafts import Chances, Drafts, laid_out
 from target_node.failures import Failures, not_finite_at
 from target_node.resting import Course
 from target_node.sending import (
@@ -378,7 +379,7 @@ class Verifying:
         """Return the drafts that a pass could verify now, and their chances; {}: catching up."""
         return {} if self.is_catching_up else self.drafts.at_hand(self._num_drafts_max())
 
-    def launch(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
+    def take_part(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
         """Begin a pass; return the Part that verifies these drafts (path hashes, likeliest first).
 
         cause  why the pass starts; None: other texts have a reason, and this one joins

@@ -7,11 +7,11 @@ from typing import NoReturn
 
 import torch
 
+from engine.choice.classical_rules import Distribution, block_trial, token_trial
 from engine.choice.coupling import choose
 from engine.choice.judging import judge, life_of
 from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling, sampling_of
-from engine.choice.verification import Distribution, block_trial, token_trial
 from engine.device import fetch, send
 from engine.errors import GrammarError, NotFinite
 from engine.forward.forward import Layers, as_bytes, scored_rows
@@ -30,6 +30,7 @@ from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Role, Rule, Welcome
 from proto.node_config import NodeConfig
+from target_node.accepting import accepted_path, rows_on_text
 from target_node.compute import (
     NO_TOKEN,
     Action,
@@ -40,7 +41,6 @@ from target_node.compute import (
     Outcome,
     Part,
 )
-from target_node.drafts import rows_on_text, walk
 from target_node.scheduling import Schedule
 from target_node.statistics import Known
 from target_node.verifying import Verifying
@@ -328,7 +328,7 @@ def _logprobs(logits: torch.Tensor, tokens: Sequence[int], part: Part) -> Logpro
         reported = report(logits, part.scored, spec.num_prompt_logprobs)
     elif tokens and spec.num_logprobs != OFF:
         if part.judge is None:
-            rows = walk(part.drafted, part.parents, tokens)
+            rows = accepted_path(part.drafted, part.parents, tokens)
             rows = [row for row in rows if tokens[row] != NO_TOKEN]
             logits, tokens = _picked(logits, rows), [tokens[row] for row in rows]
         reported = report(logits, tokens, spec.num_logprobs)

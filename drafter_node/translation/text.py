@@ -29,7 +29,7 @@ An end of the text that is settled and changes all the same is read anew (`Unset
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from drafter_node.compute import Place
+from drafter_node.compute import ChoicePoint
 from drafter_node.sending import all_of, some_of
 from engine.words import Words
 from proto.messages import (
@@ -365,18 +365,20 @@ class Translation:
         named = [id_ for id_ in ends if self._languages.target.specials[id_] == name]
         return next(iter(named or ends), None)
 
-    def place(self, tokens: Sequence[int]) -> Place:
+    def place(self, tokens: Sequence[int]) -> ChoicePoint:
         """Return where the target is when the drafter chooses what follows this path."""
         spoken = self._spoken(tokens)
         said = spoken[0] if spoken is not None else b""
         length = len(self.speech.text)
         if not said:
             path = b"".join(self._languages.said_by(token) or b"" for token in tokens)
-            return Place(length, b"", self.tail.said[len(path) :])
+            return ChoicePoint(length, b"", self.tail.said[len(path) :])
         found = self._languages.target.following(said)
         if not found:
-            return Place(length, b"")
-        return Place(length + len(found) - 1, self._languages.target.bytes_of[found[-1]] or b"")
+            return ChoicePoint(length, b"")
+        return ChoicePoint(
+            length + len(found) - 1, self._languages.target.bytes_of[found[-1]] or b""
+        )
 
 
 def _nodes_of(message: Draft, tree: SpeculationTree) -> list[Node]:

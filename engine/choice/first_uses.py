@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.choice.classical_rules import MAX_CANDIDATES, Distribution, token_trial
 from engine.choice.grammar import WORD, masked_there
 from engine.choice.judging_on_gpu import candidates_there, judge_there
 from engine.choice.logprobs import report_there
 from engine.choice.processors import Path, Processors
 from engine.choice.sampling import Sampling
-from engine.choice.verification import MAX_CANDIDATES, Distribution, token_trial
 
 _NUM_TOP = 20  # alternatives whose log-probabilities are reported
 _SAMPLINGS = (Sampling(1.0), Sampling(1.0, top_k=20, top_p=0.9, min_p=0.01))

@@ -1,4 +1,4 @@
-"""Apply the classical rules (`verification.py`) to logits: sample a draft, judge drafts.
+"""Apply the classical rules (`classical_rules.py`) to logits: sample a draft, judge drafts.
 
 The drafter samples from its own distribution, cut to a few candidates. The target judges the drafts
 with its own distribution. Both turn logits into distributions in the same way (`sampling.py`).
@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.choice.judging_on_gpu import CERTAIN, MakeTrial, candidates_there, judge_there
-from engine.choice.sampling import Floats, Ids, Sampling, candidates, scaled, to_host
-from engine.choice.verification import (
+from engine.choice.classical_rules import (
     MAX_CANDIDATES,
     Distribution,
     Purpose,
@@ -19,6 +17,8 @@ from engine.choice.verification import (
     truncated,
     uniform,
 )
+from engine.choice.judging_on_gpu import CERTAIN, MakeTrial, candidates_there, judge_there
+from engine.choice.sampling import Floats, Ids, Sampling, candidates, scaled, to_host
 
 
 def life_of(sample_index: int, incarnation: int) -> int:

@@ -2,7 +2,7 @@
 
 The distributions and the acceptance are those of `judging.py`, in the same precision. A drafter
 fetches its candidates; a target fetches the probabilities of the tokens that the drafter could have
-chosen, and then the token that follows the accepted ones. The rest is done by `verification.py`,
+chosen, and then the token that follows the accepted ones. The rest is done by `classical_rules.py`,
 where one artificial token stands for all other tokens of the target: no draft is among them, so
 only the sum of their probabilities counts.
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from engine.choice.classical_rules import Distribution, Probabilities, Trial
 from engine.choice.coupling_on_gpu import check_tops, most_likely_there, scores_of
 from engine.choice.sampling import Sampling
-from engine.choice.verification import Distribution, Probabilities, Trial
 from engine.device import fetch, send
 
 MakeTrial = Callable[[Sequence[Distribution], Sequence[int], Sequence[Distribution]], Trial]

@@ -26,7 +26,7 @@ from proto.errors import NodeError, OutputError, SlipstreamError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArmOnHost:
     """An arm with its engine and its number of prompts, as `order` needs them.
 
     host  key of the pair or peer: arms with equal keys share its processes
@@ -38,7 +38,7 @@ class Place:
 
 
 def order(
-    places: Sequence[Place], *, repetitions: int, seed: int, num_warm: int, stage: str = "main"
+    places: Sequence[ArmOnHost], *, repetitions: int, seed: int, num_warm: int, stage: str = "main"
 ) -> Iterator[Key]:
     """Yield the key of every cell once, in the order in which the cells are to be run.
 
@@ -95,9 +95,9 @@ class Job:
     decode: Callable[[Sequence[int]], str]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ArmOnHost:
         """Return the arm's name, engine and number of prompts, as `order` needs them."""
-        return Place(self.arm.name, host_of(self.arm), len(self.prompts))
+        return ArmOnHost(self.arm.name, host_of(self.arm), len(self.prompts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Runner:
         places = [self._jobs[name].place for name in arms]
         if num_prompts is not None:
             places = [
-                Place(place.arm, place.host, min(place.num_prompts, num_prompts))
+                ArmOnHost(place.arm, place.host, min(place.num_prompts, num_prompts))
                 for place in places
             ]
         if not places:

@@ -16,10 +16,10 @@ from coordinator.cluster.registry import Registry
 from coordinator.text.detokenization import Ending
 from coordinator.text.session import Emit
 from engine.checkpoint.model import load_model
+from engine.choice.classical_rules import Distribution, token_trial
 from engine.choice.coupling import choose, rank_scored
 from engine.choice.judging import distributions, sample_draft
 from engine.choice.sampling import Sampling
-from engine.choice.verification import Distribution, token_trial
 from proto.messages import (
     NGRAM_SOURCE,
     PROTOCOL_VERSION,

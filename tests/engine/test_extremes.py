@@ -12,13 +12,13 @@ from hypothesis.extra.numpy import arrays
 
 from coordinator.api.params import SamplingParams
 from coordinator.text.session import Session
+from engine.choice.classical_rules import Distribution, token_trial
 from engine.choice.coupling import choose, rank_scored, row_keys
 from engine.choice.coupling_on_gpu import choose_there
 from engine.choice.judging import distributions, judge, sample_draft
 from engine.choice.logprobs import report
 from engine.choice.processors import Processors
 from engine.choice.sampling import GREEDY_BELOW, LOWEST, Sampling, process, to_host
-from engine.choice.verification import Distribution, token_trial
 from proto.codec import decode, encode
 from proto.errors import LocalProtocolError
 from proto.messages import (

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.checkpoint.model import load_model
+from engine.choice.classical_rules import Distribution, block_trial, token_trial
 from engine.choice.coupling import (
     chain_choice,
     chain_inputs,
@@ -21,7 +22,6 @@ from engine.choice.judging import judge, sample_draft
 from engine.choice.logprobs import report
 from engine.choice.processors import Processors
 from engine.choice.sampling import Sampling
-from engine.choice.verification import Distribution, block_trial, token_trial
 from engine.forward.graphs import recorder
 from engine.layout.slots import Feed
 from engine.loading import make_executor

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from engine.choice.verification import Distribution, Trial
+from engine.choice.classical_rules import Distribution, Trial
 from node.starting import start
 from target_node.__main__ import load_serve
 

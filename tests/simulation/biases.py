@@ -8,7 +8,7 @@ import pytest
 
 from drafter_node import compute as drafter
 from drafter_node.drafting import Drafting
-from engine.choice.verification import Distribution, Purpose, Trial, uniform
+from engine.choice.classical_rules import Distribution, Purpose, Trial, uniform
 from proto.messages import MODEL_SOURCE, Rule
 from proto.tree import SpeculationTree
 from target_node import compute as target

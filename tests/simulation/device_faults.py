@@ -13,8 +13,9 @@ from proto.messages import Draft
 from rehearsal.device import Device, Handle
 from rehearsal.node import Node
 from target_node import scheduling
+from target_node.accepting import Judged
 from target_node.compute import Part
-from target_node.drafts import Judged, laid_out
+from target_node.drafts import laid_out
 from target_node.verifying import ComputedPart, Verifying
 from tests.simulation.faults import NOT_THE_TEXT, Fault, Patch
 
@@ -85,7 +86,7 @@ def a_roll_back_frees_the_slots_of_the_running_steps(patch: Patch) -> None:
 
 
 def a_draft_is_written_into_the_pass_that_is_running(patch: Patch) -> None:
-    launch, heard = Verifying.launch, Verifying._on_draft
+    launch, heard = Verifying.take_part, Verifying._on_draft
     running: dict[Verifying, Part] = {}
 
     def launched(self: Verifying, *how: Any) -> Part:
@@ -99,7 +100,7 @@ def a_draft_is_written_into_the_pass_that_is_running(patch: Patch) -> None:
             object.__setattr__(part.feed, "tokens", tokens[: len(part.feed.tokens)])
         return said
 
-    patch.setattr(Verifying, "launch", launched)
+    patch.setattr(Verifying, "take_part", launched)
     patch.setattr(Verifying, "_on_draft", join)
 
 

@@ -17,7 +17,8 @@ from proto.messages import FinishReason, Limits, Open
 from proto.tree import CommittedText, Graft, SpeculationTree
 from target_node import deciding
 from target_node import scheduling as target_scheduling
-from target_node.drafts import Judged, _Source
+from target_node.accepting import Judged
+from target_node.drafts import _Source
 from target_node.lookup import LookupSource
 from target_node.verifying import Verifying
 

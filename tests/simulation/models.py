@@ -84,7 +84,7 @@ class Translated:
         self,
         part: drafter.Part,
         own: Sequence[int],
-        place: drafter.Place,
+        place: drafter.ChoicePoint,
         digest: int,
         index: int,
     ) -> drafter.Children:
@@ -139,7 +139,7 @@ class Translated:
         return b"".join(self.languages.said_by(token) or b"" for token in own)
 
     def _thought(
-        self, said: bytes, session: int, place: drafter.Place
+        self, said: bytes, session: int, place: drafter.ChoicePoint
     ) -> tuple[tuple[int, ...], bytes]:
         """Return the target's tokens of a text that are whole, and how the next one begins."""
         languages, prompt = self.languages, self.texts[session - 1]

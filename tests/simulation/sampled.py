@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from drafter_node import compute as drafter
-from engine.choice.verification import (
+from engine.choice.classical_rules import (
     Distribution,
     Purpose,
     Trial,

@@ -7,7 +7,7 @@ from drafter_node.compute import Children
 from drafter_node.drafting import Drafting
 from drafter_node.frontier import Frontier
 from engine.layout.slots import Feed, Move, SlotMap
-from target_node import drafts
+from target_node import accepting
 from tests.simulation.faults import BAD_CACHE, NO_SPEED, NOT_THE_TEXT, Fault, Patch
 
 
@@ -79,7 +79,7 @@ def the_target_walks_to_a_row_that_hangs_elsewhere(patch: Patch) -> None:
                 path.append(row)
         return path
 
-    patch.setattr(drafts, "walk", anywhere)
+    patch.setattr(accepting, "accepted_path", anywhere)
 
 
 def a_rank_is_counted_from_one(patch: Patch) -> None:

@@ -8,7 +8,8 @@ from math import exp
 from proto.messages import Draft, Hit
 from proto.policies import POLICIES
 from proto.tree import Graft, Node, SpeculationTree
-from target_node.drafts import laid_out, likeliest, likeliest_chain, rest_of, walk
+from target_node.accepting import accepted_path, rest_of
+from target_node.drafts import laid_out, likeliest, likeliest_chain
 from tests.target_node.target import Target, part_of, ready, said
 from tests.texts import KEY, draft, name, opening
 
@@ -80,10 +81,10 @@ def test_rows_follow_their_parents_and_the_likeliest_path_comes_first() -> None:
 def test_the_walk_ends_where_no_row_carries_the_choice() -> None:
     #        root(0): 5 (1), 6 (2);  5: 7 (3), 8 (4);  6: 7 (5)
     drafted, parents = (5, 6, 7, 8, 7), (0, 0, 1, 1, 2)
-    assert walk(drafted, parents, (5, 8, 0, 0, 9, 0)) == [0, 1, 4]
-    assert walk(drafted, parents, (6, 0, 7, 0, 0, 1)) == [0, 2, 5]
-    assert walk(drafted, parents, (9, 7, 7, 0, 0, 0)) == [0]
-    assert walk((), (), (4,)) == [0]
+    assert accepted_path(drafted, parents, (5, 8, 0, 0, 9, 0)) == [0, 1, 4]
+    assert accepted_path(drafted, parents, (6, 0, 7, 0, 0, 1)) == [0, 2, 5]
+    assert accepted_path(drafted, parents, (9, 7, 7, 0, 0, 0)) == [0]
+    assert accepted_path((), (), (4,)) == [0]
 
 
 def branching(*, number: int = 1) -> Draft:

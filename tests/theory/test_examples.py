@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.choice.verification import Distribution, token_trial
+from engine.choice.classical_rules import Distribution, token_trial
 from tests.theory import large_pairs
 from tests.theory.examples import (
     APPLE,

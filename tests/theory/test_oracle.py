@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from engine.choice.verification import Distribution, Trial, block_trial, token_trial
+from engine.choice.classical_rules import Distribution, Trial, block_trial, token_trial
 from tests.noise import gumbel
 from tests.theory.oracle import (
     Model,

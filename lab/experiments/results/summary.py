@@ -24,7 +24,7 @@ class Spread(NamedTuple):
     high: float
 
 
-class Place(NamedTuple):
+class RowsOnHost(NamedTuple):
     """How many rows of an arm were made by a node (role) on a host."""
 
     role: str
@@ -106,7 +106,7 @@ class Summary:
     num_drafters_lost: int
     num_devices: int
     over_all_devices: Ratio | None
-    hosts: tuple[Place, ...]
+    hosts: tuple[RowsOnHost, ...]
     load: float
 
     @property
@@ -207,7 +207,7 @@ def _summary(
         ),
         num_devices=arm.num_devices,
         over_all_devices=paired(speeds, _speeds(sound(on_all))),
-        hosts=tuple(Place(*place, number) for place, number in sorted(hosts.items())),
+        hosts=tuple(RowsOnHost(*place, number) for place, number in sorted(hosts.items())),
         load=median(row.load for row in rows),
     )
 

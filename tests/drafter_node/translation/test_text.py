@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter_node.compute import Place
+from drafter_node.compute import ChoicePoint
 from drafter_node.translation.text import Languages, Translation, Unsettled
 from proto.messages import Ack, Limits, Rule, SamplingSpec, Verdict
 from proto.tree import SpeculationTree, path_hash
@@ -165,7 +165,7 @@ def test_a_path_that_contradicts_the_text_says_nothing() -> None:
     machine.hears(*ids(TARGET, b"b"))
     path = ids(OWN, b" ", b"a", b"bc", b" ")
     assert machine.says(path, (0.0,) * 4) == []
-    assert machine.translated.place(path) == Place(3, b"")
+    assert machine.translated.place(path) == ChoicePoint(3, b"")
 
 
 def test_under_a_classical_rule_nothing_is_drafted() -> None:
@@ -190,10 +190,10 @@ def test_nothing_is_drafted_behind_the_last_place_of_a_text() -> None:
 def test_where_the_target_is_when_the_drafter_chooses() -> None:
     translated = translation(*ids(TARGET, b"abc", b" "))
     tail = translated.tail.tokens
-    assert translated.place(tail) == Place(2, b"")
-    assert translated.place(()) == Place(2, b"", b" ")
-    assert translated.place([*tail, *ids(OWN, b"a")]) == Place(2, b"a")
-    assert translated.place([*tail, *ids(OWN, b"a", b"b", b" ")]) == Place(3, b" ")
+    assert translated.place(tail) == ChoicePoint(2, b"")
+    assert translated.place(()) == ChoicePoint(2, b"", b" ")
+    assert translated.place([*tail, *ids(OWN, b"a")]) == ChoicePoint(2, b"a")
+    assert translated.place([*tail, *ids(OWN, b"a", b"b", b" ")]) == ChoicePoint(3, b" ")
 
 
 def test_a_message_that_was_missed_is_noticed() -> None:

@@ -7,10 +7,7 @@ import pytest
 import torch
 
 import engine.choice.judging_on_gpu
-from engine.choice.judging import distributions, judge, sample_draft
-from engine.choice.judging_on_gpu import MakeTrial, candidates_there, judge_there
-from engine.choice.sampling import Sampling
-from engine.choice.verification import (
+from engine.choice.classical_rules import (
     Distribution,
     Purpose,
     block_trial,
@@ -18,6 +15,9 @@ from engine.choice.verification import (
     truncated,
     uniform,
 )
+from engine.choice.judging import distributions, judge, sample_draft
+from engine.choice.judging_on_gpu import MakeTrial, candidates_there, judge_there
+from engine.choice.sampling import Sampling
 from engine.errors import EngineError
 from tests.engine.choice.test_device_choice import SETTINGS
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.choice.allowed import Allowed
+from engine.choice.classical_rules import Distribution, block_trial, token_trial
 from engine.choice.coupling import choose
 from engine.choice.grammar import WORD, GrammarMask, masked_there
 from engine.choice.judging import distributions
 from engine.choice.path import Path
 from engine.choice.processors import Processors
 from engine.choice.sampling import Sampling
-from engine.choice.verification import Distribution, block_trial, token_trial
 from engine.choice.vocabulary import (
     Vocabulary,
     of_json_schema,
@@ -28,8 +28,8 @@ from engine.choice.vocabulary import (
 )
 from engine.errors import GrammarError
 from proto.installation import ROOT
+from tests.engine.choice.test_classical_rules import Model, Rule, distance, exact, joint
 from tests.engine.choice.test_processors import Shape
-from tests.engine.choice.test_verification import Model, Rule, distance, exact, joint
 
 pytest.importorskip("llguidance")
 

@@ -6,10 +6,10 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.experiments.runner import Place, fastest, order
+from lab.experiments.runner import ArmOnHost, fastest, order
 from tests.lab.experiments.made import row
 
-PLACES = [Place("a", 1, 3), Place("b", 1, 3), Place("c", 2, 3)]
+PLACES = [ArmOnHost("a", 1, 3), ArmOnHost("b", 1, 3), ArmOnHost("c", 2, 3)]
 
 
 @given(
@@ -18,7 +18,7 @@ PLACES = [Place("a", 1, 3), Place("b", 1, 3), Place("c", 2, 3)]
     st.integers(1, 6),
 )
 def test_every_cell_comes_once(hosts: list[tuple[int, int]], repetitions: int, warm: int) -> None:
-    places = [Place(f"arm {i}", host, number) for i, (host, number) in enumerate(hosts)]
+    places = [ArmOnHost(f"arm {i}", host, number) for i, (host, number) in enumerate(hosts)]
     keys = Counter(order(places, repetitions=repetitions, seed=1, num_warm=warm))
     assert set(keys.values()) == {1}
     assert len(keys) == repetitions * sum(place.num_prompts for place in places)
@@ -32,7 +32,7 @@ def test_a_prompt_is_given_to_all_arms_before_the_next_one_in_an_order_drawn_ane
 
 
 def test_no_more_hosts_than_may_be_warm_take_their_turns_together() -> None:
-    places = [Place(str(host), host, 2) for host in range(5)]
+    places = [ArmOnHost(str(host), host, 2) for host in range(5)]
     keys = list(order(places, repetitions=2, seed=1, num_warm=2))
     for first in range(0, 20, 10):
         turns = [keys[first : first + 4], keys[first + 4 : first + 8], keys[first + 8 : first + 10]]

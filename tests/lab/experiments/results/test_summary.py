@@ -10,7 +10,7 @@ import pytest
 
 from lab.experiments.folder import Header
 from lab.experiments.results.report import COLUMNS, device_table, table, to_csv
-from lab.experiments.results.summary import Place, Summary, overall, summarize
+from lab.experiments.results.summary import RowsOnHost, Summary, overall, summarize
 from lab.experiments.rows import Row
 from tests.lab.experiments.results.made_up import Truth, arm, figures, header, measured, row
 
@@ -188,9 +188,9 @@ def test_hosts_and_lost_drafters_are_counted() -> None:
     (found,) = summarize(header([arm("sync", "")]), rows)
     assert found.num_drafters_lost == 1
     assert found.hosts == (
-        Place("drafter", "b", 1),
-        Place("drafter", "c", 1),
-        Place("target", "a", 2),
+        RowsOnHost("drafter", "b", 1),
+        RowsOnHost("drafter", "c", 1),
+        RowsOnHost("target", "a", 2),
     )
 
 

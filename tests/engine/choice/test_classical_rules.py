@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.choice.verification import (
+from engine.choice.classical_rules import (
     Distribution,
     Purpose,
     Trial,
