@@ -304,7 +304,7 @@ class Verifying:
         If the models take turns during the next pass, also how likely a node must be.
         """
         policy, waiting = self.opened.policy, self._waiting
-        most = 0 if self.finished else self._num_drafts_max()
+        most = 0 if self.finished else self._num_awaited_max()
         prices = self._known.costs.at(self.place)
         cause = why_alone(policy, most, rests=self.rests)
         waiting.in_turns = self.takes_turns and cause is None
@@ -353,11 +353,17 @@ class Verifying:
 
     def _num_drafts_max(self) -> int:
         """Return the most drafts worth verifying now; a pass also feeds missing text tokens."""
-        slots, opened, length = self.slots, self.opened, len(self.tree.text)
-        num_rows = min(slots.num_tree_slots, self._known.fixed_rows or slots.num_tree_slots)
-        num_free = num_rows - (length - slots.prefix_len)
-        k = opened.policy.num_speculative_tokens
-        return min(k, num_free, opened.limits.max_drafts(length))
+        return min(self._num_awaited_max(), self._num_rows_max - self.num_missing)
+
+    @property
+    def _num_rows_max(self) -> int:
+        """Return the most rows of this text in a pass."""
+        return min(self.slots.num_tree_slots, self._known.fixed_rows or self.slots.num_tree_slots)
+
+    def _num_awaited_max(self) -> int:
+        """Return the most drafts worth awaiting, for a pass that feeds one token of the text."""
+        limits, k = self.opened.limits, self.opened.policy.num_speculative_tokens
+        return min(k, self._num_rows_max - 1, limits.max_drafts(len(self.tree.text)))
 
     # -- a pass -----------------------------------------------------------------------------------
 
