@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cache import cache_folder
-from engine.checkpoint.gguf_list import Gguf, read_gguf
+from engine.checkpoint.gguf_list import Entry, Gguf, read_gguf
 from engine.errors import ModelError, remedy
 
 SUFFIX = ".gguf"
@@ -37,6 +37,7 @@ _ROOT = Path(__file__).parents[2]
 # Llama 3's rule for rotary frequencies: which are divided, and by how much (transformers' names).
 _LOW, _HIGH, _ORIGINAL_LEN = 1.0, 4.0, 8192
 _TOLERANCE = 1e-3
+_MOST_FACTOR_BYTES = 1 << 16
 
 
 def is_gguf_file(path: Path) -> bool:
@@ -164,19 +165,16 @@ def _dtype(gguf: Gguf) -> str:
 
 def _rope(gguf: Gguf) -> dict[str, Any]:
     """Return `rope_parameters` of a config.json. Raises ModelError for kinds that are not read."""
-    base = gguf.stated("rope.freq_base") or 10_000.0
+    base = _number(gguf, "rope.freq_base") if gguf.stated("rope.freq_base") else 10_000.0
     scaling = gguf.stated("rope.scaling.type") or "none"
     if scaling != "none":
         raise ModelError(f"{gguf.path}: its rotary scaling is {str(scaling)[:40]!r}; {_OTHERWISE}")
     if gguf.factors is None:
         return {"rope_type": "default", "rope_theta": base}
-    with gguf.path.open("rb") as file:
-        file.seek(gguf.factors.start)
-        data = file.read(gguf.factors.num_bytes)
-    found = struct.unpack(f"<{len(data) // 4}f", data)
+    found = _factors(gguf.path, gguf.factors)
     factor = max(found)
     wanted = [_divisor(base ** (-i / len(found)), factor) for i in range(len(found))]
-    if any(abs(a - b) > _TOLERANCE * b for a, b in zip(found, wanted, strict=True)):
+    if not all(abs(a - b) <= _TOLERANCE * b for a, b in zip(found, wanted, strict=True)):
         raise ModelError(f"{gguf.path}: its rope_freqs are not those of Llama 3; {_OTHERWISE}")
     return {
         "rope_type": "llama3",
@@ -186,6 +184,19 @@ def _rope(gguf: Gguf) -> dict[str, Any]:
         "high_freq_factor": _HIGH,
         "original_max_position_embeddings": _ORIGINAL_LEN,
     }
+
+
+def _factors(path: Path, entry: Entry) -> tuple[float, ...]:
+    """Return the numbers of the tensor `ROPE_FACTORS`. Raises ModelError if one is no divisor."""
+    found: tuple[float, ...] = ()
+    if entry.kind == "F32" and entry.num_bytes <= _MOST_FACTOR_BYTES:
+        with path.open("rb") as file:
+            file.seek(entry.start)
+            data = file.read(entry.num_bytes)
+        found = struct.unpack(f"<{entry.num_bytes // 4}f", data)
+    if not found or not all(0 < one < math.inf for one in found):
+        raise ModelError(f"{path}: its {entry.name} are no numbers above 0; {_OTHERWISE}")
+    return found
 
 
 def _divisor(frequency: float, factor: float) -> float:

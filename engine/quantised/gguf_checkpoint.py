@@ -40,9 +40,9 @@ class GgufCheckpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of the quantised tensors in the file."""
+        """Return the bytes in the file of the tensors that can stay as they are stored."""
         entries = self._gguf.tensors.values()
-        return sum(entry.num_bytes for entry in entries if entry.kind not in PLAIN)
+        return sum(entry.num_bytes for entry in entries if entry.kind in gguf_blocks.KEPT)
 
     def tensors(
         self, model: Any, cuts: Cuts | None = None, device: torch.device = _CPU
@@ -65,8 +65,8 @@ class GgufCheckpoint:
     def matrices(self, model: Any) -> Iterator[tuple[str, QuantisedMatrix]]:
         """Yield (path in the model, weight as it is stored) of the linear layers, read one by one.
 
-        Layers whose weights are plain are left out. If the output matrix is that of the
-        embeddings, both are read.
+        Layers whose weights are plain, or of a type that can only be dequantised, are left out. If
+        the output matrix is that of the embeddings, both are read.
 
         model  the model on `meta` (without memory)
         """
@@ -76,9 +76,9 @@ class GgufCheckpoint:
             name = f"{path}.weight"
             if name == "lm_head.weight" and self._gguf.is_tied:
                 name = "model.embed_tokens.weight"
-            if name not in self._gguf.tensors or self._gguf.tensors[name].kind in PLAIN:
-                continue
-            yield path, self._codes(name)
+            entry = self._gguf.tensors.get(name)
+            if entry is not None and entry.kind in gguf_blocks.KEPT:
+                yield path, self._codes(name)
 
     def _codes(self, name: str) -> QuantisedMatrix:
         """Return a quantised weight as it is stored. Raises ModelError if it is not finite."""
@@ -100,15 +100,17 @@ class GgufCheckpoint:
         if entry.kind in PLAIN:
             found = self._bytes(entry).view(_TYPES[entry.kind]).view(entry.shape).to(device)
         else:
-            found = gguf_blocks.weight(entry.kind, self._blocks(entry, device))
+            found = gguf_blocks.weight(entry.kind, self._blocks(entry, device)).view(entry.shape)
             self._refuse_not_finite(entry, found.sum())
         rows = self._order(name, device)
         whole = found if rows is None else found[rows]
         return whole if cut is None else cut.of(whole).contiguous()
 
     def _blocks(self, entry: Entry, device: torch.device) -> torch.Tensor:
-        """Return the blocks of a matrix, uint8 [out, blocks of a row, bytes of a block]."""
-        return self._bytes(entry).view(entry.shape[0], -1, BLOCKS[entry.kind][1]).to(device)
+        """Return a tensor's blocks, uint8 [rows, blocks of a row, bytes of a block]."""
+        numbers, num_bytes = BLOCKS[entry.kind]
+        of_row = entry.shape[-1] // numbers
+        return self._bytes(entry).view(-1, of_row, num_bytes).to(device)
 
     def _bytes(self, entry: Entry) -> torch.Tensor:
         """Return a tensor's bytes, uint8 [n]. Raises ModelError if they cannot be read."""

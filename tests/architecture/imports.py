@@ -46,6 +46,7 @@ KNOWN_ONLY_IN = {
     "zmq": ("proto/links/",),
     "msgpack": ("proto/codec.py",),
     "ray": ("deploy/",),
+    "gguf": ("engine/quantised/gguf_blocks.py", "lab/"),
     "llguidance": ("engine/choice/vocabulary.py",),
     **dict.fromkeys(
         ("fastapi", "starlette", "uvicorn", "prometheus_client"), ("coordinator/http/",)
