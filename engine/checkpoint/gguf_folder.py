@@ -19,9 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from engine.cache import cache_folder
 from engine.checkpoint.gguf_list import Entry, Gguf, read_gguf
-from engine.errors import ModelError, remedy
+from engine.errors import ModelError
+from proto.system import cache_folder, cannot_write
 
 SUFFIX = ".gguf"
 _OTHERWISE = "put it into a folder beside the config.json and tokenizer.json of the original model"
@@ -57,7 +57,9 @@ def folder_of(path: Path) -> Path:
         if not folder.is_dir():
             _make(gguf, folder)
     except OSError as error:
-        raise ModelError(f"{path}: a folder for it cannot be made: {remedy(error)}") from error
+        raise ModelError(
+            f"{path}: a folder for it cannot be made: {cannot_write(error)}"
+        ) from error
     return folder
 
 

@@ -21,7 +21,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError, remedy
+from engine.errors import GET_AGAIN, ModelError
+from proto.system import cannot_read
 
 # The architecture that a file names -> the types of models (config.json) that it may hold.
 FAMILIES = {"llama": ("llama", "mistral"), "qwen2": ("qwen2",), "qwen3": ("qwen3",)}
@@ -168,7 +169,7 @@ def read_gguf(path: Path) -> Gguf:
         facts = path.stat()
         return _read_once(path, facts.st_size, facts.st_mtime_ns)
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {remedy(error)}") from error
+        raise ModelError(f"{path}: cannot be read: {cannot_read(error, GET_AGAIN)}") from error
 
 
 @lru_cache(maxsize=8)

@@ -14,11 +14,12 @@ import torch
 from engine.checkpoint.files import Shapes
 from engine.checkpoint.gguf_list import BLOCKS, PLAIN, Entry, Gguf, read_gguf
 from engine.checkpoint.parts import Cuts, Lazy
-from engine.errors import ModelError, remedy
+from engine.errors import GET_AGAIN, ModelError
 from engine.quantised import gguf_blocks
 from engine.quantised.formats import GgufFile
 from engine.quantised.matrix import QuantisedMatrix
 from engine.tensor_parallel.split import Cut
+from proto.system import cannot_read
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TURNED = (".q_proj.", ".k_proj.")
@@ -121,7 +122,9 @@ class GgufCheckpoint:
                 file.seek(entry.start)
                 length = file.readinto(found)
         except OSError as error:
-            raise ModelError(f"{self.form.path}: cannot be read: {remedy(error)}") from error
+            raise ModelError(
+                f"{self.form.path}: cannot be read: {cannot_read(error, GET_AGAIN)}"
+            ) from error
         if length != len(found):
             raise ModelError(f"{self.form.path}: it is cut off in {entry.name}; get it again")
         return torch.frombuffer(found, dtype=torch.uint8)

@@ -23,6 +23,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What measures, trains and explains may look at everything.
     "lab": set(PACKAGES),
 }
+# Of a package that it does not know otherwise, a package may import these modules.
+MAY_IMPORT_MODULES: dict[str, set[str]] = {
+    # What a user can do something about; of messages the engine knows nothing.
+    "engine": {"proto.errors", "proto.system"},
+}
 # Exceptions, each a file or, with a slash at its end, a folder.
 MAY_ALSO_IMPORT = {
     # What kinds of heads are called, which the coordinator knows too.
@@ -147,6 +152,7 @@ def forbidden_packages(file: Source) -> list[str]:
         f"{file.path}:{found.line} imports {found.module}"
         for found in imports(file)
         if found.top in {*PACKAGES, "tests"} - allowed
+        and found.module not in MAY_IMPORT_MODULES.get(file.package, ())
     ]
 
 

@@ -5,8 +5,7 @@ The rules for a folder are in the engine alone (`checkpoint.py` and `files.py` i
 node give the same answer. They are imported when the first folder is checked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -78,15 +77,14 @@ class Checkpoint:
         from engine.checkpoint.checkpoint import refuse_no_safetensors
         from engine.quantised.formats import read_format
 
-        with _as_ours():
-            if self.is_head:
-                self._check_head_files()
-                return
-            refuse_no_safetensors(self.name, self.folder)
-            shapes = shards.read_shapes(self.folder)
-            form = read_format(self.config, dict(self.stated))
-            shards.refuse_odd_weights(self.folder, is_packed=form is not None)
-            shards.check_layers(self.config, dict(self.stated), shapes)
+        if self.is_head:
+            self._check_head_files()
+            return
+        refuse_no_safetensors(self.name, self.folder)
+        shapes = shards.read_shapes(self.folder)
+        form = read_format(self.config, dict(self.stated))
+        shards.refuse_odd_weights(self.folder, is_packed=form is not None)
+        shards.check_layers(self.config, dict(self.stated), shapes)
 
     def check_quantization(self, node: NodeConfig) -> None:
         """Raise ModelError if the node could not round this model's weights as it is asked."""
@@ -97,15 +95,14 @@ class Checkpoint:
         if not node.quantization:
             return
         ranks = num_ranks(node.device, node.tensor_parallel_size)
-        with _as_ours():
-            refuse_elsewhere(self.name, node.quantization, backend=node.backend, num_ranks=ranks)
-            refuse_rounding(
-                self.name,
-                node.quantization,
-                device=node.device,
-                kind=text_kind(str(self.stated.get("model_type")), self.text_config),
-                is_quantised=read_format(self.config, dict(self.stated)) is not None,
-            )
+        refuse_elsewhere(self.name, node.quantization, backend=node.backend, num_ranks=ranks)
+        refuse_rounding(
+            self.name,
+            node.quantization,
+            device=node.device,
+            kind=text_kind(str(self.stated.get("model_type")), self.text_config),
+            is_quantised=read_format(self.config, dict(self.stated)) is not None,
+        )
 
     def _check_head_files(self) -> None:
         from engine.checkpoint import files as shards
@@ -125,11 +122,10 @@ class Checkpoint:
         if kind is None:
             raise ModelError(f"{self.config}: {stated.NO_HEAD}")
         sizes = ("vocab_size", "hidden_size", "num_hidden_layers")
-        with _as_ours():
-            if kind is not HeadKind.MEDUSA:
-                of_target = stated.TargetSizes(target.name, *map(target.number, sizes))
-                stated.refuse_other_target(self.config, dict(self.stated), kind, of_target)
-            stated.refuse_odd_config(self.config, dict(self.stated), kind)
+        if kind is not HeadKind.MEDUSA:
+            of_target = stated.TargetSizes(target.name, *map(target.number, sizes))
+            stated.refuse_other_target(self.config, dict(self.stated), kind, of_target)
+        stated.refuse_odd_config(self.config, dict(self.stated), kind)
 
     def head_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of a head's tensors by name, read from its safetensors file.
@@ -144,8 +140,7 @@ class Checkpoint:
         path = find_head_file(self.folder)
         if path is None or path.suffix != SAFETENSORS:
             return {}
-        with _as_ours():
-            return shards.shapes_in(path)
+        return shards.shapes_in(path)
 
 
 WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")  # each only if there are none of those before
@@ -169,19 +164,17 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
     from engine.quantised.formats import read_format
 
     try:
-        with _as_ours():
-            folder = find_folder(name, revision, SMALL, fetch=_fetch_silently)
+        folder = find_folder(name, revision, SMALL, fetch=_fetch_silently)
     except ModelError as error:
         raise ModelError(f"{error}{_near(name)}") from error
-    with _as_ours():
-        stated = read_config(folder)
-        checkpoint = Checkpoint(name, revision, folder, stated, is_head)
-        if not is_head:
-            if (kind := head_kind(stated)) is not None:
-                raise ModelError(head_alone(name, kind))
-            stated_eos_ids(folder, stated)
-            read_format(checkpoint.config, stated)
-            families.refuse(name, checkpoint.config, stated)
+    stated = read_config(folder)
+    checkpoint = Checkpoint(name, revision, folder, stated, is_head)
+    if not is_head:
+        if (kind := head_kind(stated)) is not None:
+            raise ModelError(head_alone(name, kind))
+        stated_eos_ids(folder, stated)
+        read_format(checkpoint.config, stated)
+        families.refuse(name, checkpoint.config, stated)
     return checkpoint
 
 
@@ -193,8 +186,7 @@ def folder_of_file(name: str) -> Path:
     path = path_of(name)
     if not path.is_file():
         raise ModelError(f"{name}: no such file; give a GGUF file or a model's folder")
-    with _as_ours():
-        return folder_of(path)
+    return folder_of(path)
 
 
 def read_tokenizer(folder: Path) -> "ReadTokenizer":
@@ -207,8 +199,7 @@ def read_tokenizer(folder: Path) -> "ReadTokenizer":
     _refuse_other_engine()
     from engine.checkpoint.tokenizer_files import changed_ns
 
-    with _as_ours():
-        return _read_tokenizer(folder, changed_ns(folder))
+    return _read_tokenizer(folder, changed_ns(folder))
 
 
 @lru_cache(maxsize=4)
@@ -222,8 +213,7 @@ def check_beside_tokenizer(folder: Path) -> None:
     """Raise ModelError if a file that adds tokens to a tokenizer.json cannot be read."""
     from engine.checkpoint.tokenizer_files import read_stated
 
-    with _as_ours():
-        read_stated(folder)
+    read_stated(folder)
 
 
 def named_tokens(folder: Path) -> dict[str, str | None]:
@@ -235,8 +225,7 @@ def named_tokens(folder: Path) -> dict[str, str | None]:
     _refuse_other_engine()
     from engine.checkpoint.tokenizer_files import read_stated
 
-    with _as_ours():
-        stated = read_stated(folder)
+    stated = read_stated(folder)
     found = {**stated.names, **stated.own}
     return {name: None if token is None else str(token) for name, token in found.items()}
 
@@ -294,16 +283,5 @@ def _fetch_silently(name: str, revision: str | None, wanted: Sequence[str]) -> P
 def _fetch(name: str, revision: str | None, wanted: Sequence[str], say: Say | None) -> Path:
     from engine.checkpoint.checkpoint import NOT_WANTED, hub_errors
 
-    with _as_ours(), hub_errors(name, revision):
+    with hub_errors(name, revision):
         return Download(name, revision, wanted, NOT_WANTED).run(say)
-
-
-@contextmanager
-def _as_ours() -> Iterator[None]:
-    """While inside, turn the engine's errors into ModelError."""
-    from engine.errors import EngineError
-
-    try:
-        yield
-    except EngineError as error:
-        raise ModelError(str(error)) from error
