@@ -25,8 +25,7 @@ from proto.head_kinds import (
     HeadKind,
     feature_layers,
     head_alone,
-    head_kind,
-    head_kind_of_tensors,
+    kind_of_files,
 )
 
 NO_HEAD = "it describes no head that is covered; use one of Medusa, EAGLE or EAGLE-3"
@@ -76,10 +75,7 @@ def find_head_file(folder: Path) -> Path | None:
 def refuse_head(name: str, revision: str | None) -> None:
     """Raise ModelError if a model that should be a whole one is a head."""
     folder = find_checkpoint(name, revision)
-    stated = read_config(folder)
-    kind = head_kind(stated)
-    if kind is None and stated.get("num_hidden_layers") == 1:  # as EAGLE's first ones have it
-        kind = head_kind_of_tensors(read_shapes(folder))
+    kind = kind_of_files(read_config(folder), lambda: read_shapes(folder))
     if kind is not None:
         raise ModelError(head_alone(name, kind))
 

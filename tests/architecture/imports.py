@@ -25,13 +25,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Of a package that it does not know otherwise, a package may import these modules.
 MAY_IMPORT_MODULES: dict[str, set[str]] = {
-    # What a user can do something about; of messages the engine knows nothing.
-    "engine": {"proto.errors", "proto.system"},
+    # What a user is told of errors, and the kinds of heads; of messages the engine knows nothing.
+    "engine": {"proto.errors", "proto.system", "proto.head_kinds"},
 }
 # Exceptions, each a file or, with a slash at its end, a folder.
 MAY_ALSO_IMPORT = {
-    # What kinds of heads are called, which the coordinator knows too.
-    "engine/heads/": {"proto"},
     # What a folder must be, as far as it is looked at without torch.
     "coordinator/api/models/folders.py": {"engine"},
     # What tokens say, in bytes: two tokenizers are compared before anything is loaded.

@@ -16,12 +16,13 @@ from tokenizers import Tokenizer
 from coordinator.api.models.fetching import Download, Say
 from coordinator.launching.devices import num_ranks
 from proto.errors import ConfigurationError, ModelError, did_you_mean
-from proto.head_kinds import HeadKind, head_alone, head_kind
+from proto.head_kinds import HeadKind
 from proto.installation import another_package
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
 
 if TYPE_CHECKING:
+    from engine.checkpoint.stated import Stated
     from engine.checkpoint.tokenizer_files import ReadTokenizer
 
 TOKENIZER, SAFETENSORS = "tokenizer.json", ".safetensors"
@@ -33,14 +34,15 @@ class Checkpoint:
 
     name     the name as the user gave it
     stated   the content of config.json
-    is_head  it is read as a head (a small model that drafts from the target's hidden states)
+    model    what its files state; None: it is read as a head (a small model that drafts from the
+             target's hidden states)
     """
 
     name: str
     revision: str | None
     folder: Path
     stated: Mapping[str, Any]
-    is_head: bool
+    model: "Stated | None"
 
     @property
     def config(self) -> Path:
@@ -50,8 +52,12 @@ class Checkpoint:
     @property
     def text_config(self) -> Mapping[str, Any]:
         """Return the part of config.json that describes the language model."""
-        inner = self.stated.get("text_config")
-        return inner if isinstance(inner, dict) else self.stated
+        return text_part(self.stated)
+
+    @property
+    def is_head(self) -> bool:
+        """True if it is read as a head."""
+        return self.model is None
 
     def number(self, field: str) -> int | None:
         """Return an integer field of the language model's config; None if it has none."""
@@ -73,26 +79,17 @@ class Checkpoint:
 
     def check_weights(self) -> None:
         """Raise ModelError if weights are missing, incomplete, or fewer than stated."""
-        from engine.checkpoint import files as shards
-        from engine.checkpoint.checkpoint import refuse_no_safetensors
-        from engine.quantised.formats import read_format
-
-        if self.is_head:
+        if self.model is None:
             self._check_head_files()
-            return
-        refuse_no_safetensors(self.name, self.folder)
-        shapes = shards.read_shapes(self.folder)
-        form = read_format(self.config, dict(self.stated))
-        shards.refuse_odd_weights(self.folder, is_packed=form is not None)
-        shards.check_layers(self.config, dict(self.stated), shapes)
+        else:
+            self.model.check_weights()
 
     def check_quantization(self, node: NodeConfig) -> None:
         """Raise ModelError if the node could not round this model's weights as it is asked."""
         from engine.checkpoint.families import text_kind
         from engine.quantised.asked import refuse_elsewhere, refuse_rounding
-        from engine.quantised.formats import read_format
 
-        if not node.quantization:
+        if not node.quantization or self.model is None:
             return
         ranks = num_ranks(node.device, node.tensor_parallel_size)
         refuse_elsewhere(self.name, node.quantization, backend=node.backend, num_ranks=ranks)
@@ -101,7 +98,7 @@ class Checkpoint:
             node.quantization,
             device=node.device,
             kind=text_kind(str(self.stated.get("model_type")), self.text_config),
-            is_quantised=read_format(self.config, dict(self.stated)) is not None,
+            is_quantised=self.model.form is not None,
         )
 
     def _check_head_files(self) -> None:
@@ -158,24 +155,42 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
     Raises ModelError; ConfigurationError where the program has an `engine` of its own.
     """
     _refuse_other_engine()
-    from engine.checkpoint import families
     from engine.checkpoint.checkpoint import SMALL, find_folder
-    from engine.checkpoint.files import read_config, stated_eos_ids
-    from engine.quantised.formats import read_format
+    from engine.checkpoint.files import read_config
+    from engine.checkpoint.stated import read_stated
 
     try:
         folder = find_folder(name, revision, SMALL, fetch=_fetch_silently)
     except ModelError as error:
         raise ModelError(f"{error}{_near(name)}") from error
-    stated = read_config(folder)
-    checkpoint = Checkpoint(name, revision, folder, stated, is_head)
-    if not is_head:
-        if (kind := head_kind(stated)) is not None:
-            raise ModelError(head_alone(name, kind))
-        stated_eos_ids(folder, stated)
-        read_format(checkpoint.config, stated)
-        families.refuse(name, checkpoint.config, stated)
-    return checkpoint
+    if is_head:
+        return Checkpoint(name, revision, folder, read_config(folder), None)
+    model = read_stated(name, folder)
+    return Checkpoint(name, revision, folder, model.config, model)
+
+
+def text_part(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that describes the language model."""
+    inner = stated.get("text_config")
+    return inner if isinstance(inner, dict) else stated
+
+
+def read_object(path: Path) -> Mapping[str, Any]:
+    """Return the JSON object in a model's file. Raises ModelError.
+
+    Raises ConfigurationError too where the program has an `engine` of its own.
+    """
+    _refuse_other_engine()
+    from engine.checkpoint.files import read_object as read
+
+    return read(path)
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors in a safetensors file. Raises ModelError."""
+    from engine.checkpoint.tensor_list import tensors_in
+
+    return [one.name for one in tensors_in(path)]
 
 
 def folder_of_file(name: str) -> Path:
@@ -252,8 +267,7 @@ def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:
     """
     from engine.checkpoint import families, long_texts
 
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
+    text = text_part(config)
     kind = families.text_kind(str(config.get("model_type")), text)
     return long_texts.limited(kind, text, limit, asked)
 
