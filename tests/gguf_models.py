@@ -73,11 +73,13 @@ def save_gguf(
     kinds: Kinds,
     tokenizer: dict[str, Any] | None = None,
     vectors: str = "F32",
+    pre: str = "default",
 ) -> tuple[Path, Path]:
     """Write the plain model in `source` as `out`/gguf and, as it then is, as `out`/plain.
 
     tokenizer  content of a tokenizer.json to write into the file; None: it has no tokenizer
     vectors    type of norms and biases
+    pre        how the tokenizer splits texts, by llama.cpp's name
     """
     config = json.loads((source / "config.json").read_text())
     tensors = load_file(source / "model.safetensors")
@@ -89,7 +91,7 @@ def save_gguf(
     writer = gguf.GGUFWriter(folder / "model.gguf", "llama" if kind == "mistral" else kind)
     add_fields(writer, config)
     if tokenizer is not None:
-        add_tokenizer(writer, tokenizer)
+        add_tokenizer(writer, tokenizer, pre)
     stood_for: dict[str, torch.Tensor] = {}
     for number, (name, tensor) in enumerate(sorted(tensors.items())):
         array = tensor.float().numpy()
@@ -150,12 +152,12 @@ def add_fields(writer: Any, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def add_tokenizer(writer: Any, tokenizer: dict[str, Any]) -> None:
+def add_tokenizer(writer: Any, tokenizer: dict[str, Any], pre: str) -> None:
     """Add a byte-level tokenizer, as in a tokenizer.json, to a file."""
     vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda one: one[1])
     special = {one["content"] for one in tokenizer["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list([token for token, _ in vocab])
     writer.add_token_types([3 if token in special else 1 for token, _ in vocab])
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])

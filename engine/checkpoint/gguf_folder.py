@@ -2,8 +2,9 @@
 
 The folder has a config.json made of the file's fields, a tokenizer made by transformers, and a link
 to the file. It is made once and kept, in $XDG_CACHE_HOME/slipstream/gguf (~/.cache/slipstream/gguf)
-under a hash of the file's path, size and time of change. A folder that somebody has made, with the
-file beside the config.json and tokenizer.json of the original model, needs none of this.
+under a hash of the file's path, size and time of change, and of the way in which it is made. A
+folder that somebody has made, with the file beside the config.json and tokenizer.json of the
+original model, needs none of this.
 
 Needs no torch: transformers runs in a process of its own.
 """
@@ -33,6 +34,7 @@ _CLASSES = {
 }
 _TOKENS = "tokenizer.ggml.tokens"
 _TOKENIZER_LIMIT_S = 300.0
+_FORM = 2  # one more where a folder is made in another way: kept ones are made again
 _ROOT = Path(__file__).parents[2]
 # Llama 3's rule for rotary frequencies: which are divided, and by how much (transformers' names).
 _LOW, _HIGH, _ORIGINAL_LEN = 1.0, 4.0, 8192
@@ -66,7 +68,7 @@ def folder_of(path: Path) -> Path:
 def _place(path: Path) -> Path:
     """Return where the folder of a file lies. Raises OSError."""
     facts = path.stat()
-    said = str(path.resolve()), facts.st_size, facts.st_mtime_ns
+    said = _FORM, str(path.resolve()), facts.st_size, facts.st_mtime_ns
     digest = hashlib.sha256(repr(said).encode()).hexdigest()[:16]
     return cache_folder("gguf") / digest / path.stem
 

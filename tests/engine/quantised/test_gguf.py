@@ -181,6 +181,22 @@ def test_the_tokenizer_in_a_file_gives_the_tokens_of_the_original(
     assert ours.decode(ours.encode(text).ids) == theirs.decode(theirs.encode(text).ids)
 
 
+@pytest.mark.parametrize(
+    ("pre", "number"), [("default", ["Ġ2024"]), ("smollm", ["Ġ", "2", "0", "2", "4"])]
+)
+def test_numbers_are_split_as_the_file_says(
+    pre: str, number: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    content = json.loads((ROOT / "models" / "target" / "tokenizer.json").read_text())
+    source = make_model("llama", tmp_path / "source", vocab=4096)
+    folder, _ = save_gguf(source, tmp_path, lambda _: "F32", tokenizer=content, pre=pre)
+    made = Tokenizer.from_file(str(folder_of(folder / "model.gguf") / "tokenizer.json"))
+    assert made.pre_tokenizer is not None
+    pieces = [piece for piece, _ in made.pre_tokenizer.pre_tokenize_str("in 2024, it's")]
+    assert pieces == ["in", *number, ",", "Ġit", "'s"]
+
+
 def test_the_rotary_factors_of_llama_3_are_found_again(tmp_path: Path) -> None:
     folder = tmp_path / "source"
     config = make_config("llama")
