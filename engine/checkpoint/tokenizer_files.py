@@ -114,6 +114,20 @@ def read_tokenizer(folder: Path) -> ReadTokenizer:
     return ReadTokenizer(tokenizer, further)
 
 
+def refuse_too_many(path: Path, num_trained: int, size: int) -> None:
+    """Raise ModelError if a tokenizer has more tokens than the model's vocabulary.
+
+    path         that of tokenizer.json, for messages
+    num_trained  its tokens without those that were added later: a model may lack the latter
+    size         the model's logits
+    """
+    if num_trained > size:
+        raise ModelError(
+            f"{path}: it has {num_trained} tokens, but the model {size} (vocab_size in "
+            "config.json); they are of two models"
+        )
+
+
 def _to_add(known: Mapping[int, AddedToken], stated: "Stated") -> list[AddedToken]:
     """Return the tokens to add, in this order, to a tokenizer whose added tokens are `known`.
 
