@@ -34,17 +34,17 @@ def codes(kind: str, blocks: torch.Tensor) -> QuantisedMatrix:
 def weight(kind: str, blocks: torch.Tensor) -> torch.Tensor:
     """Return the weight in float32, on the device of `blocks`, which are as for `codes`.
 
-    kind  a type in `BLOCKS`, but for the plain ones
+    kind  a type in `BLOCKS`, but for the plain ones; if it is none of `KEPT`, `blocks` are on a CPU
     """
     if kind in KEPT:
         return codes(kind, blocks).dequantised()
-    return _by_package(kind, blocks.flatten(1).cpu()).to(blocks.device)
+    return _by_package(kind, blocks.flatten(1))
 
 
 def _by_package(kind: str, raw: torch.Tensor) -> torch.Tensor:
     """Return rows as the package `gguf` dequantises them, float32 [out, in].
 
-    raw  uint8 [out, bytes of a row], on the host
+    raw  uint8 [out, bytes of a row], on a CPU
     """
     import gguf  # takes a tenth of a second, and most models need none of it
 

@@ -101,7 +101,9 @@ class GgufCheckpoint:
         if entry.kind in PLAIN:
             found = self._bytes(entry).view(_TYPES[entry.kind]).view(entry.shape).to(device)
         else:
-            found = gguf_blocks.weight(entry.kind, self._blocks(entry, device)).view(entry.shape)
+            where = device if entry.kind in gguf_blocks.KEPT else _CPU
+            found = gguf_blocks.weight(entry.kind, self._blocks(entry, where)).to(device)
+            found = found.view(entry.shape)
             self._refuse_not_finite(entry, found.sum())
         rows = self._order(name, device)
         whole = found if rows is None else found[rows]
