@@ -141,7 +141,7 @@ class Drafting:
         self._has_drafted = False  # a Draft message with nodes was sent in this life
         self._numbers = Numbers(known.source, opened.incarnation)
         self._said_done = 0  # root for which the target was told that no more drafts will come
-        # What `go_on` has told: the root at that time, and the end of the text behind it.
+        # Root and known end (bytes) at the last call of `go_on`.
         self._certain: tuple[int, bytes] = self.tree.root, b""
         self._num_steps, self._model_us = 0, 0  # since the last Draft message
         self._attempt = opened.attempt  # that of the newest verdict

@@ -86,8 +86,8 @@ class Frontier:
         # path are not first children (detours). Both include nodes that are committed by now.
         self._paths: dict[int, tuple[float, int]] = {tree.root: (0.0, 0)}
         self._expanded: set[int] = set()
-        # The last node that is certain (of another vocabulary's tail), or the root; and the path
-        # hashes above it, from the root on, as many as nodes are certain.
+        # `_start`: the last node that is certain (of another vocabulary's tail), or the root.
+        # `_above`: hashes from the root to the parent of the last certain node.
         self._start: int = tree.root
         self._above: tuple[int, ...] = ()
         # For live nodes that were not expanded and do not end the text: position, chance, detours.

@@ -19,9 +19,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from engine.cache import cache_folder
-from engine.checkpoint.files import one_line, shown
+from engine.checkpoint.files import one_line
 from engine.device import cpu_flags
+from proto.errors import shown
+from proto.system import cache_folder
 
 logger = logging.getLogger(__name__)
 

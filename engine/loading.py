@@ -15,7 +15,7 @@ from engine import cpu_library
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import refuse_odd_file
 from engine.checkpoint.model import LoadedModel, load_model
-from engine.checkpoint.tokenizer_files import TOKENIZER, read_tokenizer
+from engine.checkpoint.tokenizer_files import TOKENIZER, read_tokenizer, refuse_too_many
 from engine.choice.coupling import rare_choices, usual_chains, usual_choices
 from engine.device import pin
 from engine.errors import ModelError
@@ -60,11 +60,7 @@ class TokenizerPrint:
 
     def check_fits(self, logits_size: int) -> None:
         """Raise ModelError if the tokenizer has more tokens than the model has logits."""
-        if self.num_trained > logits_size:
-            raise ModelError(
-                f"{self.path}: it has {self.num_trained} tokens, but the model {logits_size} "
-                "(vocab_size in config.json); they are of two models"
-            )
+        refuse_too_many(self.path, self.num_trained, logits_size)
 
 
 def fingerprint(name: str, revision: str | None = None) -> TokenizerPrint:

@@ -15,11 +15,11 @@ from statistics import quantiles
 
 import torch
 
-from engine.cache import cache_folder
 from engine.device import cores_of, processor
 from engine.errors import ModelError
 from engine.executor import Executor
 from engine.layout.slots import Feed
+from proto.system import cache_folder
 
 LIMIT_S = 2.0  # most seconds that timing may take
 ROWS = (1, 5)  # rows of the passes that are timed: without drafts, and with

@@ -199,8 +199,8 @@ def drafting_pays(p: float, step_s: float, token_s: float) -> bool:
     step_s   seconds of a draft step
     token_s  seconds that a token takes now, with drafts or without
 
-    Both sides come to the same threshold: a pass and a step make 1 + p tokens, a pass alone makes
-    one.
+    The threshold is the same with and without drafts, p * seconds per token > step: a pass and a
+    step make 1 + p tokens, a pass alone makes one.
     """
     return p * token_s > step_s
 

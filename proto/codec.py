@@ -237,7 +237,7 @@ def check(message: m.Message) -> None:
             if message.first_number > message.number:
                 raise ValueError("first_number is above number")
             if message.source in m.OWN_SOURCES:
-                raise ValueError("what the target drafts by itself does not travel")
+                raise ValueError("drafts of the target's own sources must not be sent")
             _check_proposals(message)
         case m.Verdict():
             if message.num_accepted > message.num_drafted:
@@ -538,7 +538,7 @@ def head_of(frame: bytes, number: int) -> list[int]:
                 at += layout.size
             found.append(first)
     except (LookupError, struct.error) as error:
-        raise RemoteProtocolError("a frame of no session") from error
+        raise RemoteProtocolError("the frame has no session number") from error
     return found
 
 

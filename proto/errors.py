@@ -2,7 +2,8 @@
 
 SlipstreamError
 ├── ConfigurationError      a setting or an argument that cannot work
-├── ModelError              a model or tokenizer that cannot be used
+├── EngineError             the engine cannot go on with what it is asked (`engine/errors.py`)
+│   └── ModelError          a model or tokenizer that cannot be used
 ├── IncompatibleError       two nodes that do not fit each other (refused at the handshake)
 ├── NodeError               a node process that failed to start, died, or stopped answering
 │   └── TextError           a text that cannot be completed; others can
@@ -31,7 +32,11 @@ class ConfigurationError(SlipstreamError):
     """A setting or an argument that cannot work."""
 
 
-class ModelError(SlipstreamError):
+class EngineError(SlipstreamError):
+    """Base of every error that the engine raises on purpose."""
+
+
+class ModelError(EngineError):
     """A model or tokenizer that cannot be used."""
 
 

@@ -9,7 +9,7 @@ Owns the names of the kinds. What a head computes is in `engine/heads`.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
 
@@ -56,6 +56,20 @@ def head_kind(config: Mapping[str, object]) -> HeadKind | None:
     if "draft_vocab_size" in config or any(map(_EAGLE3.fullmatch, names)):
         return HeadKind.EAGLE3
     return HeadKind.EAGLE if any(map(_EAGLE.fullmatch, names)) else None
+
+
+def kind_of_files(
+    config: Mapping[str, object], names: Callable[[], Iterable[str]]
+) -> HeadKind | None:
+    """Return the kind of the head in a checkpoint's files; None: they are of a whole model.
+
+    config  the content of config.json
+    names   returns the names of the tensors; called only where config.json does not tell
+    """
+    kind = head_kind(config)
+    if kind is None and config.get("num_hidden_layers") == 1:  # as EAGLE's first ones have it
+        return head_kind_of_tensors(names())
+    return kind
 
 
 def head_kind_of_tensors(names: Iterable[str]) -> HeadKind | None:

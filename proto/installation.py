@@ -21,7 +21,7 @@ SHOWN = 3  # most missing packages that are named
 # Imported so early that the importing program could not report yet that they are missing.
 _SHARED = ("msgpack", "zmq", "typer")
 COORDINATOR = (*_SHARED, "pydantic", "rich", "jinja2", "tokenizers", "huggingface_hub")
-NODE = (*_SHARED, "numpy", "safetensors", "torch", "transformers")
+NODE = (*_SHARED, "numpy", "safetensors", "gguf", "torch", "transformers")
 ALL = (*COORDINATOR, *(name for name in NODE if name not in COORDINATOR))
 EXIT_UNUSABLE = 2
 COMMAND = "slipstream"  # as the program is called where it is installed

@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 
 from proto import memory
@@ -14,6 +15,7 @@ from proto.errors import ConfigurationError, TransportError
 
 RAISE_THE_LIMIT = "raise the limit of open files (ulimit -n)"
 ROOM = "make room there"
+MOST_SHOWN = 200  # letters of a library's own words
 # Advice by error number, for reading and for writing.
 _READ = {
     errno.EACCES: "see that you may read it",
@@ -33,6 +35,7 @@ _WRITE = {
     errno.EFBIG: "raise the limit of how long files may be (ulimit -f)",
     errno.EIO: "look after the disk",
 }
+_START = {errno.EAGAIN: "end other processes, or raise their limit (ulimit -u)"}
 _ALWAYS = {
     errno.EMFILE: RAISE_THE_LIMIT,
     errno.ENFILE: RAISE_THE_LIMIT,
@@ -43,14 +46,23 @@ _ALWAYS = {
 }
 
 
-def cannot_read(error: OSError) -> str:
-    """Return why something cannot be read, and what to do about it where that is not obvious."""
-    return _told(error, _READ)
+def cannot_read(error: Exception, otherwise: str = "") -> str:
+    """Return why something cannot be read, and what to do about it where that is not obvious.
+
+    error      of the system, or of a library that finds a file damaged
+    otherwise  the advice for every other error; "": there is none
+    """
+    return _told(error, _READ, otherwise)
 
 
 def cannot_write(error: OSError) -> str:
     """Return why something cannot be written, and what to do about it where that is known."""
     return _told(error, _WRITE)
+
+
+def cannot_start(error: OSError) -> str:
+    """Return why a process cannot be started, and what to do about it where that is known."""
+    return _told(error, _START)
 
 
 def remedy(error: OSError, otherwise: str) -> str:
@@ -67,10 +79,12 @@ def unexplained(error: OSError) -> str:
     return told if error.filename is None else f"{error.filename}: {told}"
 
 
-def _told(error: OSError, by_number: dict[int, str]) -> str:
-    number = error.errno or 0
-    advice = _ALWAYS.get(number) or by_number.get(number)
-    reason = error.strerror or str(error) or type(error).__name__
+def _told(error: Exception, by_number: Mapping[int, str], otherwise: str = "") -> str:
+    number, reason = 0, ""
+    if isinstance(error, OSError):
+        number, reason = error.errno or 0, error.strerror or ""
+    advice = _ALWAYS.get(number) or by_number.get(number) or otherwise
+    reason = reason or " ".join(str(error).split())[:MOST_SHOWN] or type(error).__name__
     return f"{reason}; {advice}" if advice else reason
 
 
@@ -92,6 +106,23 @@ def is_folder(name: str) -> bool:
         return path_of(name).is_dir()
     except (OSError, ValueError):
         return False
+
+
+def cache_folder(name: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder `name` of what is kept for later starts; it may not be there yet.
+
+    It is in $XDG_CACHE_HOME/slipstream, or ~/.cache/slipstream without that variable.
+
+    Raises:
+        OSError: this user has no home.
+    """
+    named = environment.get("XDG_CACHE_HOME", "")
+    try:
+        # By the XDG convention, a path that is not absolute is ignored.
+        base = Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+    return base / "slipstream" / name
 
 
 def check_writable(path: Path, flag: str) -> None:

@@ -412,8 +412,8 @@ class SpeculationTree:
     def prune(self, tail: Sequence[int], said: bytes, follows: Follows) -> None:
         """Remove the nodes below the root that contradict what is known of the text's end.
 
-        So are those that end within it, but for the tokens of the end itself: what they say is
-        known.
+        Also remove nodes that end inside the known end, except the tail's own tokens: their text is
+        known already.
 
         tail     the tokens of the end, behind the root
         said     the same in bytes

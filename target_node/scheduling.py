@@ -274,7 +274,7 @@ class Schedule:
         """Give the pass's results to its texts not reopened or closed since; return actions."""
         launched, self._running = self._running, None
         assert launched is not None
-        assert self._untold is None, "of the pass before nothing has been said"
+        assert self._untold is None, "the previous pass was not reported yet"
         assert result.ticket == self._ticket
         actions: list[SharedAction] = []
         grown: list[_Grown] = []

@@ -1,7 +1,7 @@
 """Small models as GGUF files, written by the package `gguf`, and what their weights stand for.
 
 Beside each folder with a GGUF file lies a plain one with the weights that `gguf` dequantises.
-Blocks of types that the package cannot make (Q4_K, Q6_K ...) are random bytes with scales of a
+Blocks of types that the package cannot make (Q4_K, IQ4_XS ...) are random bytes with scales of a
 usual size.
 """
 
@@ -39,32 +39,47 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 
+# Where a block has its float16 scales, of the types that the package `gguf` cannot make; else at 0.
+SCALES = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}
+MADE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4")
+"""The types that the package `gguf` can make of numbers."""
+
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> Array:
     """Bytes [rows, bytes of a row] of a matrix in a type, with random codes and scales."""
     random = np.random.default_rng(seed)
     each, size = BLOCKS[kind]
-    raw = random.integers(0, 256, (rows, columns // each, size), dtype=np.uint8)
-    halves = random.normal(0, 1e-3, (rows, columns // each, 2)).astype(np.float16)
-    pair = halves.view(np.uint8).reshape(rows, -1, 4)
+    count = columns // each
+    if kind in MADE:
+        numbers = random.normal(0, 0.05, (rows, columns)).astype(np.float32)
+        return np.asarray(gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind]))
+    raw = random.integers(0, 256, (rows, count, size), dtype=np.uint8)
     match kind:
-        case "Q4_K" | "Q5_K":
-            raw[..., :4] = pair
-        case "Q6_K":
-            raw[..., 208:] = pair[..., :2] >> np.array([0, 1], dtype=np.uint8)
+        case "IQ1_M":  # the upper halves of four numbers are the digits of a float16
+            raw[..., 53::2] = raw[..., 53::2] & 15 | np.array([4, 1], dtype=np.uint8) << 4
+        case "NVFP4":
+            raw[..., :4] &= 31  # floats of 8 bits
         case _:
-            raw[..., :2] = pair[..., :2]
-    if kind == "Q8_0":
-        raw[..., 2:][raw[..., 2:] == 128] = 0  # -128, which no quantiser makes
+            start, end = SCALES.get(kind, (0, 2))
+            usual = 1e-3 if kind in ("Q4_K", "Q5_K") else 1e-4
+            halves = random.normal(0, usual, (rows, count, (end - start) // 2))
+            raw[..., start:end] = halves.astype(np.float16).view(np.uint8)
     return raw.reshape(rows, -1)
 
 
 def save_gguf(
-    source: Path, out: Path, kinds: Kinds, tokenizer: dict[str, Any] | None = None
+    source: Path,
+    out: Path,
+    kinds: Kinds,
+    tokenizer: dict[str, Any] | None = None,
+    vectors: str = "F32",
+    pre: str = "default",
 ) -> tuple[Path, Path]:
     """Write the plain model in `source` as `out`/gguf and, as it then is, as `out`/plain.
 
     tokenizer  content of a tokenizer.json to write into the file; None: it has no tokenizer
+    vectors    type of norms and biases
+    pre        how the tokenizer splits texts, by llama.cpp's name
     """
     config = json.loads((source / "config.json").read_text())
     tensors = load_file(source / "model.safetensors")
@@ -76,12 +91,12 @@ def save_gguf(
     writer = gguf.GGUFWriter(folder / "model.gguf", "llama" if kind == "mistral" else kind)
     add_fields(writer, config)
     if tokenizer is not None:
-        add_tokenizer(writer, tokenizer)
+        add_tokenizer(writer, tokenizer, pre)
     stood_for: dict[str, torch.Tensor] = {}
     for number, (name, tensor) in enumerate(sorted(tensors.items())):
         array = tensor.float().numpy()
         stored = np.ascontiguousarray(turned(name, array, config))
-        array = _add(writer, name, stored, kinds(name), number)
+        array = _add(writer, name, stored, vectors if array.ndim == 1 else kinds(name), number)
         back = turned(name, array, config, back=True)
         stood_for[name] = torch.from_numpy(np.ascontiguousarray(back))
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file):
@@ -94,12 +109,11 @@ def save_gguf(
 
 def _add(writer: Any, name: str, array: Array, kind: str, seed: int) -> Array:
     """Add a tensor to a file in a type; return what it stands for."""
-    kind = "F32" if array.ndim == 1 else kind
     number = gguf.GGMLQuantizationType[kind]
-    if kind in ("Q4_K", "Q5_K", "Q6_K"):
-        data = random_blocks(kind, *array.shape, seed)
-    else:
+    if kind in MADE:
         data = gguf.quants.quantize(array, number)
+    else:
+        data = random_blocks(kind, *array.shape, seed)
     writer.add_tensor(name_in_file(name), data, raw_dtype=number)
     return np.asarray(gguf.quants.dequantize(data, number), dtype=np.float32).reshape(array.shape)
 
@@ -138,12 +152,12 @@ def add_fields(writer: Any, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def add_tokenizer(writer: Any, tokenizer: dict[str, Any]) -> None:
+def add_tokenizer(writer: Any, tokenizer: dict[str, Any], pre: str) -> None:
     """Add a byte-level tokenizer, as in a tokenizer.json, to a file."""
     vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda one: one[1])
     special = {one["content"] for one in tokenizer["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list([token for token, _ in vocab])
     writer.add_token_types([3 if token in special else 1 for token, _ in vocab])
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])

@@ -222,7 +222,7 @@ def _in_files(model: str, revision: str | None) -> dict[str, str]:
     return found | {one.stem: read_text(one) for one in more}
 
 
-def _in_config(config: dict[str, Any]) -> dict[str, str]:
+def _in_config(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the templates in a tokenizer_config.json, by name: one, or a list of several."""
     entry = config.get("chat_template")
     entries = entry if isinstance(entry, list) else [{"name": DEFAULT, "template": entry}]

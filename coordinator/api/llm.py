@@ -1,15 +1,15 @@
 """The Python API: `LLM`, with the names and signatures of vLLM.
 
-An `LLM` owns two node processes. Its methods may be called from any thread and from asyncio at the
-same time. The nodes generate up to `max_num_seqs` texts at once and begin them in the order in
-which they were asked for; one call never has more texts open than can be generated at once.
+An `LLM` owns two node processes. Its methods may be called from any number of threads at once;
+programs with an event loop use `AsyncLLM`. The nodes generate up to `max_num_seqs` texts at once
+and begin them in the order in which they were asked for; one call never has more texts open than
+can be generated at once.
 """
 
-import asyncio
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -227,34 +227,10 @@ class LLM:
                 self._saw(step)
                 yield step.part
 
-    # -- asyncio ----------------------------------------------------------------------------------
-
-    async def agenerate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
-    ) -> list[RequestOutput]:
-        """Generate as `generate` does, in an event loop; cancelling the task ends its texts."""
-        self._check_open()
-        requests = await asyncio.to_thread(self.asking.requests, prompts, sampling_params)
-        async with aclosing(Batch(self.pair, requests).steps_async()) as steps:
-            async for step in steps:
-                self._saw(step)
-        return [request.whole() for request in requests]
-
-    async def astream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield parts as `stream` does, in an event loop; closing or cancelling ends the texts."""
-        self._check_open()
-        request = await asyncio.to_thread(self.asking.request, prompt, sampling_params)
-        async with aclosing(Batch(self.pair, [request]).steps_async()) as steps:
-            async for step in steps:
-                self._saw(step)
-                yield step.part
-
     if not TYPE_CHECKING:  # a checker shall find a wrong name before the program runs
 
         def __getattr__(self, name: str) -> Any:
-            """Say what to use in place of a method of vLLM's. Raises AttributeError."""
+            """Say what to use in place of a method that is not here. Raises AttributeError."""
             raise no_such_method(name)
 
     # -- the pair ---------------------------------------------------------------------------------

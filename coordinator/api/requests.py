@@ -8,7 +8,7 @@ import asyncio
 import queue
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -295,27 +295,6 @@ class Batch:
                 try:
                     stream = news.get(timeout=WAIT_S)
                 except queue.Empty:
-                    self._pair.service.check_alive()
-                    continue
-                if step := self._read(stream, reader):
-                    yield step
-        finally:
-            self._leave()
-
-    async def steps_async(self) -> AsyncGenerator[Step, None]:
-        """Yield the steps of all texts as they come, in an event loop, without a waiting thread.
-
-        Raises as `steps` does.
-        """
-        news: asyncio.Queue[TokenStream] = asyncio.Queue()
-        reader = Reader(self._since, teller(asyncio.get_running_loop(), news.put_nowait))
-        try:
-            self._begin(reader)
-            while self._open:
-                try:
-                    async with asyncio.timeout(WAIT_S):
-                        stream = await news.get()
-                except TimeoutError:
                     self._pair.service.check_alive()
                     continue
                 if step := self._read(stream, reader):

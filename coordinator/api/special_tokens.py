@@ -6,7 +6,6 @@ model's type. The tables below say what the installed release of transformers do
 them to it.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -146,18 +145,9 @@ def _there(path: Path) -> Path | None:
     return path if path.exists() else None
 
 
-def read_json(path: Path | None) -> dict[str, Any]:
+def read_json(path: Path | None) -> Mapping[str, Any]:
     """Return the JSON object in a file; {} if there is no file. Raises ModelError."""
-    if path is None:
-        return {}
-    text = read_text(path)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"cannot read {path}: it holds no JSON object")
-    return content
+    return {} if path is None else folders.read_object(path)
 
 
 def read_text(path: Path) -> str:

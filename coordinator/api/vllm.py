@@ -409,6 +409,11 @@ def _is_eager(given: Mapping[str, Any]) -> bool:
     return bool(value)
 
 
+# Methods that `LLM` had once, and what to use instead.
+METHODS_GONE: Mapping[str, str] = {
+    "agenerate": "AsyncLLM(...).generate(prompt), whose last output is the whole text",
+    "astream": "AsyncLLM(...).generate(prompt, output_kind=RequestOutputKind.DELTA)",
+}
 # Methods of vLLM's `LLM` that we do not have, and what to use instead.
 _PROFILE = "the command `slipstream profile` shows where the time goes"
 _TEXTS_ALONE = "this program generates texts alone"
@@ -423,9 +428,12 @@ METHODS_NOT_OURS: Mapping[str, str] = {
 
 
 def no_such_method(name: str, owner: str = "LLM") -> AttributeError:
-    """Return the error for a name that `LLM` does not have; vLLM's say what to use instead."""
-    instead = METHODS_NOT_OURS.get(name)
-    told = "" if instead is None else f", which vLLM's has: {instead}"
+    """Return the error for a name that `LLM` does not have; known ones say what to use instead."""
+    told = ""
+    if (instead := METHODS_NOT_OURS.get(name)) is not None:
+        told = f", which vLLM's has: {instead}"
+    elif (instead := METHODS_GONE.get(name)) is not None:
+        told = f" any more: in an event loop use {instead}"
     return AttributeError(f"{owner} has no {name!r}{told}", name=name)
 
 

@@ -5,7 +5,6 @@ its node is ready, and every `REPORT_S` seconds the nodes that are not ready yet
 output does not depend on which node was faster.
 """
 
-import json
 import re
 import shlex
 import socket
@@ -21,7 +20,8 @@ from rich.live import Live
 from rich.text import Text
 
 from coordinator.api.config import PairConfig
-from coordinator.api.models.folders import weight_bytes
+from coordinator.api.models.folders import text_part, weight_bytes
+from coordinator.api.models.heads import read
 from coordinator.cli.wrapping import WIDTH, continued
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.launching.launcher import MODULES
@@ -131,7 +131,6 @@ ORDER = (Role.TARGET, Role.DRAFTER)
 REDRAW_S = 0.2
 REPORT_S = 15.0
 READY = "ready"  # the state of a node that has loaded
-MAX_CONFIG_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,23 +173,12 @@ def size_of(model: Model) -> str:
     try:
         if num_bytes := weight_bytes(folder):
             words.append(shown_bytes(num_bytes))
-        config = folder / "config.json"
-        if config.stat().st_size <= MAX_CONFIG_BYTES:
-            words += _layers(json.loads(config.read_bytes()))
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         pass  # the node reports what is wrong
+    number = text_part(read(folder / "config.json")).get("num_hidden_layers")
+    if type(number) is int:
+        words.append(f"{number} layers" if number != 1 else "1 layer")
     return ", ".join(words)
-
-
-def _layers(config: object) -> list[str]:
-    if not isinstance(config, dict):
-        return []
-    inner = config.get("text_config")
-    config = inner if isinstance(inner, dict) else config
-    number = config.get("num_hidden_layers")
-    if type(number) is not int:
-        return []
-    return [f"{number} layers" if number != 1 else "1 layer"]
 
 
 def shown_bytes(number: int) -> str:

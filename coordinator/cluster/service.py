@@ -52,6 +52,7 @@ from coordinator.cluster.snapshot import (
     taken,
 )
 from coordinator.cluster.status_socket import StatusSocket
+from coordinator.cluster.story import Story
 from coordinator.launching.launcher import NodeLauncher
 from coordinator.launching.restarts import Restarts
 from coordinator.text.session import Session, SessionFigures, check_opening
@@ -161,6 +162,7 @@ class Service:
         self._num_dropped = 0  # frames that could not be sent because a queue was full
         self.num_bytes = 0  # of all frames received and sent, without UNCOUNTED
         self.tally = Tally()
+        self._story = Story()  # of the loop
         self._asked: deque[queue.SimpleQueue[Snapshot]] = deque()  # threads that wait
         self._since = time.time()
         self._status = StatusSocket(launcher.folder, self.status)
@@ -365,6 +367,9 @@ class Service:
                 self._failure = ClosedError("the coordinator was closed")
                 if not self._stopping:
                     self._failure = NodeError("the coordinator's loop has ended unexpectedly")
+                    line = f"the coordinator's loop ends unexpectedly after {self._story.told()}"
+                    logger.error("%s", line)
+                    self._note("%s", line)
             for stream in tuple(self._streams.values()):
                 stream.put(self._failure)
             self._say_goodbye()
@@ -387,6 +392,7 @@ class Service:
                 enter(Phase.SEND)
                 self._send(receiver, frame)
             if kind in UNREAD and not self._router.watches(kind, frame):
+                self._story.passed_on(node, kind, session_of(frame), now)
                 return
             enter(Phase.DECODE)
             message = decode(frame)
@@ -506,6 +512,7 @@ class Service:
                 worked_s=self.registry.worked_s(event.node, now),
                 is_unusable=event.is_unusable,
             )
+        self._story.note(event, now)
         for action in self._router.handle(event, now):
             self._perform(action)
 
@@ -524,6 +531,9 @@ class Service:
                 self.tally.ended(last)
                 name = f" (request {shown(stream.name)})" if stream.name else ""
                 self._note("text %d%s %s", number_of(session), name, ending_of(last))
+                if isinstance(last, SlipstreamError) and last.__cause__ is not None:  # our mistake
+                    story = self._story.told(session)
+                    self._note("text %d was broken off after %s", number_of(session), story)
             case Warn(line):
                 self._warn(line)
             case Abort(error):

@@ -15,20 +15,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from proto.system import cache_folder
+
 VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 MAX_BYTES = 1 << 31
 IN_USE_S = 86_400.0  # a younger file may belong to a start that is compiling now
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Return the default folder for compiled programs. Raises OSError: this user has no home."""
-    named = environment.get("XDG_CACHE_HOME", "")
-    try:
-        # By the XDG convention, a path that is not absolute is ignored.
-        base = Path(named) if os.path.isabs(named) else Path("~/.cache").expanduser()
-    except RuntimeError as error:
-        raise OSError(str(error)) from error
-    return base / "slipstream" / "compiled"
 
 
 def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -43,7 +34,7 @@ def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
     if "TORCHINDUCTOR_CACHE_DIR" in given:
         found = {name: os.path.abspath(path) for name, path in given.items()}  # Triton's is inside
     else:
-        own = cache_folder(environment)
+        own = cache_folder("compiled", environment)
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours_alone(own):
             raise PermissionError(f"others can write to {own}")
@@ -66,7 +57,7 @@ def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     if environment.get(name):
         return {name: os.path.abspath(environment[name])}
     with contextlib.suppress(OSError):
-        own = cache_folder(environment)
+        own = cache_folder("compiled", environment)
         if _is_ours_alone(own):
             return {name: str(own / VARIABLES[name])}
     return {}

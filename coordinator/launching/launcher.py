@@ -39,7 +39,7 @@ from proto.links.keys import CoordinatorKeys
 from proto.memory import is_lack_of_memory, is_limited
 from proto.messages import Role
 from proto.node_config import NodeConfig
-from proto.system import remedy
+from proto.system import cannot_start, remedy
 
 logger = logging.getLogger(__name__)
 
@@ -242,8 +242,8 @@ class Launcher:
                     raise NodeError(f"cannot start the {config.role} process: all are being ended")
                 node = self._started(config)
         except OSError as error:
-            what = remedy(error, "see that there is room for one more process")
-            raise NodeError(f"cannot start the {config.role} process: {error}; {what}") from error
+            why = cannot_start(error)
+            raise NodeError(f"cannot start the {config.role} process: {why}") from error
         try:
             assert node.process.stdin is not None
             node.process.stdin.write(config.to_json() + "\n")

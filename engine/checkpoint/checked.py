@@ -14,22 +14,13 @@ from transformers.utils import logging as hf_logging
 
 from engine.checkpoint import families
 from engine.checkpoint.checkpoint import find_checkpoint
-from engine.checkpoint.files import (
-    Names,
-    Object,
-    Shapes,
-    blamed,
-    check_layers,
-    read_config,
-    read_shapes,
-    refuse_odd_weights,
-    stated_eos_ids,
-)
+from engine.checkpoint.files import Names, Object, Shapes, blamed
 from engine.checkpoint.parts import Lazy, plain_parts
+from engine.checkpoint.stated import read_stated
 from engine.checkpoint.tensors import check_shapes
 from engine.checkpoint.wrapped import as_in_model, language_model, stored_text
 from engine.errors import ModelError
-from engine.quantised.formats import Format, GgufFile, read_format, stated_fields
+from engine.quantised.formats import Format, GgufFile, stated_fields
 from engine.quantised.gguf_checkpoint import GgufCheckpoint
 from engine.quantised.packed_checkpoint import PackedCheckpoint
 
@@ -90,13 +81,8 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     folder = find_checkpoint(name, revision)
     path = folder / "config.json"
-    stated = read_config(folder)
-    stated_eos = stated_eos_ids(folder, stated)
-    form = read_format(path, stated)
-    families.refuse(name, path, stated)
-    shapes = read_shapes(folder)
-    refuse_odd_weights(folder, is_packed=form is not None)
-    check_layers(path, stated, shapes)
+    files = read_stated(name, folder)
+    stated, form, shapes = files.config, files.form, files.check_weights()
     names = stored_text(shapes) if stated["model_type"] in families.WRAPPERS else None
     packed = None if form is None else _packed(folder, form, names)
     config = _read_config(path, stated)
@@ -111,7 +97,7 @@ def check_checkpoint(name: str, revision: str | None) -> Checked:
     empty = _check_sizes(path, stated, plain, shapes)
     if packed is None and names is not None:
         names = as_in_model(names, shapes, empty)
-    return Checked(folder, config, plain, packed, empty, shapes, names, stated_eos)
+    return Checked(folder, config, plain, packed, empty, shapes, names, files.eos_ids)
 
 
 def _packed(folder: Path, form: Format, names: Names | None) -> PackedCheckpoint | GgufCheckpoint:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from engine.checkpoint.files import shown
 from engine.checkpoint.gguf_folder import folder_of, is_gguf_file
-from engine.errors import ModelError, remedy
+from engine.errors import GET_AGAIN, ModelError
+from proto.errors import shown
+from proto.system import cannot_read
 
 _HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 _LONG = 400  # characters of a path
@@ -110,7 +111,7 @@ def _is_folder(name: str, path: Path) -> bool:
     try:
         return path.is_dir()
     except PermissionError as error:
-        raise ModelError(f"{name}: cannot be looked at: {remedy(error)}") from error
+        raise ModelError(f"{name}: cannot be looked at: {cannot_read(error, GET_AGAIN)}") from error
     except (OSError, ValueError):  # for example, the name is too long
         return False
 

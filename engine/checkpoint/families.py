@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.files import parts, shown
+from engine.checkpoint.files import as_json, parts
 from engine.errors import ModelError
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 
@@ -191,7 +191,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
     kind = stated.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise ModelError(
-            f"{path}: model_type is {shown(kind)}, and it must name the architecture; is it a "
+            f"{path}: model_type is {as_json(kind)}, and it must name the architecture; is it a "
             "model for transformers?"
         )
     if _has_encoder(kind, stated):
@@ -199,7 +199,7 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
     if kind not in CAUSAL and kind not in WRAPPERS:
         near = get_close_matches(kind, sorted({*CAUSAL, *WRAPPERS}), n=1)
         raise ModelError(
-            f"{path}: model_type is {shown(kind)}, of which transformers has no causal language "
+            f"{path}: model_type is {as_json(kind)}, of which transformers has no causal language "
             f"model; use another{f'; did you mean {near[0]}?' if near else ''}"
         )
     if text is None:
@@ -209,8 +209,8 @@ def refuse(name: str, path: Path, stated: Stated, text: Stated | None = None) ->
         raise ModelError(f"{name}: it is {ENCODER_DECODER}; use a decoder-only one")
     if kind not in CAUSAL:
         raise ModelError(
-            f"{path}: its language model is of type {shown(kind)}, which cannot write a text; use "
-            "another"
+            f"{path}: its language model is of type {as_json(kind)}, which cannot write a text; "
+            "use another"
         )
     if kind != of:
         text = {**text, "model_type": kind}

@@ -14,7 +14,8 @@ from typing import Any
 from engine.checkpoint.gguf_list import gguf_in, read_gguf, refuse_other_config
 from engine.checkpoint.long_texts import LONG_ROPES
 from engine.checkpoint.tensor_list import tensors_in
-from engine.errors import ModelError, remedy
+from engine.errors import GET_AGAIN, ModelError
+from proto.system import cannot_read
 
 # -- model files -----------------------------------------------------------------------------------
 
@@ -54,13 +55,13 @@ def read_object(path: Path) -> Object:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if text.strip() else None
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {remedy(error)}") from error
+        raise ModelError(f"{path}: cannot be read: {cannot_read(error, GET_AGAIN)}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: it is no JSON ({one_line(error)}); get it again") from error
     if not text.strip():
         raise ModelError(f"{path}: it is empty; get it again")
     if not isinstance(content, dict):
-        raise ModelError(f"{path}: it holds no JSON object but {shown(content)}; get it again")
+        raise ModelError(f"{path}: it holds no JSON object but {as_json(content)}; get it again")
     return content
 
 
@@ -84,7 +85,7 @@ def read_config(folder: Path) -> Object:
                 type(one) is int and 1 <= one <= _LARGEST_COUNT for one in numbers
             ):
                 raise ModelError(
-                    f"{path}: {field} is {shown(value)}; it must be a whole number from 1 on"
+                    f"{path}: {field} is {as_json(value)}; it must be a whole number from 1 on"
                 )
         for field in _EPSILON_FIELDS:
             refuse_number(path, part, field, EPSILONS)
@@ -97,7 +98,7 @@ def read_config(folder: Path) -> Object:
         packing = part.get("quantization_config")
         if packing is not None and not isinstance(packing, dict):
             raise ModelError(
-                f"{path}: quantization_config is {shown(packing)}; it must be an object"
+                f"{path}: quantization_config is {as_json(packing)}; it must be an object"
             )
         heads, groups = part.get("num_attention_heads"), part.get("num_key_value_heads")
         if heads and groups and heads % groups:
@@ -115,7 +116,7 @@ def refuse_number(path: Path, part: Object, field: str, between: tuple[float, fl
         return
     if type(found) not in (int, float) or not least <= found <= most:
         raise ModelError(
-            f"{path}: {field} is {shown(found)}; it must be a number from {least:g} to {most:g}"
+            f"{path}: {field} is {as_json(found)}; it must be a number from {least:g} to {most:g}"
         )
 
 
@@ -128,7 +129,7 @@ def _refuse_odd_factors(path: Path, field: str, rope: Object) -> None:
         numbers = factors if isinstance(factors, list) else []
         if not numbers or not all(type(one) in (int, float) and one > 0 for one in numbers):
             raise ModelError(
-                f"{path}: {field}.{name} is {shown(factors)}; a longrope needs it, as a list of "
+                f"{path}: {field}.{name} is {as_json(factors)}; a longrope needs it, as a list of "
                 "numbers above 0"
             )
 
@@ -174,7 +175,7 @@ def _eos_ids(path: Path, part: Object) -> list[int] | None:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(token) is not int for token in ids):
         raise ModelError(
-            f"{path}: eos_token_id is {shown(value)}; it must be a token id or a list of them"
+            f"{path}: eos_token_id is {as_json(value)}; it must be a token id or a list of them"
         )
     if len(set(ids)) > MAX_EOS_IDS:
         raise ModelError(
@@ -196,12 +197,12 @@ def blamed(stated: Object, error: BaseException) -> str:
     line = one_line(error)
     for field, value in _leaves(stated):
         if isinstance(value, str) and value and f"'{value}'" in line and field not in line:
-            return f"{field} is {shown(value)} ({line})"
+            return f"{field} is {as_json(value)} ({line})"
     return line
 
 
-def shown(value: object) -> str:
-    """Return a value as JSON text, cut to 40 characters."""
+def as_json(value: object) -> str:
+    """Return a value as a JSON file spells it, cut to 40 characters."""
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."
 

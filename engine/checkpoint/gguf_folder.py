@@ -2,8 +2,9 @@
 
 The folder has a config.json made of the file's fields, a tokenizer made by transformers, and a link
 to the file. It is made once and kept, in $XDG_CACHE_HOME/slipstream/gguf (~/.cache/slipstream/gguf)
-under a hash of the file's path, size and time of change. A folder that somebody has made, with the
-file beside the config.json and tokenizer.json of the original model, needs none of this.
+under a hash of the file's path, size and time of change, and of the way in which it is made. A
+folder that somebody has made, with the file beside the config.json and tokenizer.json of the
+original model, needs none of this.
 
 Needs no torch: transformers runs in a process of its own.
 """
@@ -19,9 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from engine.cache import cache_folder
-from engine.checkpoint.gguf_list import Gguf, read_gguf
-from engine.errors import ModelError, remedy
+from engine.checkpoint.gguf_list import Entry, Gguf, read_gguf
+from engine.errors import ModelError
+from proto.system import cache_folder, cannot_write
 
 SUFFIX = ".gguf"
 _OTHERWISE = "put it into a folder beside the config.json and tokenizer.json of the original model"
@@ -33,10 +34,12 @@ _CLASSES = {
 }
 _TOKENS = "tokenizer.ggml.tokens"
 _TOKENIZER_LIMIT_S = 300.0
+_FORM = 2  # one more where a folder is made in another way: kept ones are made again
 _ROOT = Path(__file__).parents[2]
 # Llama 3's rule for rotary frequencies: which are divided, and by how much (transformers' names).
 _LOW, _HIGH, _ORIGINAL_LEN = 1.0, 4.0, 8192
 _TOLERANCE = 1e-3
+_MOST_FACTOR_BYTES = 1 << 16
 
 
 def is_gguf_file(path: Path) -> bool:
@@ -56,14 +59,16 @@ def folder_of(path: Path) -> Path:
         if not folder.is_dir():
             _make(gguf, folder)
     except OSError as error:
-        raise ModelError(f"{path}: a folder for it cannot be made: {remedy(error)}") from error
+        raise ModelError(
+            f"{path}: a folder for it cannot be made: {cannot_write(error)}"
+        ) from error
     return folder
 
 
 def _place(path: Path) -> Path:
     """Return where the folder of a file lies. Raises OSError."""
     facts = path.stat()
-    said = str(path.resolve()), facts.st_size, facts.st_mtime_ns
+    said = _FORM, str(path.resolve()), facts.st_size, facts.st_mtime_ns
     digest = hashlib.sha256(repr(said).encode()).hexdigest()[:16]
     return cache_folder("gguf") / digest / path.stem
 
@@ -164,19 +169,16 @@ def _dtype(gguf: Gguf) -> str:
 
 def _rope(gguf: Gguf) -> dict[str, Any]:
     """Return `rope_parameters` of a config.json. Raises ModelError for kinds that are not read."""
-    base = gguf.stated("rope.freq_base") or 10_000.0
+    base = _number(gguf, "rope.freq_base") if gguf.stated("rope.freq_base") else 10_000.0
     scaling = gguf.stated("rope.scaling.type") or "none"
     if scaling != "none":
         raise ModelError(f"{gguf.path}: its rotary scaling is {str(scaling)[:40]!r}; {_OTHERWISE}")
     if gguf.factors is None:
         return {"rope_type": "default", "rope_theta": base}
-    with gguf.path.open("rb") as file:
-        file.seek(gguf.factors.start)
-        data = file.read(gguf.factors.num_bytes)
-    found = struct.unpack(f"<{len(data) // 4}f", data)
+    found = _factors(gguf.path, gguf.factors)
     factor = max(found)
     wanted = [_divisor(base ** (-i / len(found)), factor) for i in range(len(found))]
-    if any(abs(a - b) > _TOLERANCE * b for a, b in zip(found, wanted, strict=True)):
+    if not all(abs(a - b) <= _TOLERANCE * b for a, b in zip(found, wanted, strict=True)):
         raise ModelError(f"{gguf.path}: its rope_freqs are not those of Llama 3; {_OTHERWISE}")
     return {
         "rope_type": "llama3",
@@ -186,6 +188,19 @@ def _rope(gguf: Gguf) -> dict[str, Any]:
         "high_freq_factor": _HIGH,
         "original_max_position_embeddings": _ORIGINAL_LEN,
     }
+
+
+def _factors(path: Path, entry: Entry) -> tuple[float, ...]:
+    """Return the numbers of the tensor `ROPE_FACTORS`. Raises ModelError if one is no divisor."""
+    found: tuple[float, ...] = ()
+    if entry.kind == "F32" and entry.num_bytes <= _MOST_FACTOR_BYTES:
+        with path.open("rb") as file:
+            file.seek(entry.start)
+            data = file.read(entry.num_bytes)
+        found = struct.unpack(f"<{entry.num_bytes // 4}f", data)
+    if not found or not all(0 < one < math.inf for one in found):
+        raise ModelError(f"{path}: its {entry.name} are no numbers above 0; {_OTHERWISE}")
+    return found
 
 
 def _divisor(frequency: float, factor: float) -> float:

@@ -21,51 +21,44 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError, remedy
+from engine.errors import GET_AGAIN, ModelError
+from proto.system import cannot_read
 
 # The architecture that a file names -> the types of models (config.json) that it may hold.
 FAMILIES = {"llama": ("llama", "mistral"), "qwen2": ("qwen2",), "qwen3": ("qwen3",)}
-# Type of a tensor -> (numbers of a block, bytes of a block).
-BLOCKS = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q8_0": (32, 34),
-    "Q4_0": (32, 18),
-    "Q5_0": (32, 22),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-}
-PLAIN = ("F32", "F16", "BF16")
+# Number of a tensor's type -> (name, numbers of a block, bytes of a block): the types that the
+# package `gguf` dequantises, and the plain ones.
 _TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    6: "Q5_0",
-    7: "Q5_1",
-    8: "Q8_0",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    28: "F64",
-    29: "IQ1_M",
-    30: "BF16",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
 }
+# Type of a tensor -> (numbers of a block, bytes of a block).
+BLOCKS = {name: (numbers, num_bytes) for name, numbers, num_bytes in _TYPES.values()}
+PLAIN = ("F32", "F16", "BF16")
 # Name in the file -> name in transformers' models; in a layer, behind its number.
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -176,7 +169,7 @@ def read_gguf(path: Path) -> Gguf:
         facts = path.stat()
         return _read_once(path, facts.st_size, facts.st_mtime_ns)
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {remedy(error)}") from error
+        raise ModelError(f"{path}: cannot be read: {cannot_read(error, GET_AGAIN)}") from error
 
 
 @lru_cache(maxsize=8)
@@ -257,7 +250,7 @@ class _Reader:
                 f"{self._path}: it holds a model of the kind {str(kind)[:40]!r}; only "
                 f"{', '.join(FAMILIES)} are read as GGUF"
             )
-        if fields.get("split.count", 0) > 1:
+        if fields.get("split.count", 0) not in (0, 1):
             raise ModelError(
                 f"{self._path}: it is one of several files; join them (llama-gguf-split --merge)"
             )
@@ -281,13 +274,12 @@ class _Reader:
         """Return the file's tensors by our names. Raises ModelError if one is not read here."""
         found: dict[str, Entry] = {}
         for name, number, shape, place in listed:
-            kind = _TYPES.get(number, f"number {number}")
-            if kind not in BLOCKS:
+            if number not in _TYPES:
                 raise ModelError(
-                    f"{self._path}: {name[:80]} has the type {kind}; only {', '.join(BLOCKS)} are "
-                    "read: use a Q8_0 or Q4_K_M file"
+                    f"{self._path}: {name[:80]} has the type number {number}, which is none of "
+                    f"{', '.join(BLOCKS)}: use a Q8_0 or Q4_K_M file"
                 )
-            each, num_bytes = BLOCKS[kind]
+            kind, each, num_bytes = _TYPES[number]
             if not shape or shape[-1] % each:
                 raise ModelError(f"{self._path}: {name[:80]} has no whole blocks; {_AGAIN}")
             entry = Entry(name, kind, shape, begin + place, prod(shape) // each * num_bytes)

@@ -15,7 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.errors import ModelError, remedy
+from engine.errors import GET_AGAIN, ModelError
+from proto.system import cannot_read
 
 MAX_LIST_BYTES = 100_000_000  # the library's own limit
 _METADATA = "__metadata__"
@@ -59,7 +60,7 @@ def tensors_in(path: Path) -> list[Listed]:
             file.seek(0)
             return _read(file, num_bytes)
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read: {remedy(error)}") from error
+        raise ModelError(f"{path}: cannot be read: {cannot_read(error, GET_AGAIN)}") from error
 
 
 def _read(file: BinaryIO, num_bytes: int) -> list[Listed]:

@@ -34,7 +34,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models
 
-from engine.checkpoint.files import Object, one_line, read_object, refuse_odd_file, shown
+from engine.checkpoint.files import Object, as_json, one_line, read_object, refuse_odd_file
 from engine.errors import ModelError
 
 TOKENIZER = "tokenizer.json"
@@ -112,6 +112,20 @@ def read_tokenizer(folder: Path) -> ReadTokenizer:
     tokenizer.add_tokens(tokens)
     further = frozenset(one for one in new if tokenizer.token_to_id(one) is not None)
     return ReadTokenizer(tokenizer, further)
+
+
+def refuse_too_many(path: Path, num_trained: int, size: int) -> None:
+    """Raise ModelError if a tokenizer has more tokens than the model's vocabulary.
+
+    path         that of tokenizer.json, for messages
+    num_trained  its tokens without those that were added later: a model may lack the latter
+    size         the model's logits
+    """
+    if num_trained > size:
+        raise ModelError(
+            f"{path}: it has {num_trained} tokens, but the model {size} (vocab_size in "
+            "config.json); they are of two models"
+        )
 
 
 def _to_add(known: Mapping[int, AddedToken], stated: "Stated") -> list[AddedToken]:
@@ -238,7 +252,7 @@ def _take_list(path: Path, found: _Found, name: str, value: object, *, are_speci
         tokens = [_token(path, name, token, are_special=are_special) for token in value or ()]
         found.lists[name] = tokens
     else:
-        raise ModelError(f"{path}: {name} is {shown(value)}; it must be a list of tokens")
+        raise ModelError(f"{path}: {name} is {as_json(value)}; it must be a list of tokens")
 
 
 def _merge(found: _Found, newer: _Found) -> set[str]:
@@ -275,12 +289,12 @@ def _of_added_file(path: Path, special: set[str]) -> list[tuple[int, AddedToken]
 def _by_id(path: Path, stated: object) -> list[tuple[int, AddedToken]]:
     """Return the tokens of `added_tokens_decoder`."""
     if not isinstance(stated, dict):
-        raise ModelError(f"{path}: {BY_ID} is {shown(stated)}; it must be an object")
+        raise ModelError(f"{path}: {BY_ID} is {as_json(stated)}; it must be an object")
     found = []
     for id_, described in stated.items():
         token = _token(path, BY_ID, described)
         if isinstance(token, str):
-            raise ModelError(f"{path}: {BY_ID} has {shown(token)}; it must be an object")
+            raise ModelError(f"{path}: {BY_ID} has {as_json(token)}; it must be an object")
         found.append((_id(path, id_), token))
     return found
 
@@ -316,7 +330,7 @@ def _token(path: Path, name: str, value: object, *, are_special: bool = False) -
             return AddedToken(**given | ({"special": True} if are_special else {}))
     except TypeError:
         pass
-    raise ModelError(f"{path}: {name} has {shown(value)}, which is no token; get it again")
+    raise ModelError(f"{path}: {name} has {as_json(value)}, which is no token; get it again")
 
 
 def _id(path: Path, value: object) -> int:
@@ -326,4 +340,4 @@ def _id(path: Path, value: object) -> int:
             return int(value)  # type: ignore[call-overload, no-any-return]
     except ValueError:
         pass
-    raise ModelError(f"{path}: {shown(value)} is no token id; get it again")
+    raise ModelError(f"{path}: {as_json(value)} is no token id; get it again")

@@ -33,7 +33,10 @@ class Heads(ctypes.Structure):
 
     @classmethod
     def of(cls, qkv: torch.Tensor, cache: torch.Tensor, epsilon: float) -> "Heads":
-        """Return what there is; `qkv` and `cache` as for `CpuOperators.turn_and_write`."""
+        """Return the sizes of a pass (rows, heads, key heads, slots) for the C++ code.
+
+        `qkv` and `cache` are as for `CpuOperators.turn_and_write`.
+        """
         num_kv_heads, dim = cache.shape[0] // 2, cache.shape[2]
         num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
         return cls(len(qkv), num_heads, num_kv_heads, dim, cache.shape[1], epsilon)

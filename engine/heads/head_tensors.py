@@ -15,8 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from engine.checkpoint.files import one_line, weight_files
-from engine.errors import ModelError, remedy
+from engine.errors import GET_AGAIN, ModelError
 from engine.heads.stated import INDEX, head_file
+from proto.system import cannot_read
 
 # Number types that are read; others (FP8, packed integers) would need further tensors (scales).
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -151,7 +152,7 @@ def _read(folder: Path, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         try:
             yield from load_file(file).items()
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file}: cannot be read: {remedy(error)}") from error
+            raise ModelError(f"{file}: cannot be read: {cannot_read(error, GET_AGAIN)}") from error
 
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:

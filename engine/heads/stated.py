@@ -13,20 +13,19 @@ from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import (
     THETAS,
     Object,
+    as_json,
     read_config,
     read_shapes,
     refuse_number,
     refuse_odd_dim,
     refuse_odd_file,
-    shown,
 )
 from engine.errors import ModelError
 from proto.head_kinds import (
     HeadKind,
     feature_layers,
     head_alone,
-    head_kind,
-    head_kind_of_tensors,
+    kind_of_files,
 )
 
 NO_HEAD = "it describes no head that is covered; use one of Medusa, EAGLE or EAGLE-3"
@@ -76,10 +75,7 @@ def find_head_file(folder: Path) -> Path | None:
 def refuse_head(name: str, revision: str | None) -> None:
     """Raise ModelError if a model that should be a whole one is a head."""
     folder = find_checkpoint(name, revision)
-    stated = read_config(folder)
-    kind = head_kind(stated)
-    if kind is None and stated.get("num_hidden_layers") == 1:  # as EAGLE's first ones have it
-        kind = head_kind_of_tensors(read_shapes(folder))
+    kind = kind_of_files(read_config(folder), lambda: read_shapes(folder))
     if kind is not None:
         raise ModelError(head_alone(name, kind))
 
@@ -108,7 +104,8 @@ def refuse_other_target(path: Path, stated: Object, kind: HeadKind, target: Targ
         found = of.get(field)
         if found is not None and wanted is not None and found != wanted:
             raise ModelError(
-                f"{path}: {field} is {shown(found)}, but that of {target.name} is {wanted}; {_FIX}"
+                f"{path}: {field} is {as_json(found)}, but that of {target.name} is {wanted}; "
+                f"{_FIX}"
             )
     num_layers = target.num_layers
     if num_layers is not None and not feature_layers(kind, stated, num_layers):
@@ -147,7 +144,7 @@ def refuse_odd_config(path: Path, stated: Object, kind: HeadKind) -> None:
         count(path, stated, "draft_vocab_size", 1)
         if not isinstance(found := stated.get("norm_before_residual"), bool | None):
             raise ModelError(
-                f"{path}: norm_before_residual is {shown(found)}; it must be true or false"
+                f"{path}: norm_before_residual is {as_json(found)}; it must be true or false"
             )
 
 
@@ -188,8 +185,8 @@ def _in_range(
     if type(found) is not int or not least <= found <= most:
         to = f"to {most}" if most == MOST_MEDUSA else "on"
         raise ModelError(
-            f"{path}: {field} is {shown(part.get(field))}; it must be a whole number from {least} "
-            f"{to}"
+            f"{path}: {field} is {as_json(part.get(field))}; it must be a whole number from "
+            f"{least} {to}"
         )
     return found
 
@@ -201,7 +198,7 @@ def _refuse_other_forms(path: Path, part: Object) -> None:
         raise ModelError(f"{path}: the head has {num_layers} layers; use one with a single layer")
     if part.get("hidden_act", "silu") != "silu":
         raise ModelError(
-            f"{path}: hidden_act is {shown(part['hidden_act'])}; only heads with silu are covered"
+            f"{path}: hidden_act is {as_json(part['hidden_act'])}; only heads with silu are covered"
         )
     for stated in (part, *(rope for _, rope in _ropes(part))):
         if stated.get("partial_rotary_factor", 1) != 1:
@@ -214,14 +211,14 @@ def _refuse_rope(path: Path, part: Object) -> None:
     for field in _ROPES:
         if part.get(field) is not None and not isinstance(part[field], dict):
             raise ModelError(
-                f"{path}: its rotary embedding cannot be used: {field} is {shown(part[field])}, "
+                f"{path}: its rotary embedding cannot be used: {field} is {as_json(part[field])}, "
                 "and it must be an object"
             )
     for field, rope in _ropes(part):
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in _NUMBERS:
             raise ModelError(
-                f"{path}: its rotary embedding cannot be used: rope_type is {shown(kind)} in "
+                f"{path}: its rotary embedding cannot be used: rope_type is {as_json(kind)} in "
                 f"{field}; there are {', '.join(_NUMBERS)}"
             )
         refuse_number(path, rope, "rope_theta", THETAS)
@@ -232,7 +229,7 @@ def _refuse_rope(path: Path, part: Object) -> None:
             is_number = isinstance(found, int | float) and not isinstance(found, bool)
             if not is_number or not 0 < float(found or 0) < math.inf:
                 raise ModelError(
-                    f"{path}: its rotary embedding cannot be used: {number} is {shown(found)} in "
+                    f"{path}: its rotary embedding cannot be used: {number} is {as_json(found)} in "
                     f"{field}, and {kind} needs a number above 0"
                 )
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.files import Object, parts, shown
+from engine.checkpoint.files import Object, as_json, parts
 from engine.checkpoint.gguf_list import gguf_in
 from engine.errors import ModelError
 
@@ -137,7 +137,7 @@ class _Fields:
 
     def refusal(self, field: str, want: str) -> ModelError:
         """Return the error for a wrong field; `want` says what it should be."""
-        value = shown(self.content.get(field))
+        value = as_json(self.content.get(field))
         return ModelError(f"{self.path}: {self.name}.{field} is {value}; {want}")
 
     def choice(self, field: str, default: object, choices: tuple[object, ...]) -> Any:
@@ -145,7 +145,7 @@ class _Fields:
         value = self.content.get(field)
         value = default if value is None else value
         if not any(type(value) is type(choice) and value == choice for choice in choices):
-            options = " or ".join(shown(choice) for choice in choices if choice is not None)
+            options = " or ".join(as_json(choice) for choice in choices if choice is not None)
             raise self.refusal(field, f"only {options} is covered: use another checkpoint")
         return value
 

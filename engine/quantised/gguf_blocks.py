@@ -9,26 +9,56 @@
     Q5_K               6 bits each; codes of 4 or 5 bits                - dmin * minimum
 
 d and dmin are float16. Scales of 8 and 6 bits stay what they are, with d and dmin as their units.
-Codes of 5 and 6 bits become codes of 8 bits.
+Codes of 5 and 6 bits become codes of 8 bits. These types can be multiplied as they are (`KEPT`).
+All others are only dequantised, by the package `gguf`.
 """
 
+import numpy as np
 import torch
 
+from engine.checkpoint.gguf_list import BLOCKS
 from engine.quantised.matrix import QuantisedMatrix, in_pairs
+
+_NUMBERS_AT_ONCE = 1 << 22
 
 
 def codes(kind: str, blocks: torch.Tensor) -> QuantisedMatrix:
-    """Return the weight that is stored in blocks of a type.
+    """Return the weight that is stored in blocks of a type in `KEPT`.
 
     blocks  uint8 [out, blocks of a row, bytes of a block]
     """
-    assert kind in _READERS, f"no reader for {kind}"
+    assert kind in KEPT, f"no reader for {kind}"
     return _READERS[kind](blocks)
 
 
 def weight(kind: str, blocks: torch.Tensor) -> torch.Tensor:
-    """Return the weight in float32, `blocks` as for `codes`."""
-    return _READERS[kind](blocks).dequantised()
+    """Return the weight in float32, on the device of `blocks`, which are as for `codes`.
+
+    kind  a type in `BLOCKS`, but for the plain ones; if it is none of `KEPT`, `blocks` are on a CPU
+    """
+    if kind in KEPT:
+        return codes(kind, blocks).dequantised()
+    return _by_package(kind, blocks.flatten(1))
+
+
+def _by_package(kind: str, raw: torch.Tensor) -> torch.Tensor:
+    """Return rows as the package `gguf` dequantises them, float32 [out, in].
+
+    raw  uint8 [out, bytes of a row], on a CPU
+    """
+    import gguf  # takes a tenth of a second, and most models need none of it
+
+    numbers, num_bytes = BLOCKS[kind]
+    width = raw.shape[1] // num_bytes * numbers
+    found = torch.empty(len(raw), width)
+    # Some rows at a time: the package takes several times the memory of what it returns.
+    step = max(1, _NUMBERS_AT_ONCE // width)
+    with np.errstate(all="ignore"):  # whoever asked looks for NaN and infinity
+        for first in range(0, len(raw), step):
+            part = raw[first : first + step].numpy()
+            rows = gguf.quants.dequantize(part, gguf.GGMLQuantizationType[kind])
+            found[first : first + step] = torch.from_numpy(rows)
+    return found
 
 
 def _q8_0(blocks: torch.Tensor) -> QuantisedMatrix:
@@ -80,6 +110,7 @@ _READERS = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
 }
+KEPT = tuple(_READERS)
 
 
 def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

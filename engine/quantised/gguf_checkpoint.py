@@ -14,11 +14,12 @@ import torch
 from engine.checkpoint.files import Shapes
 from engine.checkpoint.gguf_list import BLOCKS, PLAIN, Entry, Gguf, read_gguf
 from engine.checkpoint.parts import Cuts, Lazy
-from engine.errors import ModelError, remedy
+from engine.errors import GET_AGAIN, ModelError
 from engine.quantised import gguf_blocks
 from engine.quantised.formats import GgufFile
 from engine.quantised.matrix import QuantisedMatrix
 from engine.tensor_parallel.split import Cut
+from proto.system import cannot_read
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TURNED = (".q_proj.", ".k_proj.")
@@ -40,9 +41,9 @@ class GgufCheckpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of the quantised tensors in the file."""
+        """Return the bytes in the file of the tensors that can stay as they are stored."""
         entries = self._gguf.tensors.values()
-        return sum(entry.num_bytes for entry in entries if entry.kind not in PLAIN)
+        return sum(entry.num_bytes for entry in entries if entry.kind in gguf_blocks.KEPT)
 
     def tensors(
         self, model: Any, cuts: Cuts | None = None, device: torch.device = _CPU
@@ -65,8 +66,8 @@ class GgufCheckpoint:
     def matrices(self, model: Any) -> Iterator[tuple[str, QuantisedMatrix]]:
         """Yield (path in the model, weight as it is stored) of the linear layers, read one by one.
 
-        Layers whose weights are plain are left out. If the output matrix is that of the
-        embeddings, both are read.
+        Layers whose weights are plain, or of a type that can only be dequantised, are left out. If
+        the output matrix is that of the embeddings, both are read.
 
         model  the model on `meta` (without memory)
         """
@@ -76,9 +77,9 @@ class GgufCheckpoint:
             name = f"{path}.weight"
             if name == "lm_head.weight" and self._gguf.is_tied:
                 name = "model.embed_tokens.weight"
-            if name not in self._gguf.tensors or self._gguf.tensors[name].kind in PLAIN:
-                continue
-            yield path, self._codes(name)
+            entry = self._gguf.tensors.get(name)
+            if entry is not None and entry.kind in gguf_blocks.KEPT:
+                yield path, self._codes(name)
 
     def _codes(self, name: str) -> QuantisedMatrix:
         """Return a quantised weight as it is stored. Raises ModelError if it is not finite."""
@@ -100,15 +101,19 @@ class GgufCheckpoint:
         if entry.kind in PLAIN:
             found = self._bytes(entry).view(_TYPES[entry.kind]).view(entry.shape).to(device)
         else:
-            found = gguf_blocks.weight(entry.kind, self._blocks(entry, device))
+            where = device if entry.kind in gguf_blocks.KEPT else _CPU
+            found = gguf_blocks.weight(entry.kind, self._blocks(entry, where)).to(device)
+            found = found.view(entry.shape)
             self._refuse_not_finite(entry, found.sum())
         rows = self._order(name, device)
         whole = found if rows is None else found[rows]
         return whole if cut is None else cut.of(whole).contiguous()
 
     def _blocks(self, entry: Entry, device: torch.device) -> torch.Tensor:
-        """Return the blocks of a matrix, uint8 [out, blocks of a row, bytes of a block]."""
-        return self._bytes(entry).view(entry.shape[0], -1, BLOCKS[entry.kind][1]).to(device)
+        """Return a tensor's blocks, uint8 [rows, blocks of a row, bytes of a block]."""
+        numbers, num_bytes = BLOCKS[entry.kind]
+        of_row = entry.shape[-1] // numbers
+        return self._bytes(entry).view(-1, of_row, num_bytes).to(device)
 
     def _bytes(self, entry: Entry) -> torch.Tensor:
         """Return a tensor's bytes, uint8 [n]. Raises ModelError if they cannot be read."""
@@ -119,7 +124,9 @@ class GgufCheckpoint:
                 file.seek(entry.start)
                 length = file.readinto(found)
         except OSError as error:
-            raise ModelError(f"{self.form.path}: cannot be read: {remedy(error)}") from error
+            raise ModelError(
+                f"{self.form.path}: cannot be read: {cannot_read(error, GET_AGAIN)}"
+            ) from error
         if length != len(found):
             raise ModelError(f"{self.form.path}: it is cut off in {entry.name}; get it again")
         return torch.frombuffer(found, dtype=torch.uint8)

@@ -22,12 +22,13 @@ from safetensors import SafetensorError, safe_open
 
 from engine.checkpoint.files import Names, Shapes, weight_files
 from engine.checkpoint.parts import Cuts, Files, Lazy
-from engine.errors import ModelError, remedy
+from engine.errors import GET_AGAIN, ModelError
 from engine.quantised import awq, fp8, gptq, mxfp4, nf4
 from engine.quantised.formats import Awq, Fp8, Gptq, Mxfp4, Nf4, Packing
 from engine.quantised.matrix import QuantisedMatrix
 from engine.quantised.packed import BadTensors, Sizes, Stretch, Tensors
 from engine.tensor_parallel.split import Cut
+from proto.system import cannot_read
 
 # Scales for quantising activations, keys and values. They are not read: here none is quantised.
 _OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|prob|[qkv]|kv)_scale(_ub)?$")
@@ -278,7 +279,7 @@ def _heads(folder: Path) -> Iterator[tuple[str, _Head]]:
                     part = tensors.get_slice(name)
                     yield name, _Head(file, name, part.get_dtype(), tuple(part.get_shape()))
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file}: cannot be read: {remedy(error)}") from error
+            raise ModelError(f"{file}: cannot be read: {cannot_read(error, GET_AGAIN)}") from error
 
 
 def _packed_layers(heads: Mapping[str, _Head], kind: _Kind) -> dict[str, dict[str, str]]:

@@ -37,10 +37,11 @@ from torch.distributed import distributed_c10d
 
 from engine import leftovers, running
 from engine.checkpoint.files import one_line
-from engine.errors import RankError, without_room
+from engine.errors import RankError
 from engine.tensor_parallel.calls import FAILED, UNUSABLE, Call, Start
 from engine.tensor_parallel.layout import shares
 from engine.tensor_parallel.silence import BEAT_S, LIMIT_S, LIMIT_WHILE_LOADING_S, Silence
+from proto.system import cannot_start
 
 logger = logging.getLogger(__name__)
 
@@ -346,7 +347,7 @@ def _started(words: str, start: Start) -> _Follower:
     try:
         reading, writing = os.pipe()
     except OSError as error:
-        raise RankError(f"{words} cannot be started: {without_room(error)}") from error
+        raise RankError(f"{words} cannot be started: {cannot_start(error)}") from error
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
@@ -356,7 +357,7 @@ def _started(words: str, start: Start) -> _Follower:
         )
     except OSError as error:
         os.close(writing)
-        raise RankError(f"{words} cannot be started: {without_room(error)}") from error
+        raise RankError(f"{words} cannot be started: {cannot_start(error)}") from error
     finally:
         os.close(reading)
     channel = Connection(writing, readable=False)

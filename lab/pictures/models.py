@@ -7,14 +7,16 @@ from textwrap import fill
 from typing import Any
 
 from engine.checkpoint.families import CAUSAL, WRAPPERS, Family, family
+from engine.checkpoint.gguf_list import BLOCKS, FAMILIES, PLAIN
+from engine.quantised.gguf_blocks import KEPT
 
 _WRAPPED: Any = {"width": 100, "subsequent_indent": "  ", "break_on_hyphens": False}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 BEFORE = """\
 # Models
 
-<!-- Made by `.venv/bin/python -m lab.pictures.models` from the table in
-engine/checkpoint/families.py: change it there. -->
+<!-- Made by `.venv/bin/python -m lab.pictures.models` from the tables in
+engine/checkpoint/families.py and engine/checkpoint/gguf_list.py: change it there. -->
 
 Target and drafter may be of any family in the first table. What counts is `model_type` in the
 model's config.json. The table names every causal language model of the installed transformers.
@@ -94,6 +96,14 @@ states such layers (`layer_types`, `alibi` and others).
 
 """
 
+GGUF = """
+## GGUF files
+
+A GGUF file ([quantised](quantised.md#gguf-files)) is read if its architecture is one of {families},
+and each of its tensors is of one of these types, in any mixture:
+
+"""
+
 
 def page() -> str:
     """Return the text of the page that lists the families of models."""
@@ -108,7 +118,19 @@ def page() -> str:
         for reason in sorted(reasons)
     ]
     wrappers = [f"| {kind} | {text} |" for kind, text in sorted(WRAPPERS.items())]
-    return "".join((BEFORE, _lines(rows), BETWEEN, _lines(wrappers), REFUSED, _lines(refused)))
+    middle = (BETWEEN, _lines(wrappers), _gguf())
+    return "".join((BEFORE, _lines(rows), *middle, REFUSED, _lines(refused)))
+
+
+def _gguf() -> str:
+    """Return what the page says of GGUF files."""
+    ways = {
+        "plain": PLAIN,
+        "stay in 8 or 4 bits on a CPU, and are dequantised on a GPU": KEPT,
+        "are dequantised when they are loaded": [one for one in BLOCKS if one not in PLAIN + KEPT],
+    }
+    lines = [fill(f"* {', '.join(kinds)}: {way}", **_WRAPPED) for way, kinds in ways.items()]
+    return GGUF.format(families=", ".join(FAMILIES)) + _lines(lines)
 
 
 def _row(of: Family) -> str:

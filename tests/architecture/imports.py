@@ -23,10 +23,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What measures, trains and explains may look at everything.
     "lab": set(PACKAGES),
 }
+# Of a package that it does not know otherwise, a package may import these modules.
+MAY_IMPORT_MODULES: dict[str, set[str]] = {
+    # What a user is told of errors, and the kinds of heads; of messages the engine knows nothing.
+    "engine": {"proto.errors", "proto.system", "proto.head_kinds"},
+}
 # Exceptions, each a file or, with a slash at its end, a folder.
 MAY_ALSO_IMPORT = {
-    # What kinds of heads are called, which the coordinator knows too.
-    "engine/heads/": {"proto"},
     # What a folder must be, as far as it is looked at without torch.
     "coordinator/api/models/folders.py": {"engine"},
     # What tokens say, in bytes: two tokenizers are compared before anything is loaded.
@@ -46,6 +49,7 @@ KNOWN_ONLY_IN = {
     "zmq": ("proto/links/",),
     "msgpack": ("proto/codec.py",),
     "ray": ("deploy/",),
+    "gguf": ("engine/quantised/gguf_blocks.py", "lab/"),
     "llguidance": ("engine/choice/vocabulary.py",),
     **dict.fromkeys(
         ("fastapi", "starlette", "uvicorn", "prometheus_client"), ("coordinator/http/",)
@@ -146,6 +150,7 @@ def forbidden_packages(file: Source) -> list[str]:
         f"{file.path}:{found.line} imports {found.module}"
         for found in imports(file)
         if found.top in {*PACKAGES, "tests"} - allowed
+        and found.module not in MAY_IMPORT_MODULES.get(file.package, ())
     ]
 
 

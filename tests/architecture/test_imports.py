@@ -137,6 +137,8 @@ def test_a_follower_holds_its_lifeline_before_it_loads_what_takes_seconds() -> N
         ("proto/tree.py", "import engine.layout.slots"),
         ("proto/tree.py", "def later():\n    from coordinator.text import session"),
         ("engine/checkpoint/model.py", "from proto.messages import Open"),
+        ("engine/checkpoint/model.py", "from proto import messages"),
+        ("node/loop.py", "from target_node import errors"),
         ("drafter_node/drafting.py", "from target_node.verifying import Verifying"),
         ("target_node/worker.py", "import drafter_node"),
         ("node/loop.py", "from drafter_node.worker import Worker"),
@@ -186,6 +188,7 @@ def test_an_allowed_room_is_not_found() -> None:
     [
         ("drafter_node/worker.py", "from engine import slots\nfrom node import loop"),
         ("node/loop.py", "from engine import slots\nfrom proto.messages import Open"),
+        ("engine/checkpoint/model.py", "from proto.errors import ModelError\nimport proto.system"),
         (
             "deploy/ray_launcher.py",
             "from coordinator.launching.launcher import Launcher\nimport proto",

@@ -169,7 +169,7 @@ GENERATE: list[tuple[list[str], str]] = [
         "~nosuchuser/x: no such folder; give a model's folder or its name on the hub",
     ),
     (["a", "--heads", "~nosuchuser/x"], "~nosuchuser/x: no such folder; give a model's folder or"),
-    (["a", "--target", "x" * 5000], '"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'),
+    (["a", "--target", "x" * 5000], "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"),
     (
         ["a", "--target", "~/model.gguf"],
         "~/model.gguf: it is no GGUF file; get the file again\n",

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine.errors import RankError, remedy
+from engine.errors import GET_AGAIN, RankError
 from engine.tensor_parallel import group
 from engine.tensor_parallel.calls import Start
+from proto.system import cannot_read
 
-RIGHTS, LIMIT = "mend its rights", "raise the limit of open files (ulimit -n)"
+RIGHTS, LIMIT = "see that you may read it", "raise the limit of open files (ulimit -n)"
 START = Start("m", None, "float32", "cpu", 1, 2, "store", 1)
 
 
@@ -32,11 +33,11 @@ def refused(number: int) -> OSError:
     ],
 )
 def test_a_file_that_cannot_be_read_has_advice_that_fits(number: int, advice: str) -> None:
-    assert remedy(refused(number)) == f"{os.strerror(number)}; {advice}"
+    assert cannot_read(refused(number), GET_AGAIN) == f"{os.strerror(number)}; {advice}"
 
 
 def test_a_file_that_is_damaged_is_to_be_got_again() -> None:
-    assert remedy(ValueError("header\nis torn")) == "header is torn; get it again"
+    assert cannot_read(ValueError("header\nis torn"), GET_AGAIN) == "header is torn; get it again"
 
 
 @pytest.mark.parametrize("where", ["pipe", "Popen"])

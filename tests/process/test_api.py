@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import aclosing
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 import coordinator.cluster.service
-from coordinator import LLM, RequestOutput, SamplingParams
+from coordinator import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from coordinator.cluster.registry import Node
 from proto.errors import ClosedError, ConfigurationError, NodeError
 from proto.messages import Role
@@ -244,17 +245,18 @@ def test_asyncio_requests_run_at_once_and_leave_the_loop_free(llm: LLM, texts: l
             ticks += 1
         return ticks
 
+    asynchronous = AsyncLLM.of(llm.pair, llm._speculation)
+
     async def streamed(prompt: str) -> str:
-        return "".join([part.outputs[0].text async for part in llm.astream(prompt, PARAMS)])
+        parts = asynchronous.generate(prompt, PARAMS, output_kind=RequestOutputKind.DELTA)
+        return "".join([part.outputs[0].text async for part in parts])
 
     async def main() -> tuple[list[str], int]:
         done = asyncio.Event()
         ticks = asyncio.create_task(count_ticks(done))
-        first, *others = await asyncio.gather(
-            llm.agenerate(PROMPTS[:1], PARAMS), streamed(PROMPTS[1]), streamed(PROMPTS[2])
-        )
+        made = await asyncio.gather(*map(streamed, PROMPTS))
         done.set()
-        return [first[0].outputs[0].text, *others], await ticks
+        return made, await ticks
 
     made, ticks = asyncio.run(main())
     assert made == texts
@@ -262,20 +264,26 @@ def test_asyncio_requests_run_at_once_and_leave_the_loop_free(llm: LLM, texts: l
 
 
 def test_a_cancelled_task_and_a_closed_iterator_free_the_nodes(llm: LLM, texts: list[str]) -> None:
+    asynchronous = AsyncLLM.of(llm.pair, llm._speculation)
+
+    async def whole(prompt: str, params: SamplingParams) -> str:
+        outputs = [output async for output in asynchronous.generate(prompt, params)]
+        return outputs[-1].outputs[0].text
+
     async def main() -> str:
-        task = asyncio.create_task(llm.agenerate("zero", LONG))
-        waiting = asyncio.create_task(llm.agenerate("zero", LONG))
+        task = asyncio.create_task(whole("zero", LONG))
+        waiting = asyncio.create_task(whole("zero", LONG))
         while not shows_a_session(llm):
             await asyncio.sleep(0.01)
         waiting.cancel()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        async for part in llm.astream("zero", LONG):
-            assert not part.finished
-            break
-        outputs = await llm.agenerate(PROMPTS[0], PARAMS)
-        return outputs[0].outputs[0].text
+        async with aclosing(asynchronous.generate("zero", LONG)) as parts:
+            async for part in parts:
+                assert not part.finished
+                break
+        return await whole(PROMPTS[0], PARAMS)
 
     passes = nodes_of(llm)[0].progress
     assert asyncio.run(main()) == texts[0]
@@ -327,7 +335,6 @@ def test_two_llms_live_side_by_side(llm: LLM, texts: list[str], folders: tuple[s
         lambda: other.generate("one"),
         lambda: other.stream("one"),
         lambda: other.chat([{"role": "user", "content": "one"}]),
-        lambda: asyncio.run(other.agenerate("one")),
     ):
         with pytest.raises(ClosedError, match="this LLM was closed; make a new one"):
             use()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import LLM, SamplingParams
+from coordinator import LLM, AsyncLLM, SamplingParams
 from coordinator.api.config import SpeculationConfig
 from coordinator.cluster.service import Service
 from coordinator.launching.launcher import Launcher
@@ -41,16 +41,15 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def refused(llm: LLM, prompt: Any, params: Any) -> str:
     """The one line that every way to ask for a text says of it; the next text is as ever."""
 
-    async def streamed() -> None:
-        async for _ in llm.astream(prompt, params):
+    async def in_a_loop() -> None:
+        async for _ in AsyncLLM.of(llm.pair, llm._speculation).generate(prompt, params):
             pass
 
     lines = set()
     for ask in (
         lambda: llm.generate(prompt, params),
         lambda: list(llm.stream(prompt, params)),
-        lambda: asyncio.run(llm.agenerate(prompt, params)),
-        lambda: asyncio.run(streamed()),
+        lambda: asyncio.run(in_a_loop()),
     ):
         with pytest.raises(ConfigurationError) as caught:
             ask()

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
-from coordinator import LLM, SamplingParams
+from coordinator import LLM, AsyncLLM, SamplingParams
 from proto.errors import NodeError
 from proto.messages import Role
 from tests.process.patience import wait_for
@@ -84,15 +85,22 @@ def test_texts_of_a_prompt_that_are_written_at_once_are_those_of_their_seed(llm:
 def test_texts_that_are_left_in_the_middle_change_no_others(
     llm: LLM, alone: list[list[int]]
 ) -> None:
+    asynchronous = AsyncLLM.of(llm.pair, llm._speculation)
+
+    async def whole(prompt: str, params: SamplingParams) -> list[int]:
+        outputs = [output async for output in asynchronous.generate(prompt, params)]
+        return outputs[-1].outputs[0].token_ids
+
     async def main() -> list[list[int]]:
-        lost = asyncio.create_task(llm.agenerate(PROMPTS[:2], LONG))
-        kept = asyncio.create_task(llm.agenerate(PROMPTS, GREEDY))
+        lost = [asyncio.create_task(whole(prompt, LONG)) for prompt in PROMPTS[:2]]
+        kept = [asyncio.create_task(whole(prompt, GREEDY)) for prompt in PROMPTS]
         with closing(llm.stream(PROMPTS[3], LONG)) as left:
             await asyncio.to_thread(next, left)
-            lost.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await lost
-        return [output.outputs[0].token_ids for output in await kept]
+            for task in lost:
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+        return await asyncio.gather(*kept)
 
     assert asyncio.run(main()) == alone
     assert wait_for(lambda: marks_of(llm) == [0, 0], SOON_S)
@@ -113,12 +121,9 @@ def test_more_calls_than_the_queue_has_room_for_wait_in_order(
     llm: LLM, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.cluster.service.MAX_SESSIONS", 2)
-
-    async def main() -> list[list[int]]:
-        calls = [llm.agenerate(prompt, GREEDY) for prompt in PROMPTS * 2]
-        return [outputs[0].outputs[0].token_ids for outputs in await asyncio.gather(*calls)]
-
-    assert asyncio.run(main()) == alone * 2
+    with ThreadPoolExecutor(len(PROMPTS) * 2) as threads:
+        calls = list(threads.map(lambda prompt: ids_of(llm, [prompt], GREEDY)[0], PROMPTS * 2))
+    assert calls == alone * 2
     streams = [llm.pair.generate((5, 6), llm._speculation, LONG)[0] for _ in range(2)]
     with pytest.raises(NodeError, match="2 texts are queued already"):
         llm.pair.generate((5, 6), llm._speculation, LONG)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator import LLM, RequestOutput, SamplingParams
+from coordinator import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.prompts import Tokenization
 from coordinator.api.requests import Batch, Request
@@ -48,16 +48,22 @@ def behind(prompt: list[int], answer: list[int]) -> str:
 def test_the_text_keeps_its_first_space_however_it_is_asked_for(llm: LLM) -> None:
     ids = list(TOKENIZATION.encode(PROMPT))
 
-    async def streamed() -> list[RequestOutput]:
-        return [part async for part in llm.astream(PROMPT, BEGINS_A_WORD)]
+    async def in_a_loop(kind: RequestOutputKind) -> list[RequestOutput]:
+        parts = AsyncLLM.of(llm.pair, llm._speculation).generate(
+            PROMPT, BEGINS_A_WORD, output_kind=kind
+        )
+        return [part async for part in parts]
 
     outputs = [
         *llm.generate([PROMPT, ids], BEGINS_A_WORD),
-        *asyncio.run(llm.agenerate(PROMPT, BEGINS_A_WORD)),
+        *asyncio.run(in_a_loop(RequestOutputKind.FINAL_ONLY)),
         *llm.chat([{"role": "user", "content": PROMPT}], BEGINS_A_WORD),
     ]
     assert [output.outputs[0].text for output in outputs] == [" the the the"] * 4
-    for parts in (list(llm.stream(PROMPT, BEGINS_A_WORD)), asyncio.run(streamed())):
+    for parts in (
+        list(llm.stream(PROMPT, BEGINS_A_WORD)),
+        asyncio.run(in_a_loop(RequestOutputKind.DELTA)),
+    ):
         assert "".join(part.outputs[0].text for part in parts) == " the the the"
     for row in outputs[0].outputs[0].logprobs or ():
         assert row[THE].decoded_token == " the"

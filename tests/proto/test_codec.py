@@ -288,7 +288,7 @@ def test_the_first_fields_of_a_frame_are_read_without_the_rest(
     assert head_of(draft, 3) == [session, incarnation, 5]
     verdict = encode(replace(VERDICT, session=session, incarnation=incarnation))
     assert head_of(verdict, 3) == [session, incarnation, VERDICT.base_len]
-    with pytest.raises(RemoteProtocolError, match="no session"):
+    with pytest.raises(RemoteProtocolError, match="no session number"):
         head_of(encode(m.Close(session, "stop")), 2)
 
 

@@ -220,7 +220,7 @@ DEVICE_FAULTS = (
         f"{NOT_THE_TEXT}|KeyError",
         leaving=True,
     ),
-    Fault(what_a_forward_has_brought_is_not_said, "nothing has been said|have not been sent"),
+    Fault(what_a_forward_has_brought_is_not_said, "was not reported yet|have not been sent"),
     Fault(what_a_pass_has_brought_is_said_twice, "a pass is told twice"),
     Fault(a_verdict_counts_the_drafts_of_the_next_pass, OTHER_DRAFTS),
     Fault(a_verdict_goes_on_from_where_the_next_pass_began, NOT_THE_TEXT),

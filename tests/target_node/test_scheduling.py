@@ -213,7 +213,7 @@ def test_of_a_pass_that_was_not_told_no_second_one_is_forgotten() -> None:
     target.ticks()
     target.goes_on(1, Outcome((5,)))
     target.ticks()
-    with pytest.raises(AssertionError, match="nothing has been said"):
+    with pytest.raises(AssertionError, match="the previous pass was not reported yet"):
         target.goes_on(2, Outcome((6,)))
 
 

@@ -5,8 +5,7 @@ The rules for a folder are in the engine alone (`checkpoint.py` and `files.py` i
 node give the same answer. They are imported when the first folder is checked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +16,13 @@ from tokenizers import Tokenizer
 from coordinator.api.models.fetching import Download, Say
 from coordinator.launching.devices import num_ranks
 from proto.errors import ConfigurationError, ModelError, did_you_mean
-from proto.head_kinds import HeadKind, head_alone, head_kind
+from proto.head_kinds import HeadKind
 from proto.installation import another_package
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
 
 if TYPE_CHECKING:
+    from engine.checkpoint.stated import Stated
     from engine.checkpoint.tokenizer_files import ReadTokenizer
 
 TOKENIZER, SAFETENSORS = "tokenizer.json", ".safetensors"
@@ -34,14 +34,15 @@ class Checkpoint:
 
     name     the name as the user gave it
     stated   the content of config.json
-    is_head  it is read as a head (a small model that drafts from the target's hidden states)
+    model    what its files state; None: it is read as a head (a small model that drafts from the
+             target's hidden states)
     """
 
     name: str
     revision: str | None
     folder: Path
     stated: Mapping[str, Any]
-    is_head: bool
+    model: "Stated | None"
 
     @property
     def config(self) -> Path:
@@ -51,8 +52,12 @@ class Checkpoint:
     @property
     def text_config(self) -> Mapping[str, Any]:
         """Return the part of config.json that describes the language model."""
-        inner = self.stated.get("text_config")
-        return inner if isinstance(inner, dict) else self.stated
+        return text_part(self.stated)
+
+    @property
+    def is_head(self) -> bool:
+        """True if it is read as a head."""
+        return self.model is None
 
     def number(self, field: str) -> int | None:
         """Return an integer field of the language model's config; None if it has none."""
@@ -74,38 +79,27 @@ class Checkpoint:
 
     def check_weights(self) -> None:
         """Raise ModelError if weights are missing, incomplete, or fewer than stated."""
-        from engine.checkpoint import files as shards
-        from engine.checkpoint.checkpoint import refuse_no_safetensors
-        from engine.quantised.formats import read_format
-
-        with _as_ours():
-            if self.is_head:
-                self._check_head_files()
-                return
-            refuse_no_safetensors(self.name, self.folder)
-            shapes = shards.read_shapes(self.folder)
-            form = read_format(self.config, dict(self.stated))
-            shards.refuse_odd_weights(self.folder, is_packed=form is not None)
-            shards.check_layers(self.config, dict(self.stated), shapes)
+        if self.model is None:
+            self._check_head_files()
+        else:
+            self.model.check_weights()
 
     def check_quantization(self, node: NodeConfig) -> None:
         """Raise ModelError if the node could not round this model's weights as it is asked."""
         from engine.checkpoint.families import text_kind
         from engine.quantised.asked import refuse_elsewhere, refuse_rounding
-        from engine.quantised.formats import read_format
 
-        if not node.quantization:
+        if not node.quantization or self.model is None:
             return
         ranks = num_ranks(node.device, node.tensor_parallel_size)
-        with _as_ours():
-            refuse_elsewhere(self.name, node.quantization, backend=node.backend, num_ranks=ranks)
-            refuse_rounding(
-                self.name,
-                node.quantization,
-                device=node.device,
-                kind=text_kind(str(self.stated.get("model_type")), self.text_config),
-                is_quantised=read_format(self.config, dict(self.stated)) is not None,
-            )
+        refuse_elsewhere(self.name, node.quantization, backend=node.backend, num_ranks=ranks)
+        refuse_rounding(
+            self.name,
+            node.quantization,
+            device=node.device,
+            kind=text_kind(str(self.stated.get("model_type")), self.text_config),
+            is_quantised=self.model.form is not None,
+        )
 
     def _check_head_files(self) -> None:
         from engine.checkpoint import files as shards
@@ -125,11 +119,10 @@ class Checkpoint:
         if kind is None:
             raise ModelError(f"{self.config}: {stated.NO_HEAD}")
         sizes = ("vocab_size", "hidden_size", "num_hidden_layers")
-        with _as_ours():
-            if kind is not HeadKind.MEDUSA:
-                of_target = stated.TargetSizes(target.name, *map(target.number, sizes))
-                stated.refuse_other_target(self.config, dict(self.stated), kind, of_target)
-            stated.refuse_odd_config(self.config, dict(self.stated), kind)
+        if kind is not HeadKind.MEDUSA:
+            of_target = stated.TargetSizes(target.name, *map(target.number, sizes))
+            stated.refuse_other_target(self.config, dict(self.stated), kind, of_target)
+        stated.refuse_odd_config(self.config, dict(self.stated), kind)
 
     def head_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of a head's tensors by name, read from its safetensors file.
@@ -144,8 +137,7 @@ class Checkpoint:
         path = find_head_file(self.folder)
         if path is None or path.suffix != SAFETENSORS:
             return {}
-        with _as_ours():
-            return shards.shapes_in(path)
+        return shards.shapes_in(path)
 
 
 WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")  # each only if there are none of those before
@@ -163,26 +155,42 @@ def find(name: str, revision: str | None, *, is_head: bool = False) -> Checkpoin
     Raises ModelError; ConfigurationError where the program has an `engine` of its own.
     """
     _refuse_other_engine()
-    from engine.checkpoint import families
     from engine.checkpoint.checkpoint import SMALL, find_folder
-    from engine.checkpoint.files import read_config, stated_eos_ids
-    from engine.quantised.formats import read_format
+    from engine.checkpoint.files import read_config
+    from engine.checkpoint.stated import read_stated
 
     try:
-        with _as_ours():
-            folder = find_folder(name, revision, SMALL, fetch=_fetch_silently)
+        folder = find_folder(name, revision, SMALL, fetch=_fetch_silently)
     except ModelError as error:
         raise ModelError(f"{error}{_near(name)}") from error
-    with _as_ours():
-        stated = read_config(folder)
-        checkpoint = Checkpoint(name, revision, folder, stated, is_head)
-        if not is_head:
-            if (kind := head_kind(stated)) is not None:
-                raise ModelError(head_alone(name, kind))
-            stated_eos_ids(folder, stated)
-            read_format(checkpoint.config, stated)
-            families.refuse(name, checkpoint.config, stated)
-    return checkpoint
+    if is_head:
+        return Checkpoint(name, revision, folder, read_config(folder), None)
+    model = read_stated(name, folder)
+    return Checkpoint(name, revision, folder, model.config, model)
+
+
+def text_part(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that describes the language model."""
+    inner = stated.get("text_config")
+    return inner if isinstance(inner, dict) else stated
+
+
+def read_object(path: Path) -> Mapping[str, Any]:
+    """Return the JSON object in a model's file. Raises ModelError.
+
+    Raises ConfigurationError too where the program has an `engine` of its own.
+    """
+    _refuse_other_engine()
+    from engine.checkpoint.files import read_object as read
+
+    return read(path)
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors in a safetensors file. Raises ModelError."""
+    from engine.checkpoint.tensor_list import tensors_in
+
+    return [one.name for one in tensors_in(path)]
 
 
 def folder_of_file(name: str) -> Path:
@@ -193,8 +201,7 @@ def folder_of_file(name: str) -> Path:
     path = path_of(name)
     if not path.is_file():
         raise ModelError(f"{name}: no such file; give a GGUF file or a model's folder")
-    with _as_ours():
-        return folder_of(path)
+    return folder_of(path)
 
 
 def read_tokenizer(folder: Path) -> "ReadTokenizer":
@@ -207,8 +214,7 @@ def read_tokenizer(folder: Path) -> "ReadTokenizer":
     _refuse_other_engine()
     from engine.checkpoint.tokenizer_files import changed_ns
 
-    with _as_ours():
-        return _read_tokenizer(folder, changed_ns(folder))
+    return _read_tokenizer(folder, changed_ns(folder))
 
 
 @lru_cache(maxsize=4)
@@ -222,8 +228,7 @@ def check_beside_tokenizer(folder: Path) -> None:
     """Raise ModelError if a file that adds tokens to a tokenizer.json cannot be read."""
     from engine.checkpoint.tokenizer_files import read_stated
 
-    with _as_ours():
-        read_stated(folder)
+    read_stated(folder)
 
 
 def named_tokens(folder: Path) -> dict[str, str | None]:
@@ -235,8 +240,7 @@ def named_tokens(folder: Path) -> dict[str, str | None]:
     _refuse_other_engine()
     from engine.checkpoint.tokenizer_files import read_stated
 
-    with _as_ours():
-        stated = read_stated(folder)
+    stated = read_stated(folder)
     found = {**stated.names, **stated.own}
     return {name: None if token is None else str(token) for name, token in found.items()}
 
@@ -263,8 +267,7 @@ def limited(config: Mapping[str, Any], limit: int, asked: int) -> int:
     """
     from engine.checkpoint import families, long_texts
 
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
+    text = text_part(config)
     kind = families.text_kind(str(config.get("model_type")), text)
     return long_texts.limited(kind, text, limit, asked)
 
@@ -294,16 +297,5 @@ def _fetch_silently(name: str, revision: str | None, wanted: Sequence[str]) -> P
 def _fetch(name: str, revision: str | None, wanted: Sequence[str], say: Say | None) -> Path:
     from engine.checkpoint.checkpoint import NOT_WANTED, hub_errors
 
-    with _as_ours(), hub_errors(name, revision):
+    with hub_errors(name, revision):
         return Download(name, revision, wanted, NOT_WANTED).run(say)
-
-
-@contextmanager
-def _as_ours() -> Iterator[None]:
-    """While inside, turn the engine's errors into ModelError."""
-    from engine.errors import EngineError
-
-    try:
-        yield
-    except EngineError as error:
-        raise ModelError(str(error)) from error

@@ -5,7 +5,6 @@ Llama with one layer: these are recognised by the names of their tensors; the we
 Files on the hub are downloaded as the node would do it; where that fails, the node reports why.
 """
 
-import json
 import pickletools
 import re
 import struct
@@ -16,25 +15,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from coordinator.api.models.folders import Checkpoint
+from coordinator.api.models.folders import Checkpoint, read_object, tensor_names, text_part
 from coordinator.api.prompts import find_file
 from proto.errors import ModelError
 from proto.head_kinds import (
     HeadKind,
     feature_layers,
     head_alone,
-    head_kind,
-    head_kind_of_tensors,
+    kind_of_files,
 )
 from proto.system import is_folder
 
 # -- heads -----------------------------------------------------------------------------------------
 
 CONFIG = "config.json"
-MAX_JSON_BYTES = 1 << 26
+_MAX_PICKLED_BYTES = 1 << 26
 # The errors of reading a file that does not have the expected format.
 UNREADABLE = (
-    *(OSError, ValueError, TypeError, RuntimeError, EOFError),
+    *(ModelError, OSError, ValueError, TypeError, RuntimeError, EOFError),
     *(struct.error, zipfile.BadZipFile),
 )
 
@@ -75,13 +73,13 @@ def find_config(model: str, revision: str | None) -> Path | None:
 
 @lru_cache(maxsize=64)
 def _kind_at(path: Path, _changed_ns: int, model: str, revision: str | None) -> HeadKind | None:
-    config = read(path)
-    if (kind := head_kind(config)) is not None or config.get("num_hidden_layers") != 1:
-        return kind
-    for name, names_in in READERS.items():
-        if (file := find_file(model, revision, name)) is not None:
-            return head_kind_of_tensors(_listed(file, names_in))
-    return None
+    def names() -> list[str]:
+        for name, names_in in READERS.items():
+            if (file := find_file(model, revision, name)) is not None:
+                return _listed(file, names_in)
+        return []
+
+    return kind_of_files(read(path), names)
 
 
 def layers_of(
@@ -95,32 +93,19 @@ def layers_of(
     own, theirs = find_config(model, revision), find_config(target, target_revision)
     if kind is None or own is None or theirs is None:
         return ()
-    of_target = read(theirs)
-    if isinstance(inner := of_target.get("text_config"), dict):
-        of_target = inner
-    num_layers = of_target.get("num_hidden_layers")
+    num_layers = text_part(read(theirs)).get("num_hidden_layers")
     return feature_layers(kind, read(own), num_layers if type(num_layers) is int else 0)
 
 
 def read(path: Path) -> Config:
     """Return the JSON object in a file; empty if it cannot be read (its node then reports why)."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_object(path)
+    except ModelError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 # -- the names of tensors --------------------------------------------------------------------------
-
-
-def _in_safetensors(path: Path) -> Iterable[str]:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(min(length, MAX_JSON_BYTES)))
-    return [name for name in header if name != "__metadata__"]
 
 
 def _in_index(path: Path) -> Iterable[str]:
@@ -132,13 +117,13 @@ def _in_pickle(path: Path) -> Iterable[str]:
     with zipfile.ZipFile(path) as file:
         (name,) = [one for one in file.namelist() if one.endswith("/data.pkl")]
         with file.open(name) as pickled:
-            words = pickletools.genops(pickled.read(MAX_JSON_BYTES))
+            words = pickletools.genops(pickled.read(_MAX_PICKLED_BYTES))
             return [word for _, word, _ in words if isinstance(word, str)]
 
 
 READERS: Mapping[str, Callable[[Path], Iterable[str]]] = {
     "model.safetensors.index.json": _in_index,
-    "model.safetensors": _in_safetensors,
+    "model.safetensors": tensor_names,
     "pytorch_model.bin": _in_pickle,
 }
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from coordinator.api.config import PairConfig
 from coordinator.api.config_base import called
-from coordinator.api.models.folders import limited
+from coordinator.api.models.folders import limited, text_part
 from coordinator.api.models.heads import find_config, read
 from coordinator.api.params import MAX_TOKENS, SamplingParams
 from proto.messages import MAX_TEXT_LEN, Hello
@@ -22,8 +22,7 @@ def longest_of(model: str, revision: str | None, asked: int = MAX_TEXT_LEN) -> i
     """
     path = find_config(model, revision)
     config = {} if path is None else read(path)
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
+    text = text_part(config)
     lengths = [text[name] for name in LENGTHS if type(text.get(name)) is int]
     if not lengths:
         return None

@@ -93,9 +93,7 @@ def known_limits(config: PairConfig) -> tuple[int, int]:
     A limit that it does not state is NO_LIMIT; the target itself may take less.
     """
     path = find_config(config.target, config.target_revision)
-    stated = {} if path is None else read(path)
-    inner = stated.get("text_config")
-    part = inner if isinstance(inner, dict) else stated
+    part = {} if path is None else folders.text_part(read(path))
     lengths = [part[field] for field in LENGTHS if type(part.get(field)) is int]
     size = part.get("vocab_size")
     longest = min([config.max_model_len or NO_LIMIT, *lengths])

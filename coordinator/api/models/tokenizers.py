@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from coordinator.api.models import folders
 from coordinator.api.models.folders import TOKENIZER, Checkpoint
-from proto.errors import IncompatibleError, ModelError, shown
+from proto.errors import IncompatibleError, shown
 from proto.installation import MODELS
 from proto.system import is_folder
 
@@ -29,12 +29,10 @@ def check_size(model: Checkpoint, like: Checkpoint | None = None) -> None:
     size, tokenizer = model.number("vocab_size"), _tokenizer(like or model)
     if size is None or tokenizer is None:
         return
+    from engine.checkpoint.tokenizer_files import refuse_too_many
+
     num_trained = tokenizer.tokenizer.get_vocab_size(with_added_tokens=False)
-    if num_trained > size:
-        raise ModelError(
-            f"{model.folder / TOKENIZER}: it has {num_trained} tokens, but the model {size} "
-            "(vocab_size in config.json); they are of two models"
-        )
+    refuse_too_many(model.folder / TOKENIZER, num_trained, size)
 
 
 def check_fit(target: Checkpoint, drafter: Checkpoint, *, may_differ: bool) -> None:

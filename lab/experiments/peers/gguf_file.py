@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.launching.compile_cache import cache_folder, trim
+from coordinator.launching.compile_cache import trim
+from proto.system import cache_folder
 
 FORM = 1  # of the files: a higher number makes the cache write them anew
 MAX_BYTES = 1 << 33  # of the files in the cache; those that were used longest ago go first
@@ -39,7 +40,7 @@ class CannotWrite(Exception):
 
 def llama_cpp_folder() -> Path:
     """Return the folder of our cache for llama.cpp: its programs (`bin`) and GGUF files."""
-    return cache_folder(os.environ).parent / "llama.cpp"
+    return cache_folder("llama.cpp")
 
 
 # -- cache -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A pair without processes: its streams are real, and a test says what comes of each text."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import cast
 
 from coordinator.api.config import SpeculationConfig
@@ -59,7 +60,8 @@ class ScriptedPair:
         self.service = self  # as far as `check_alive` goes
         self.begin: Callable[[Script], None] = lambda _: None  # called for each text
 
-    max_len = 1 << 20
+    max_len, is_ready = 1 << 20, True
+    config = SimpleNamespace(target="a", start_timeout_s=60.0)
 
     def how_longer(self) -> str:
         """It cannot be longer."""

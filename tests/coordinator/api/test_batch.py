@@ -8,6 +8,8 @@ from collections.abc import Generator
 
 import pytest
 
+from coordinator.api.async_llm import AsyncLLM
+from coordinator.api.config import SpeculationConfig
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch, Request, Step
 from proto.errors import ConfigurationError, NodeError, TextError
@@ -123,20 +125,26 @@ def test_nothing_of_a_text_comes_after_its_stop_string() -> None:
     assert (made.token_ids, made.stop_reason, made.finish_reason) == ([0, 7], "7", "stop")
 
 
-def test_a_task_reads_all_texts_and_one_that_is_cancelled_ends_its_own_alone() -> None:
-    pair = ScriptedPair(num_seqs=2)
+def test_a_task_that_is_cancelled_ends_its_own_texts_alone() -> None:
+    pair = ScriptedPair(num_seqs=4)
+    llm = AsyncLLM.of(pair.as_pair(), SpeculationConfig())
 
-    async def read(*requests: Request) -> list[tuple[int, str, bool]]:
-        return [shown(step) async for step in Batch(pair.as_pair(), requests).steps_async()]
+    async def read(*requests: Request) -> list[tuple[str, bool]]:
+        return [
+            (output.outputs[0].text, output.finished)
+            for request in requests
+            async for output in llm.answer(request)
+        ]
 
-    async def main() -> list[tuple[int, str, bool]]:
-        kept = asyncio.create_task(read(pair.request(1), pair.request(2)))
-        lost = asyncio.create_task(read(pair.request(3), pair.request(4), pair.request(5)))
+    async def main() -> list[list[tuple[str, bool]]]:
+        kept = [asyncio.create_task(read(pair.request(number))) for number in (1, 2)]
+        lost = [asyncio.create_task(read(pair.request(number))) for number in (3, 4, 5)]
         while len(pair.asked) < 4:
             await asyncio.sleep(0)
-        lost.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await lost
+        for task in lost:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
         def write() -> None:
             for script in pair.asked[:2]:
@@ -144,11 +152,10 @@ def test_a_task_reads_all_texts_and_one_that_is_cancelled_ends_its_own_alone() -
                 script.end()
 
         await asyncio.to_thread(write)
-        return await asyncio.wait_for(kept, 5.0)
+        return await asyncio.wait_for(asyncio.gather(*kept), 5.0)
 
-    made = asyncio.run(main())
-    assert made == [(0, "1", False), (0, "", True), (0, "2", False), (0, "", True)]
-    assert [script.is_cancelled for script in pair.asked] == [False, False, True, True]
+    assert asyncio.run(main()) == [[(number, False), ("", True)] for number in ("1", "2")]
+    assert [script.is_cancelled for script in pair.asked] == [False] * 2 + [True] * 3
 
 
 def test_a_text_that_cannot_be_completed_says_so_and_the_others_are_delivered() -> None:

@@ -30,7 +30,8 @@ def folder(path: Path, config: dict[str, Any], *tensors: str) -> str:
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     if tensors:
-        header = json.dumps({"__metadata__": {}, **{name: {} for name in tensors}}).encode()
+        empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+        header = json.dumps({"__metadata__": {}, **dict.fromkeys(tensors, empty)}).encode()
         (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     return str(path)
 

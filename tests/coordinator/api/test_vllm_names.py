@@ -23,6 +23,7 @@ from coordinator.api.params import MAX_TOKENS
 from coordinator.api.requests import Batch
 from coordinator.api.vllm import (
     ARGUMENTS_NOT_OURS,
+    METHODS_GONE,
     METHODS_NOT_OURS,
     NOT_OURS,
     OF_ITS_ENGINE,
@@ -450,6 +451,11 @@ def test_methods_of_vllm_that_are_not_here_say_what_to_use() -> None:
             getattr(llm, name)
         assert str(it.value).endswith(instead)
         assert it.value.name == name
+    for name, instead in METHODS_GONE.items():
+        assert not hasattr(LLM, name)
+        with pytest.raises(AttributeError, match=f"^LLM has no '{name}' any more: in an ") as it:
+            getattr(llm, name)
+        assert str(it.value).endswith(instead)
     with pytest.raises(AttributeError, match=r"^LLM has no 'other'$"):
         _ = llm.other  # type: ignore[attr-defined]
     assert not hasattr(llm, "sleep")

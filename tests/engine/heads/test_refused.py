@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.checkpoint.stated import read_stated
 from engine.errors import ModelError
 from engine.heads.stated import refuse_head
 from proto.installation import MODELS
@@ -12,6 +13,12 @@ def test_a_head_in_the_place_of_a_target_is_named_as_what_it_is(name: str) -> No
     folder = str(MODELS / name)
     with pytest.raises(ModelError, match=f"^{folder} is a head of the kind {name}: it drafts for"):
         refuse_head(folder, None)
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle3"])
+def test_what_reads_a_whole_model_refuses_a_head_by_its_config_alone(name: str) -> None:
+    with pytest.raises(ModelError, match=f"is a head of the kind {name}: it drafts for one model"):
+        read_stated(name, MODELS / name)
 
 
 def test_a_small_model_is_no_head() -> None:

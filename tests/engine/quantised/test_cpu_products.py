@@ -232,7 +232,7 @@ def test_a_compiler_that_is_named_and_not_there_is_named_again(
 ) -> None:
     monkeypatch.setattr(cpu_library, "cpu_flags", lambda: cpu_library.NEEDED)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    why = 'CXX names "no-such-compiler", which is not there; name a C++ compiler'
+    why = "CXX names 'no-such-compiler', which is not there; name a C++ compiler"
     assert why_not_here() == why
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,25 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import read_config
 from engine.checkpoint.gguf_folder import config_of, folder_of
-from engine.checkpoint.gguf_list import BLOCKS, PLAIN, read_gguf
+from engine.checkpoint.gguf_list import _TYPES, BLOCKS, PLAIN, read_gguf
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
 from engine.loading import make_executor
 from engine.quantised import gguf_blocks
+from engine.quantised.gguf_blocks import KEPT
 from engine.quantised.linear import QuantisedLinear
 from tests.gguf_models import random_blocks, save_gguf, wide_model
 from tests.tiny_models import make_config, make_model
 
 ROOT = Path(__file__).parents[3]
+EMBEDDINGS = "model.embed_tokens.weight"
+ODD = (0.0, -1.0, float("nan"), float("inf"))
 IDS = torch.randint(0, 199, (1, 40), generator=torch.Generator().manual_seed(3))
 
 
@@ -49,15 +54,54 @@ def mixed(name: str) -> str:
     return next((kind for part, kind in kinds.items() if part in name), "Q4_K")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BLOCKS if kind not in PLAIN])
-def test_a_block_is_read_bit_for_bit_as_the_package_reads_it(kind: str) -> None:
+PACKED = [kind for kind in BLOCKS if kind not in PLAIN]
+
+
+def test_the_types_are_those_that_the_package_dequantises() -> None:
+    found = {}
+    for kind in gguf.GGMLQuantizationType:
+        numbers, size = gguf.GGML_QUANT_SIZES[kind]
+        try:
+            gguf.quants.dequantize(np.zeros((1, size), np.uint8), kind)
+        except NotImplementedError:
+            continue
+        found[kind.value] = kind.name, numbers, size
+    assert found == _TYPES
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_block_is_read_bit_for_bit_as_the_package_reads_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_blocks, "_NUMBERS_AT_ONCE", 4 * 1024)  # in two pieces
     raw = random_blocks(kind, 6, 1024)
     want = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]))
+    assert torch.isfinite(want).all()
+    assert len(want.unique()) > 2
+    blocks = torch.from_numpy(raw).view(6, -1, BLOCKS[kind][1])
+    assert torch.equal(gguf_blocks.weight(kind, blocks), want)
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_block_stays_as_it_is_stored(kind: str) -> None:
+    raw = random_blocks(kind, 6, 1024)
     blocks = torch.from_numpy(raw).view(6, -1, BLOCKS[kind][1])
     matrix = gguf_blocks.codes(kind, blocks)
     assert matrix.shape == (6, 1024)
+    want = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]))
     assert torch.equal(matrix.dequantised(), want)
-    assert torch.equal(gguf_blocks.weight(kind, blocks), want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [("Q8_0", 0.01), ("Q5_0", 0.1), ("Q5_1", 0.1), ("Q4_0", 0.2), ("Q4_1", 0.2), ("MXFP4", 0.5)],
+)
+def test_what_is_quantised_is_read_as_about_what_it_was(kind: str, most: float) -> None:
+    numbers = np.random.default_rng(5).normal(0, 0.05, (8, 512)).astype(np.float32)
+    raw = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind])
+    found = gguf_blocks.weight(kind, torch.from_numpy(raw).view(8, -1, BLOCKS[kind][1]))
+    wrong = (found - torch.from_numpy(numbers)).abs().max() / np.abs(numbers).max()
+    assert wrong < most / 2
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
@@ -88,6 +132,22 @@ def test_types_may_be_mixed_and_the_output_matrix_may_be_the_embeddings(
     executor = make_executor(kept, 128, backend="fused")  # which compares it with the model's own
     with pytest.raises(AssertionError, match="was freed"):
         logits_of(executor.loaded.model)
+
+
+@pytest.mark.parametrize("shift", range(2))
+def test_every_type_is_read_in_a_model(shift: int, tmp_path: Path) -> None:
+    source = wide_model(tmp_path / "source")
+    names = [one for one in load_file(source / "model.safetensors") if "norm" not in one]
+    assert len(names) * 2 > len(PACKED)
+    kinds = {one: PACKED[(i * 2 + shift) % len(PACKED)] for i, one in enumerate(sorted(names))}
+    folder, plain = save_gguf(source, tmp_path, lambda name: kinds.get(name, "F32"))
+    want = logits_of(plainly(plain))
+    assert torch.equal(logits_of(load_model(str(folder), dtype="float32").model), want)
+    kept = load_model(str(folder), dtype="float32", keep_codes=True)
+    assert torch.equal(logits_of(kept.model), want)
+    parts = kept.model.named_modules()
+    as_stored = {f"{name}.weight" for name, one in parts if isinstance(one, QuantisedLinear)}
+    assert as_stored == {name for name, kind in kinds.items() if kind in KEPT} - {EMBEDDINGS}
 
 
 def test_a_file_alone_has_a_folder_made_of_its_fields(
@@ -121,6 +181,22 @@ def test_the_tokenizer_in_a_file_gives_the_tokens_of_the_original(
     assert ours.decode(ours.encode(text).ids) == theirs.decode(theirs.encode(text).ids)
 
 
+@pytest.mark.parametrize(
+    ("pre", "number"), [("default", ["Ġ2024"]), ("smollm", ["Ġ", "2", "0", "2", "4"])]
+)
+def test_numbers_are_split_as_the_file_says(
+    pre: str, number: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    content = json.loads((ROOT / "models" / "target" / "tokenizer.json").read_text())
+    source = make_model("llama", tmp_path / "source", vocab=4096)
+    folder, _ = save_gguf(source, tmp_path, lambda _: "F32", tokenizer=content, pre=pre)
+    made = Tokenizer.from_file(str(folder_of(folder / "model.gguf") / "tokenizer.json"))
+    assert made.pre_tokenizer is not None
+    pieces = [piece for piece, _ in made.pre_tokenizer.pre_tokenize_str("in 2024, it's")]
+    assert pieces == ["in", *number, ",", "Ġit", "'s"]
+
+
 def test_the_rotary_factors_of_llama_3_are_found_again(tmp_path: Path) -> None:
     folder = tmp_path / "source"
     config = make_config("llama")
@@ -145,8 +221,44 @@ def test_the_rotary_factors_of_llama_3_are_found_again(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_factors)
         made, _ = save_gguf(folder, tmp_path, lambda _: "F32")
-    found = config_of(read_gguf(made / "model.gguf"))["rope_parameters"]
+    file = made / "model.gguf"
+    found = config_of(read_gguf(file))["rope_parameters"]
     assert found == config.rope_parameters
+    at = file.read_bytes().index(divisors.astype(np.float32).tobytes())
+    for wrong, words in ((2.0, "not those of Llama 3"), *((n, "no numbers above") for n in ODD)):
+        number = np.float32(wrong).tobytes()
+        changed(made, lambda data, number=number: data[:at] + number + data[at + 4 :])
+        with pytest.raises(ModelError, match=words):
+            config_of(read_gguf(file))
+
+
+@pytest.mark.parametrize("field", ["rope.freq_base", "block_count", "attention.head_count"])
+def test_a_field_that_is_no_number_is_refused(field: str, tmp_path: Path) -> None:
+    add = gguf.GGUFWriter.add_key_value
+
+    def add_text(writer: Any, name: str, value: Any, kind: Any, *rest: Any, **more: Any) -> None:
+        if name.endswith(field):
+            value, kind = "many", gguf.GGUFValueType.STRING
+        add(writer, name, value, kind, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "add_key_value", add_text)
+        made, _ = save_gguf(make_model("llama", tmp_path / "source"), tmp_path, lambda _: "F32")
+    with pytest.raises(ModelError, match=f"its field {field} is many; put it into a folder"):
+        config_of(read_gguf(made / "model.gguf"))
+
+
+def test_what_a_file_holds_is_read_without_numpy(tiny: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from engine.checkpoint import files, gguf_folder; "
+        "gguf = gguf_folder.read_gguf(Path(sys.argv[1])); gguf_folder.config_of(gguf); "
+        "files.read_shapes(gguf.path.parent); print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(tiny / "model.gguf")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "engine" in loaded
+    assert not loaded & {"numpy", "torch", "gguf"}
 
 
 def changed(folder: Path, change: Any) -> Path:
@@ -192,15 +304,36 @@ def test_a_damaged_or_strange_file_is_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
-def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
+def test_a_type_that_is_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kinds(name: str) -> str:
         return "TQ1_0" if "v_proj" in name else "F16"
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BLOCKS, "TQ1_0", (256, 54))
-        folder, _ = save_gguf(wide_model(tmp_path / "wide"), tmp_path, kinds)
-    with pytest.raises(ModelError, match=r"blk\.0\.attn_v\.weight has the type TQ1_0; only F32, "):
+    folder, _ = save_gguf(wide_model(tmp_path / "wide"), tmp_path, kinds)
+    monkeypatch.delitem(_TYPES, 34)
+    words = r"blk\.0\.attn_v\.weight has the type number 34, which is none of F32, "
+    with pytest.raises(ModelError, match=words):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize(("kind", "start"), [("Q4_1", 0), ("Q4_0", 0), ("IQ4_XS", 0), ("Q2_K", 80)])
+@pytest.mark.parametrize("keep_codes", [False, True])
+def test_a_scale_that_is_not_finite_is_refused_in_one_line(
+    kind: str, start: int, *, keep_codes: bool, tmp_path: Path
+) -> None:
+    source = wide_model(tmp_path / "wide")
+    folder, _ = save_gguf(source, tmp_path, lambda name: kind if "v_proj" in name else "F32")
+    entry = read_gguf(folder / "model.gguf").tensors["model.layers.1.self_attn.v_proj.weight"]
+    at = entry.start + start
+    changed(folder, lambda data: data[:at] + b"\0\x7e" + data[at + 2 :])
+    with pytest.raises(ModelError, match=r"blk\.1\.attn_v\.weight holds NaN or infinity; get"):
+        load_model(str(folder), dtype="float32", keep_codes=keep_codes)
+
+
+def test_a_norm_may_be_packed(tmp_path: Path) -> None:
+    source = make_model("llama", tmp_path / "source")
+    folder, plain = save_gguf(source, tmp_path, lambda _: "Q4_1", vectors="Q8_0")
+    loaded = load_model(str(folder), dtype="float32", keep_codes=True)
+    assert torch.equal(logits_of(loaded.model), logits_of(plainly(plain)))
 
 
 def test_a_file_beside_the_config_of_another_model_is_refused(tiny: Path, tmp_path: Path) -> None:
