@@ -95,7 +95,6 @@ def tokenizer_of(name: str, revision: str | None = None) -> Tokenizer:
 
 logger = logging.getLogger(__name__)
 
-_LARGE = 100_000_000  # parameters
 BACKENDS = ("auto", "fused", "graphs", "compiled", "reference")
 
 
@@ -173,7 +172,7 @@ def load_engine(
         else:
             loaded = _load(model, revision, dtype, device, max_len, backend, quantization, say)
         tokenizer.check_fits(loaded.vocab_size)
-        _prepare(loaded, fixed_rows, backend, say)
+        _prepare(loaded, fixed_rows, say)
         max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
         executor = make_executor(
             *(loaded, max_len + NUM_TREE_SLOTS),
@@ -282,26 +281,19 @@ def _load_on_ranks(
     return loaded
 
 
-def _prepare(
-    loaded: LoadedModel, fixed_rows: int | None, backend: str, say: Callable[[str], None]
-) -> None:
-    """On a CPU, compile our products where they are worth it, and choose the number of threads."""
-    _make_products(loaded, fixed_rows, backend, say)
+def _prepare(loaded: LoadedModel, fixed_rows: int | None, say: Callable[[str], None]) -> None:
+    """On a CPU, compile the library if the model needs it, and choose the number of threads."""
+    _make_products(loaded, say)
     _choose_threads(loaded, fixed_rows, say)
 
 
-def _make_products(
-    loaded: LoadedModel, fixed_rows: int | None, backend: str, say: Callable[[str], None]
-) -> None:
-    """Compile our own matrix products, once per machine, for some models on a CPU.
+def _make_products(loaded: LoadedModel, say: Callable[[str], None]) -> None:
+    """Compile our own matrix products for a quantised model on a CPU, which needs them.
 
-    A quantised model needs them. In a large bfloat16 model eight rows cost less by them. Others,
-    which start within seconds, use them where they have been compiled for another.
+    Other models start without them if they are not there yet (`cpu_library` says how they come).
     """
-    is_large = loaded.num_parameters >= _LARGE and loaded.dtype == torch.bfloat16
-    is_faster = is_large and fixed_rows is None and backend in ("auto", "fused")
-    are_used = is_faster or is_quantised(loaded.model)
-    if loaded.device.type != "cpu" or not are_used or cpu_library.is_kept():
+    is_needed = loaded.device.type == "cpu" and is_quantised(loaded.model)
+    if not is_needed or cpu_library.is_kept():
         return
     say("compiling products for this processor, once")
     _, why = cpu_library.made()

@@ -381,6 +381,7 @@ def test_prompts_of_a_target_are_run_again_once_its_heads_are_loaded(
 
     monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine("target"))
     monkeypatch.setattr(loop, "load_head_engine", lambda *_, **__: engine("heads"))
+    monkeypatch.setattr(loop, "compile_in_background", lambda: False)
     assert load(replace(CONFIG, fixed_rows=0, heads="heads"), Heart()).heads is not None
     assert did == ["target loaded", "heads loaded", "prompts of target"]
 
