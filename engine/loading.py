@@ -21,7 +21,6 @@ from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor, ModelExecutor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
-from engine.forward.backends import KEPT
 from engine.forward.compiled import known_slower, verdict_key
 from engine.forward.forward import Layers, Say, silent
 from engine.heads.loaded import Loaded
@@ -180,7 +179,6 @@ def load_engine(
             fixed_rows=fixed_rows,
             backend=backend,
             row_counts=_rows_to_make(backend, loaded, num_lanes, row_counts or {}, layers, say),
-            kept_rows=(row_counts or {}).get("compiled", ()),
             layers=layers,
             say=say,
         )
@@ -243,7 +241,7 @@ def _load(
     )
     if dtype == FASTEST:
         say("timing number types")
-        make = partial(make_executor, backend=backend, row_counts=(1,), kept_rows=(1,))
+        make = partial(make_executor, backend=backend, row_counts=(1,))
         dtype = fastest_dtype(load, device=device, make_executor=make)
     say("loading weights")
     return load(dtype=dtype, max_len=max_len)
@@ -362,7 +360,6 @@ def make_executor(
     fixed_rows: int | None = None,
     backend: str = "auto",
     row_counts: Sequence[int] = (),
-    kept_rows: Sequence[int] = (),
     layers: Layers = (),
     say: Say = silent,
 ) -> ModelExecutor:
@@ -370,12 +367,9 @@ def make_executor(
 
     capacity  slots per lane: the maximum length of a text and its tree
     num_lanes, fixed_rows, row_counts, layers  as for `ModelExecutor`
-    kept_rows  numbers of rows for which auto looks for programs of earlier starts, on a CPU
     say      is called with a short text for each step that takes long
     backend  one of `BACKENDS`; auto: the first backend of `_candidates` that runs the model and
-             passes the check, else the reference. On a GPU CUDA graphs are tried first, on a CPU
-             programs that earlier starts have kept; in reproducible mode none of these, because
-             the last bits must not depend on what was kept
+             passes the check, else the reference
 
     The fused backend is checked twice: before it lays out the model's weights anew, while another
     backend can still take its place, and after (of a quantised model, only after). From then on the
@@ -386,7 +380,7 @@ def make_executor(
     """
     assert backend in BACKENDS
     plain = plain_logits(loaded)
-    for name in _candidates(backend, loaded, kept_rows if fixed_rows is None else ()):
+    for name in _candidates(backend, loaded):
         executor = None
         try:
             executor = ModelExecutor(
@@ -395,7 +389,7 @@ def make_executor(
                 num_lanes=num_lanes,
                 fixed_rows=fixed_rows,
                 backend=name,
-                row_counts=kept_rows if name == KEPT else row_counts,
+                row_counts=row_counts,
                 layers=layers,
             )
             if not is_quantised(loaded.model):  # its passes are slow before `take_over`
@@ -403,12 +397,9 @@ def make_executor(
         except ModelError as error:
             if backend != "auto":
                 raise
-            # Without graphs a pass on a GPU takes several times as long: tell the user why. If no
-            # program is kept, that is as usual; if one gives other logits, it is not.
-            is_odd = name == "graphs" or (name == KEPT and executor is not None)
-            shown = "compiled" if name == KEPT else name
-            level = logging.WARNING if is_odd else logging.INFO
-            logger.log(level, "the backend %s is not used: %s", shown, error)
+            # Without graphs a pass on a GPU takes several times as long: tell the user why.
+            level = logging.WARNING if name == "graphs" else logging.INFO
+            logger.log(level, "the backend %s is not used: %s", name, error)
             if executor is not None:
                 executor.free()  # the next one needs the memory
         else:
@@ -425,10 +416,8 @@ def make_executor(
     return executor
 
 
-def _candidates(backend: str, loaded: LoadedModel, kept_rows: Sequence[int]) -> tuple[str, ...]:
+def _candidates(backend: str, loaded: LoadedModel) -> tuple[str, ...]:
     """Return the backends to try, in order, before the reference; () for "reference" itself."""
     if backend != "auto":
         return () if backend == "reference" else (backend,)
-    if loaded.device.type == "cuda":
-        return ("graphs", "fused")
-    return (KEPT, "fused") if kept_rows and loaded.rank is None else ("fused",)
+    return ("graphs", "fused") if loaded.device.type == "cuda" else ("fused",)

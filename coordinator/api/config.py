@@ -157,10 +157,7 @@ class PairConfig(ModelsConfig):
             "compiled: fused as one program, for CPUs; faster, but needs g++ and up "
             "to a minute to load.\n"
             "reference: that of transformers.\n"
-            "auto: graphs on a GPU, else fused, if its results agree with reference. On a "
-            "CPU a model of up to 256 MiB runs compiled where an earlier start with "
-            "compiled has left its programs and they are faster, but not with "
-            "--reproducible; auto itself compiles nothing."
+            "auto: graphs on a GPU, else fused, if its results agree with reference."
         ),
     ] = "auto"
     reproducible: Annotated[

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from coordinator.launching.compile_cache import VARIABLES, cache_variables, kept_variables
+from coordinator.launching.compile_cache import VARIABLES, cache_variables
 from coordinator.launching.devices import default_device, gpus_of, shared_device, visible_gpus
 from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.logs import Logs, without_stamp
@@ -291,8 +291,6 @@ class Launcher:
         compilers: Mapping[str, str] = {}
         if config.backend == "compiled" or config.device.startswith("cuda"):
             compilers = self._of_compilers()
-        elif config.backend == "auto":  # compiles nothing on a CPU
-            compilers = kept_variables(os.environ)
         return {**given, **own, **of_mps, **compilers}
 
     def _of_compilers(self) -> Mapping[str, str]:

@@ -17,7 +17,6 @@ from engine.layout.slots import LaneLayout
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import MakeBackend
 
-KEPT = "kept"  # under `auto` on CPUs: the compiled backend with programs of earlier starts only
 _SCRATCH = 16
 
 
@@ -26,7 +25,7 @@ def make_backend(
 ) -> Backend:
     """Make a backend with its cache; on rank 0 of several, on all ranks. Return it.
 
-    name                reference, fused, compiled, graphs, or KEPT: compiled, without compiling
+    name                reference, fused, compiled or graphs
     row_counts, layers  the numbers of rows and the layers' hidden states for which it makes
                         programs or graphs, as for `ModelExecutor`
 
@@ -36,7 +35,7 @@ def make_backend(
     make = partial(_make_backend, name, loaded, lanes, row_counts, layers)
     if loaded.rank is None or loaded.rank.followers is None:
         return make()
-    if name in ("compiled", KEPT):
+    if name == "compiled":
         raise ModelError(f"{loaded.name}: the compiled forward has one rank; use the backend fused")
     call = MakeBackend(name, lanes, row_counts, layers)
     return LeadingBackend(loaded.rank.followers, loaded.rank, loaded.device, call, make)
@@ -51,21 +50,21 @@ def num_scratch(name: str, row_counts: Sequence[int], fewest: int) -> int:
     fewest  the number for a backend that has no `row_counts`
     """
     most_rows = max(row_counts, default=fewest)
-    return -(-most_rows // _SCRATCH) * _SCRATCH if name in ("compiled", KEPT) else most_rows
+    return -(-most_rows // _SCRATCH) * _SCRATCH if name == "compiled" else most_rows
 
 
 def _make_backend(
     name: str, loaded: LoadedModel, lanes: LaneLayout, row_counts: tuple[int, ...], layers: Layers
 ) -> Backend:
     """Make and return a backend in this process only. Raises ModelError as `make_backend`."""
-    assert name in ("compiled", "fused", "graphs", "reference", KEPT)
+    assert name in ("compiled", "fused", "graphs", "reference")
     if loaded.device.type in graphs.RECORDED_DEVICES:
         # Pad choices to the same numbers of rows as recordings do, without recording any; this also
         # drops the recordings of a backend that was tried before.
         capture_on(loaded.device, Captures(None, row_counts) if row_counts else None)
     try:
-        if name in ("compiled", KEPT):
-            return CompiledBackend(loaded, lanes, row_counts, layers, kept_only=name == KEPT)
+        if name == "compiled":
+            return CompiledBackend(loaded, lanes, row_counts, layers)
         if name == "graphs":
             return GraphBackend(loaded, lanes, row_counts, layers)
         if name == "fused":

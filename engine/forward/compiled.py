@@ -5,8 +5,7 @@ packed into the blocks of inductor's own kernels. That saves the time between op
 memory traffic of their intermediate results: half of a pass of a small target. It needs a C++
 compiler, at the first load up to half a minute for each number of rows (later loads find the
 program: `kept_programs.py`), and a copy of the weights for each: so programs are made only if the
-user asks for it. Where an earlier start has made them, the backend `auto` uses them too, for small
-models (`kept_only`); it never compiles.
+user asks for it; `auto` never uses them.
 
 All other passes, prefills among them, run as in `fused`. So do passes for which `fused` is faster,
 which is timed: on some processors a program of nine rows takes five times as long as one of one
@@ -41,7 +40,6 @@ from engine.forward.kept_programs import (
     Program,
     calls,
     forget,
-    is_kept,
     keep,
     kept,
     program_key,
@@ -174,9 +172,6 @@ _Program = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 _LOOKED_UP = ("embeddings",)
 _TIMED_SLOTS = 256
 _NUM_TIMED = 15
-# Bytes of the largest model for which `auto` uses kept programs. Each program has a copy of the
-# weights, and in a larger model memory traffic decides, which no program makes less.
-MOST_BYTES_UNASKED = 1 << 28
 
 
 class CompiledBackend(Backend):
@@ -188,26 +183,20 @@ class CompiledBackend(Backend):
         lanes: LaneLayout,
         row_counts: Sequence[int],
         layers: Layers = (),
-        *,
-        kept_only: bool = False,
     ) -> None:
         """Prepare, without compiling: a program is made when a pass first has its number of rows.
 
         row_counts  numbers of rows for which programs are made, ascending
         layers  layers whose hidden states the programs return
-        kept_only  True: use the programs that an earlier start has kept, and never compile
 
         Raises:
-            ModelError: this backend cannot run the model, or cannot compile here; with `kept_only`:
-                the model is large, or no program is kept for it.
+            ModelError: this backend cannot run the model, or cannot compile here.
         """
         if loaded.device.type != "cpu":
             raise ModelError(f"{loaded.name}: the compiled forward is for CPUs; use fused")
         self._about = verdict_key(loaded, lanes.count, layers)
         self._asked = self._about, lanes, loaded.model.config.to_json_string(), _code()
-        if kept_only:
-            row_counts = self._kept(loaded, row_counts)
-        elif shutil.which(os.environ.get("CXX", "g++")) is None:
+        if shutil.which(os.environ.get("CXX", "g++")) is None:
             raise ModelError("the compiled forward needs a C++ compiler: install g++, or use fused")
         if is_quantised(loaded.model):
             raise ModelError(f"{loaded.name}: the compiled forward has plain weights; use fused")
@@ -224,43 +213,14 @@ class CompiledBackend(Backend):
         self._made: set[int] = set()  # numbers of rows for which there is a program
         self._lengths = Lengths(lanes.num_slots)
         self._direct: dict[int, Program] = {}  # by rows: those that later starts find again
-        self._kept_only = kept_only
         self._program: _Program | None = None  # torch's, of all that are not found
         if self.row_counts:
-            self._pass: _CompiledPass | None = _CompiledPass(loaded, self._fused, layers).eval()
-        if kept_only:
-            self._open_kept()
+            self._pass = _CompiledPass(loaded, self._fused, layers).eval()
 
     @property
     def name(self) -> str:  # type: ignore[override]
         """Return "compiled" if any pass is run by a program, else "fused": what runs them all."""
         return "compiled" if self.row_counts else self._fused.name
-
-    def _kept(self, loaded: LoadedModel, row_counts: Sequence[int]) -> tuple[int, ...]:
-        """Return the numbers of rows for which programs are kept that were not clearly slower.
-
-        Raises ModelError if there are none, or the model is large.
-        """
-        num_bytes = loaded.num_parameters * loaded.dtype.itemsize
-        if num_bytes > MOST_BYTES_UNASKED:
-            raise ModelError(f"{loaded.name}: too large for programs that nobody has asked for")
-        there = {count for count in row_counts if is_kept(program_key(*self._asked, count))}
-        found = tuple(sorted(there - known_slower(self._about))) if there else ()
-        if not found:
-            raise ModelError(f"{loaded.name}: no earlier start with `compiled` has left programs")
-        return found
-
-    def _open_kept(self) -> None:
-        """Open the programs that an earlier start has kept. Raises ModelError if none can be."""
-        assert self._pass is not None
-        for count in self.row_counts:
-            if (found := kept(program_key(*self._asked, count), self._pass)) is not None:
-                self._direct[count] = found
-        self.row_counts = tuple(self._direct)
-        self._made = set(self._direct)
-        self._pass = None  # frees the weights that it has stacked: the programs have their own
-        if not self.row_counts:
-            raise ModelError(f"{self._name}: no kept program can be used")
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """Time the programs against the fused forward, and keep only those that are faster.
@@ -278,10 +238,10 @@ class CompiledBackend(Backend):
             for fewer, count in zip((0, *self.row_counts), self.row_counts, strict=False)
         }
         slower = [count for count, times in taken.items() if times > _CLEARLY]
-        if slower and not self._kept_only:
+        if slower:
             note_slower(self._about, slower)
         kept = tuple(count for count, times in taken.items() if times < 1)
-        is_all = kept == self.row_counts and self._num_lanes == 1 and not self._kept_only
+        is_all = kept == self.row_counts and self._num_lanes == 1
         if not is_all or known_slower(self._about):
             self._fused = packed
             self.row_counts = kept
@@ -338,7 +298,6 @@ class CompiledBackend(Backend):
 
     def _make(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Find the program for this many rows, or compile it; run it; return (logits, features)."""
-        assert self._pass is not None, "only kept programs are used"
         num_rows = len(inputs[0])
         key = program_key(*self._asked, num_rows)
         found = kept(key, self._pass)
@@ -372,7 +331,6 @@ class CompiledBackend(Backend):
         Raises ModelError if torch.compile fails.
         """
         if self._program is None:
-            assert self._pass is not None
             self._program = _compiled(self._pass, self._lengths)
         # The number of visible slots varies; everything else is fixed.
         torch._dynamo.mark_dynamic(inputs[-1], 3)

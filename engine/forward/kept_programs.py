@@ -23,7 +23,6 @@ import importlib.util
 import json
 import logging
 import os
-import stat
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -218,21 +217,6 @@ def keep(
     return kept(key, module)
 
 
-def is_kept(key: str) -> bool:
-    """True if an earlier start has left a note about this program, in a folder that is ours alone.
-
-    Nothing is made, not even the folder.
-    """
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    if not folder or not _path(key, Path(folder)).is_file():
-        return False
-    about = os.stat(folder)
-    if about.st_uid == os.geteuid() and not stat.S_IMODE(about.st_mode) & 0o022:
-        return True
-    logger.warning("kept programs are not used: others can write to %s (chmod go-w)", folder)
-    return False
-
-
 def kept(key: str, module: torch.nn.Module) -> Program | None:
     """Return the program that an earlier start has kept, with the weights of `module`, or None.
 
@@ -289,8 +273,8 @@ def _folder() -> Path:
     return Path(cache_dir())
 
 
-def _path(key: str, folder: Path | None = None) -> Path:
-    return (folder or _folder()) / f"slipstream-program-{key}.json"
+def _path(key: str) -> Path:
+    return _folder() / f"slipstream-program-{key}.json"
 
 
 def _weights(module: torch.nn.Module) -> Mapping[str, torch.Tensor]:

@@ -21,7 +21,6 @@ from engine.forward.kept_programs import (
     Program,
     blocked,
     forget,
-    is_kept,
     keep,
     kept,
 )
@@ -219,21 +218,6 @@ def test_a_damaged_library_is_not_opened(
     library.write_bytes(content[:5000])
     assert kept(KEY, layer) is None
     assert caplog.messages == ["a kept program is not used (ValueError: its library is damaged)"]
-
-
-def test_programs_in_a_folder_that_others_can_write_to_are_not_for_who_has_not_asked(
-    folder: Path, made: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    layer = Layer(0)
-    assert not is_kept(KEY)
-    assert kept_of(made, layer, bias=layer.bias, packed=blocked(layer.first, (3, 8, 4)))
-    assert is_kept(KEY)
-    folder.chmod(0o777)
-    assert not is_kept(KEY)
-    assert "others can write to" in caplog.text
-    folder.chmod(0o700)
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    assert not is_kept(KEY), "torch's folder in /tmp, which is anybody's"
 
 
 def test_a_constant_is_a_weight_or_a_matrix_in_blocks() -> None:
