@@ -21,7 +21,6 @@ from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor, ModelExecutor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
-from engine.forward.compiled import known_slower, verdict_key
 from engine.forward.forward import Layers, Say, silent
 from engine.heads.loaded import Loaded
 from engine.heads.stated import refuse_head
@@ -94,7 +93,7 @@ def tokenizer_of(name: str, revision: str | None = None) -> Tokenizer:
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "fused", "graphs", "compiled", "reference")
+BACKENDS = ("auto", "fused", "graphs", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def load_engine(
     warm_rows: Sequence[int],
     say: Callable[[str], None],
     backend: str = "auto",
-    row_counts: Mapping[str, Sequence[int]] | None = None,
+    row_counts: Sequence[int] = (),
     num_children: Sequence[int] = (),
     head_children: Sequence[int] = (),
     chains: Sequence[int] = (),
@@ -153,7 +152,7 @@ def load_engine(
     max_len, part, utilization  maximum length of a text and its memory, as for `limits`
     num_lanes  texts at once; fewer if there is no memory for them
     fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
-    row_counts, layers  as for `ModelExecutor`, the first by backend
+    row_counts, layers  as for `ModelExecutor`
     num_children, chains, head_children  numbers of a drafter's children per tree node, of its draft
              steps at once, and of children per node of heads in this process
     backend  one of `BACKENDS`: which implementation of the forward runs
@@ -173,12 +172,14 @@ def load_engine(
         tokenizer.check_fits(loaded.vocab_size)
         _prepare(loaded, fixed_rows, say)
         max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
+        is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
+        say("compiling kernels" if is_captured else "checking")
         executor = make_executor(
             *(loaded, max_len + NUM_TREE_SLOTS),
             num_lanes=num_lanes,
             fixed_rows=fixed_rows,
             backend=backend,
-            row_counts=_rows_to_make(backend, loaded, num_lanes, row_counts or {}, layers, say),
+            row_counts=row_counts if backend in ("auto", "graphs") else (),
             layers=layers,
             say=say,
         )
@@ -193,30 +194,6 @@ def load_engine(
         pass_s=pass_s,
         device=",".join(devices),
     )
-
-
-def _rows_to_make(
-    backend: str,
-    loaded: LoadedModel,
-    num_lanes: int,
-    row_counts: Mapping[str, Sequence[int]],
-    layers: Layers,
-    say: Callable[[str], None],
-) -> tuple[int, ...]:
-    """Return the numbers of rows for which the backend records graphs or compiles programs.
-
-    Compiled programs that an earlier start measured as slower are left out. Also calls `say` with
-    what is being made, because on a first start that is most of the wait.
-    """
-    counts = tuple(row_counts.get("graphs" if backend == "auto" else backend, ()))
-    if backend == "compiled":
-        slower = known_slower(verdict_key(loaded, num_lanes, layers))
-        counts = tuple(count for count in counts if count not in slower)
-        say("compiling (up to a minute)" if counts else "checking")
-    else:
-        is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
-        say("compiling kernels" if is_captured else "checking")
-    return counts
 
 
 def _load(

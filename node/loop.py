@@ -239,13 +239,13 @@ def _utilization(config: NodeConfig) -> Utilization:
 def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> Engine:
     """Return the engine with the CPU cores that its passes may use, and their times where wanted.
 
-    Nothing changes in reproducible mode, where no time may decide; with compiled programs, which
-    keep their number of threads; with several ranks, on a GPU and for a drafter.
+    Nothing changes in reproducible mode, where no time may decide; with several ranks, on a GPU and
+    for a drafter.
     """
     if config.role is Role.DRAFTER or config.fixed_rows:
         return engine
     loaded, backend = engine.loaded, engine.executor.backend
-    if loaded.device.type != "cpu" or loaded.rank is not None or backend == "compiled":
+    if loaded.device.type != "cpu" or loaded.rank is not None:
         return engine
     places = places_of(config.device, config.shared_device)
     if places is None:

@@ -1,8 +1,8 @@
 """Chooses the folder that keeps compiled programs (inductor, Triton) from one start to the next.
 
-Nodes that compile (`--backend compiled`, and attention on GPUs) find there what an earlier start
-has compiled. torch and Triton would keep their programs below TMPDIR; for a node that is the
-runtime folder of its coordinator, which is removed when the coordinator ends. The folder is
+Nodes that compile (attention and small operators on GPUs) find there what an earlier start has
+compiled. torch and Triton would keep their programs below TMPDIR; for a node that is the runtime
+folder of its coordinator, which is removed when the coordinator ends. The folder is
 $XDG_CACHE_HOME/slipstream/compiled (~/.cache/slipstream/compiled), or what the variables in
 `VARIABLES` name. Only this user can write to it, because nodes run the programs that lie there.
 """

@@ -18,8 +18,7 @@ passes can be recorded.
 
 import logging
 from collections.abc import Iterable, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -202,18 +201,6 @@ class FusedBackend(Recordable):
         weights = [q.expand(self._num_heads, -1), k.expand(self._num_kv_heads, -1)]
         return torch.cat(weights).detach()
 
-    def packed(self) -> "FusedBackend":
-        """Return a copy of this backend with packed weights and the same cache.
-
-        The model's own weights stay as they are.
-        """
-        twin = copy(self)
-        twin._attention = self._attention.twin()
-        twin._layers = [replace(layer) for layer in self._layers]
-        twin._take_over(Packer(streams=self._streams), leave=True)
-        twin._choose_forms()
-        return twin
-
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """Replace the model's weights by repacked ones; the model's own forward cannot run after.
 
@@ -228,24 +215,24 @@ class FusedBackend(Recordable):
         can_choose = timed and self._is_recorded and self._rank is None
         few_rows = FewRows() if can_choose and self._device.type in FEW_ROWS_DEVICES else None
         packer = Packer(timed=timed, streams=self._streams, few_rows=few_rows)
-        self._take_over(packer, leave=False)
+        self._take_over(packer)
         if timed and self._device.type == "cpu":
             self._choose_forms()
 
-    def _take_over(self, packer: Packer, *, leave: bool) -> None:
-        """Repack all matrices; `leave` True keeps the model's own weights too."""
+    def _take_over(self, packer: Packer) -> None:
+        """Repack all matrices; frees the model's own weights."""
         fast = partial(take, packer, dtype=self.cache.dtype)
         for layer in self._layers:
             module = layer.module
-            layer.qkv = fast(qkv_of(module), leave=leave)
-            out = fast([module.self_attn.o_proj], leave=leave, may_split=True)
+            layer.qkv = fast(qkv_of(module))
+            out = fast([module.self_attn.o_proj], may_split=True)
             layer.out = summed(out, self._rank)
-            layer.gate_up = fast([module.mlp.gate_proj, module.mlp.up_proj], leave=leave)
-            down = fast([module.mlp.down_proj], leave=leave, may_split=True)
+            layer.gate_up = fast([module.mlp.gate_proj, module.mlp.up_proj])
+            down = fast([module.mlp.down_proj], may_split=True)
             layer.down = summed(down, self._rank)
         head = self._head_module
         is_tied = isinstance(head, torch.nn.Linear) and lies_in(head.weight, self._embeddings)
-        self._head = self._whole(fast([head], leave=leave or is_tied))
+        self._head = self._whole(fast([head], leave=is_tied))
 
     def _choose_forms(self) -> None:
         """Choose the fastest forms of attention and norms, by timing."""

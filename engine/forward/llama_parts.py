@@ -1,4 +1,4 @@
-"""What the fused and the compiled backend take from a model of the llama family."""
+"""What the fused backend takes from a model of the llama family."""
 
 from typing import Any
 

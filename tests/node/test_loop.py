@@ -374,9 +374,9 @@ def test_prompts_of_a_target_are_run_again_once_its_heads_are_loaded(
         executor: Any = SimpleNamespace(
             warm_up_prompts=lambda: did.append(f"prompts of {name}"),
             lanes=LaneLayout(1, 100),
-            backend="compiled",
+            backend="fused",
         )
-        loaded: Any = SimpleNamespace(device=torch.device("cpu"), rank=None)
+        loaded: Any = SimpleNamespace(device=torch.device("cpu"), rank=object())
         return Engine(executor, loaded, 90, 10, ("", ""), 0.0, {}, "cpu")
 
     monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine("target"))

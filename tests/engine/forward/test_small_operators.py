@@ -330,7 +330,6 @@ def test_compiled_at_load_they_serve_all_shapes_and_are_not_compiled_again(
     architecture: str, tmp_path: Path
 ) -> None:
     folder = save(architecture, tmp_path, {})
-    torch.compiler.set_stance("default")  # the backend `compiled` leaves another one
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     graphs = graphs_of(folder, num_lanes=2)
