@@ -231,7 +231,7 @@ struct InFloats {
 #ifdef __AVX512BF16__
 // Weights of bfloat16, by the instruction for two products. One row waits for memory alone.
 struct InPairs {
-  static constexpr int most_rows = 8;
+  static constexpr int most_rows = 12;
   static constexpr int tiles(int rows) { return rows == 1 ? 1 : InFloats<16, uint16_t>::tiles(rows); }
 
   template <int ROWS, int TILES>

@@ -164,7 +164,6 @@ def kernels_of_a_layer(
     for num_layers in (2, 3):
         counter = Operators()
         monkeypatch.setattr(engine.forward.fused, "of_pairs", counter.norm)
-        monkeypatch.setattr(engine.forward.fused, "FORMS", {"": counter.norm})
         monkeypatch.setattr(small_operators, "_compiled", counter.merged)
         # As a GPU does it: no weight is packed, and each product is one operator.
         monkeypatch.setattr(operators, "packed_product", lambda *_: None)
