@@ -231,12 +231,11 @@ class FusedBackend(Recordable):
             "down": summed(fast([mlp.down_proj], may_split=True), self._rank),
         }
 
-    def _head_laid_out(self, packer: Packer, *, leave: bool = False) -> Product:
+    def _head_laid_out(self, packer: Packer) -> Product:
         """Return the output matrix's product with its weight laid out anew; tied ones stay too."""
         head = self._head_module
         is_tied = isinstance(head, torch.nn.Linear) and lies_in(head.weight, self._embeddings)
-        leave = leave or is_tied
-        product = take(packer, [head], dtype=self.cache.dtype, leave=leave)
+        product = take(packer, [head], dtype=self.cache.dtype, leave=is_tied)
         return joined(product, self._rank, self._vocab_size)
 
     def _is_as_fast_in_tiles(self) -> bool:
@@ -269,7 +268,7 @@ class FusedBackend(Recordable):
         """Return a copy of this backend, for timing, with products laid out anew; weights stay.
 
         To take little memory, all layers have the products of the first ones, of which there are as
-        many as do not fit into the processor's caches.
+        many as do not fit into the processor's caches, and the output matrix stays as it is.
         """
         size = sum(weight.nbytes for weight in self._layers[0].module.parameters())
         num_layers = min(len(self._layers), 1 + 2 * cache_bytes() // max(1, size))
@@ -278,7 +277,6 @@ class FusedBackend(Recordable):
         twin._layers = [
             replace(layer, **made[number % num_layers]) for number, layer in enumerate(self._layers)
         ]
-        twin._head = self._head_laid_out(packer, leave=True)
         return twin
 
     def _choose_operators(self, *, are_wanted: bool) -> None:
