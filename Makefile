@@ -21,7 +21,8 @@ setup: $(VENV)/.ready
 # The stamp is newer than these files when everything in them is installed. The versions are those of the
 # lock file; both projects of the repository are installed with -e: `slipstream` finds the rest here, and the
 # command line finds the lab's commands (docs/adr/0001). Their version stands in slipstream/__init__.py.
-# `make setup` of earlier versions left a link in the place of that package.
+# `make setup` of earlier versions left a link in the place of that package. Last, the C++ for this processor is
+# compiled; without a compiler a line says what runs instead.
 $(VENV)/.ready: pyproject.toml setup.py lab/pyproject.toml lab/setup.py slipstream/__init__.py requirements/lock.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or later is needed: make PYTHON=python3.11 setup" >&2; exit 1; }
@@ -31,6 +32,7 @@ $(VENV)/.ready: pyproject.toml setup.py lab/pyproject.toml lab/setup.py slipstre
 	$(RUN) -m pip install -q -c requirements/lock.txt --group dev
 	PYTHONWARNINGS=ignore $(RUN) -m pip install -q -c requirements/lock.txt --no-build-isolation \
 	  -e '.[ray,serve,structured,lossless]' -e ./lab
+	$(RUN) -m engine.cpu_library || true
 	touch $@
 
 demo: setup

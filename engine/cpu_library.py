@@ -3,19 +3,28 @@
 Torch's own products with weights of few bits reach half of the memory's bandwidth at one row, and
 take two to three times as long at eight (docs/decisions.md has the figures); its small operators
 take longer to call than to compute. Ours are written for the processor that they run on, so they
-are compiled where they run, with g++ or clang++, in some twenty seconds. Later starts find the
-library in the cache.
+are compiled where they run, with g++ or clang++, in some twenty seconds. `make setup` does that
+(`python -m engine.cpu_library`); else the first node that starts on a CPU starts a process that
+does it, and later starts find the library in the cache. A quantised model, which needs the library,
+waits for it.
+
+A process looks for the library once: whether it has one does not change while it loads or runs.
 
 Owns the library. Knows no matrix and no model.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -33,15 +42,25 @@ SOURCES = tuple(
 NEEDED = {"avx512f", "avx512bw", "avx512vl"}
 LIMIT_S = 300.0  # the compiler takes twenty seconds, on a busy machine a minute
 
+_ROOT = Path(__file__).parents[1]
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
+_BEHIND = "from engine.cpu_library import compile_behind; compile_behind()"
+_LOCK = "lock"  # held by the process that compiles
+_PAUSE_S = 0.1  # between two looks at the lock
+_IDLE = 19  # the process that compiles beside a node takes what others leave
+
+_running: list[subprocess.Popen[bytes]] = []  # processes that compile beside this node
+
+
+# -- the library of this process -------------------------------------------------------------------
 
 
 def library(*, compiles: bool = True) -> ctypes.CDLL | None:
-    """Return the library; None if there is none here.
+    """Return the library; None if this process has none.
 
-    compiles  True: compile it if no earlier start has, and log a warning that says why it cannot
-              be. False: take it from the cache or not at all
+    compiles  True: compile it if nobody has, and log a warning that says why it cannot be. False:
+              take it if it was there when this process first looked
     """
     if not compiles:
         return _kept()
@@ -53,14 +72,15 @@ def library(*, compiles: bool = True) -> ctypes.CDLL | None:
 
 @cache
 def made() -> tuple[ctypes.CDLL | None, str | None]:
-    """Return the library, compiled if no earlier start has; or None and why not."""
+    """Return the library, compiled now if nobody has; or None and why there is none."""
     why = why_not_here()
     try:
         if why is None:
-            return _loaded(_compiled()), None
+            found = _loaded(_compiled())
+            _kept.cache_clear()
+            return found, None
     except (OSError, subprocess.SubprocessError) as error:
-        files = " and ".join(source.name for source in SOURCES)
-        why = f"{files} cannot be compiled ({_reason(error)}); name another compiler in CXX"
+        why = _why_not_compiled(error)
     return None, why
 
 
@@ -69,9 +89,14 @@ def _warn(why: str) -> None:
     logger.warning("quantised weights are dequantised: %s", why)
 
 
+@cache
 def _kept() -> ctypes.CDLL | None:
     path = _path_or_none()
-    return _loaded(path) if path is not None and path.exists() else None
+    try:
+        return _loaded(path) if path is not None and path.exists() else None
+    except OSError as error:
+        logger.warning("the C++ library is not used: %s; remove it", one_line(error))
+        return None
 
 
 @cache
@@ -86,19 +111,28 @@ def forget() -> None:
     """Look for the library anew at the next call."""
     made.cache_clear()
     _warn.cache_clear()
+    _kept.cache_clear()
     _loaded.cache_clear()
     _path_or_none.cache_clear()
 
 
 def is_kept() -> bool:
-    """True if an earlier start has compiled the library."""
+    """True if the library was there when this process first looked, or was made by it since."""
     return _kept() is not None
 
 
 def library_name() -> str:
-    """Return the name of the library's file, which changes with its sources; "": there is none."""
+    """Return the name of this process's library, which changes with its sources; "" for none."""
     path = _path_or_none()
-    return "" if path is None else path.name
+    return path.name if path is not None and is_kept() else ""
+
+
+@cache
+def _loaded(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))
+
+
+# -- compiling -------------------------------------------------------------------------------------
 
 
 def why_not_here() -> str | None:
@@ -110,6 +144,110 @@ def why_not_here() -> str | None:
     if _compiler() is None:
         return f"there is no C++ compiler ({', '.join(_COMPILERS)}); install one"
     return None
+
+
+def compile_in_background() -> bool:
+    """Start a process that compiles the library for later starts; True if it was started.
+
+    It outlives this process. None is started if the library is there, cannot be compiled here, was
+    tried in vain by an earlier start, or is being compiled by somebody else. Never raises.
+    """
+    path = _path_or_none()
+    if path is None or path.exists() or _failure(path).exists():
+        return False
+    with suppress(OSError), (path.parent / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The process holds the lock as long as it lives, because it has the same open file. In a
+        # process group of its own it is not ended with this node; in a session of its own its low
+        # priority would not count beside this node.
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BEHIND],
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(lock.fileno(),),
+            process_group=0,
+        )
+        _running.append(process)
+        return True
+    return False
+
+
+def compile_behind() -> None:
+    """Compile the library beside running nodes; the caller holds the lock.
+
+    A failure is noted in the cache, so that not every start tries again.
+    """
+    os.nice(_IDLE)
+    with suppress(OSError):  # the node that has started this process may be bound to few cores
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    path = _path()
+    try:
+        if not path.exists():
+            _compile(path)
+    except (OSError, subprocess.SubprocessError) as error:
+        _failure(path).write_text(_why_not_compiled(error))
+
+
+def _compiled() -> Path:
+    """Return the path of the library, compiled now if nobody has; waits for one who is at it.
+
+    Raises OSError, SubprocessError.
+    """
+    path = _path()
+    if not path.exists():
+        with _turn(path.parent / _LOCK):
+            if not path.exists():
+                _compile(path)
+    return path
+
+
+def _compile(path: Path) -> None:
+    """Compile the library to `path`, whole or not at all. Raises OSError, SubprocessError."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        command = [str(_compiler()), *_OPTIONS, *map(str, SOURCES), "-o", str(made)]
+        # A node's own TMPDIR is removed when its coordinator ends, also while this runs.
+        subprocess.run(
+            command,
+            env={**os.environ, "TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=True,
+        )
+        made.replace(path)
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Hold the lock at `path`; after `LIMIT_S` seconds, or where no file is locked, go on without.
+
+    Raises OSError: the file cannot be opened.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    with path.open("w") as lock:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_PAUSE_S)
+            except OSError:
+                break
+            else:
+                break
+        yield
+
+
+def _failure(path: Path) -> Path:
+    """Return where is noted that the library could not be compiled, and why."""
+    return path.with_suffix(".failed")
+
+
+def _why_not_compiled(error: OSError | subprocess.SubprocessError) -> str:
+    files = " and ".join(source.name for source in SOURCES)
+    return f"{files} cannot be compiled ({_reason(error)}); name another compiler in CXX"
 
 
 def _reason(error: Exception) -> str:
@@ -140,21 +278,6 @@ def _path() -> Path:
     return _folder() / f"cpu-products-{key.hexdigest()[:20]}.so"
 
 
-def _compiled() -> Path:
-    """Return the path of the library, compiled now if an earlier start has not.
-
-    Raises OSError, SubprocessError.
-    """
-    path = _path()
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            command = [str(_compiler()), *_OPTIONS, *map(str, SOURCES), "-o", str(made)]
-            subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-            made.replace(path)  # whole or not at all, whoever else compiles at the same time
-    return path
-
-
 def _folder() -> Path:
     """Return the folder of the cache in which the products lie. Raises OSError."""
     folder = cache_folder("products")
@@ -165,6 +288,17 @@ def _folder() -> Path:
     return folder
 
 
-@cache
-def _loaded(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(path))
+def main() -> None:
+    """Compile the library if it is not there, and print a line that says how that went.
+
+    The process ends with status 0 in any case: without the library torch's own products run.
+    """
+    found, why = made()
+    if found is None:
+        sys.stdout.write(f"models on this CPU use torch's own products: {why}\n")
+    else:
+        sys.stdout.write(f"the C++ library for models on this CPU: {_path()}\n")
+
+
+if __name__ == "__main__":
+    main()

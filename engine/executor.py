@@ -25,7 +25,7 @@ from engine.choice.coupling_on_gpu import Choice, choice_inputs, record_choices,
 from engine.choice.first_uses import use_once
 from engine.choice.sampling import Sampling
 from engine.device import pin_ahead, send
-from engine.forward.backends import make_backend, num_scratch
+from engine.forward.backends import make_backend
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
     FEWEST_LARGE_ROWS,
@@ -209,7 +209,7 @@ class ModelExecutor(Executor):
         # On a GPU attention copies a mask whose width is no multiple of 8, in every layer.
         is_on_gpu = self.pads_prompts or backend == "graphs"
         self._most_visible = in_steps(capacity) if is_on_gpu else capacity
-        num_slots = self._most_visible + num_scratch(backend, row_counts, int(self.pads_prompts))
+        num_slots = self._most_visible + max(row_counts, default=int(self.pads_prompts))
         if backend == "graphs":  # its attention reads blocks of slots, each within one lane
             num_slots = -(-num_slots // BLOCK) * BLOCK
         self.lanes = LaneLayout(num_lanes, num_slots)
@@ -579,7 +579,7 @@ class ModelExecutor(Executor):
             assert most <= self.fixed_rows, f"{most} rows, but they are fixed at {self.fixed_rows}"
             return self.fixed_rows
         if len(parts) > 1 and not self.is_captured:
-            return None  # compiled programs run one lane only, so padding would just cost time
+            return None  # no recording needs a certain number of rows
         count = next((n for n in self._backend.row_counts if n >= most), None)
         self._num_too_large += count is None and self.is_captured
         return count

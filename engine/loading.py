@@ -21,8 +21,6 @@ from engine.device import pin
 from engine.errors import ModelError
 from engine.executor import Executor, ModelExecutor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
-from engine.forward.backends import KEPT
-from engine.forward.compiled import known_slower, verdict_key
 from engine.forward.forward import Layers, Say, silent
 from engine.heads.loaded import Loaded
 from engine.heads.stated import refuse_head
@@ -91,8 +89,7 @@ def tokenizer_of(name: str, revision: str | None = None) -> Tokenizer:
 
 logger = logging.getLogger(__name__)
 
-_LARGE = 100_000_000  # parameters
-BACKENDS = ("auto", "fused", "graphs", "compiled", "reference")
+BACKENDS = ("auto", "fused", "graphs", "reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +133,7 @@ def load_engine(
     warm_rows: Sequence[int],
     say: Callable[[str], None],
     backend: str = "auto",
-    row_counts: Mapping[str, Sequence[int]] | None = None,
+    row_counts: Sequence[int] = (),
     num_children: Sequence[int] = (),
     head_children: Sequence[int] = (),
     chains: Sequence[int] = (),
@@ -151,7 +148,7 @@ def load_engine(
     max_len, part, utilization  maximum length of a text and its memory, as for `limits`
     num_lanes  texts at once; fewer if there is no memory for them
     fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
-    row_counts, layers  as for `ModelExecutor`, the first by backend
+    row_counts, layers  as for `ModelExecutor`
     num_children, chains, head_children  numbers of a drafter's children per tree node, of its draft
              steps at once, and of children per node of heads in this process
     backend  one of `BACKENDS`: which implementation of the forward runs
@@ -169,15 +166,16 @@ def load_engine(
         else:
             loaded = _load(model, revision, dtype, device, max_len, backend, quantization, say)
         tokenizer.check_fits(loaded.vocab_size)
-        _prepare(loaded, fixed_rows, backend, say)
+        _prepare(loaded, fixed_rows, say)
         max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
+        is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
+        say("compiling kernels" if is_captured else "checking")
         executor = make_executor(
             *(loaded, max_len + NUM_TREE_SLOTS),
             num_lanes=num_lanes,
             fixed_rows=fixed_rows,
             backend=backend,
-            row_counts=_rows_to_make(backend, loaded, num_lanes, row_counts or {}, layers, say),
-            kept_rows=(row_counts or {}).get("compiled", ()),
+            row_counts=row_counts if backend in ("auto", "graphs") else (),
             layers=layers,
             say=say,
         )
@@ -192,30 +190,6 @@ def load_engine(
         pass_s=pass_s,
         device=",".join(devices),
     )
-
-
-def _rows_to_make(
-    backend: str,
-    loaded: LoadedModel,
-    num_lanes: int,
-    row_counts: Mapping[str, Sequence[int]],
-    layers: Layers,
-    say: Callable[[str], None],
-) -> tuple[int, ...]:
-    """Return the numbers of rows for which the backend records graphs or compiles programs.
-
-    Compiled programs that an earlier start measured as slower are left out. Also calls `say` with
-    what is being made, because on a first start that is most of the wait.
-    """
-    counts = tuple(row_counts.get("graphs" if backend == "auto" else backend, ()))
-    if backend == "compiled":
-        slower = known_slower(verdict_key(loaded, num_lanes, layers))
-        counts = tuple(count for count in counts if count not in slower)
-        say("compiling (up to a minute)" if counts else "checking")
-    else:
-        is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
-        say("compiling kernels" if is_captured else "checking")
-    return counts
 
 
 def _load(
@@ -240,7 +214,7 @@ def _load(
     )
     if dtype == FASTEST:
         say("timing number types")
-        make = partial(make_executor, backend=backend, row_counts=(1,), kept_rows=(1,))
+        make = partial(make_executor, backend=backend, row_counts=(1,))
         dtype = fastest_dtype(load, device=device, make_executor=make)
     say("loading weights")
     return load(dtype=dtype, max_len=max_len)
@@ -278,26 +252,19 @@ def _load_on_ranks(
     return loaded
 
 
-def _prepare(
-    loaded: LoadedModel, fixed_rows: int | None, backend: str, say: Callable[[str], None]
-) -> None:
-    """On a CPU, compile our products where they are worth it, and choose the number of threads."""
-    _make_products(loaded, fixed_rows, backend, say)
+def _prepare(loaded: LoadedModel, fixed_rows: int | None, say: Callable[[str], None]) -> None:
+    """On a CPU, compile the library if the model needs it, and choose the number of threads."""
+    _make_products(loaded, say)
     _choose_threads(loaded, fixed_rows, say)
 
 
-def _make_products(
-    loaded: LoadedModel, fixed_rows: int | None, backend: str, say: Callable[[str], None]
-) -> None:
-    """Compile our own matrix products, once per machine, for some models on a CPU.
+def _make_products(loaded: LoadedModel, say: Callable[[str], None]) -> None:
+    """Compile our own matrix products for a quantised model on a CPU, which needs them.
 
-    A quantised model needs them. In a large bfloat16 model eight rows cost less by them. Others,
-    which start within seconds, use them where they have been compiled for another.
+    Other models start without them if they are not there yet (`cpu_library` says how they come).
     """
-    is_large = loaded.num_parameters >= _LARGE and loaded.dtype == torch.bfloat16
-    is_faster = is_large and fixed_rows is None and backend in ("auto", "fused")
-    are_used = is_faster or is_quantised(loaded.model)
-    if loaded.device.type != "cpu" or not are_used or cpu_library.is_kept():
+    is_needed = loaded.device.type == "cpu" and is_quantised(loaded.model)
+    if not is_needed or cpu_library.is_kept():
         return
     say("compiling products for this processor, once")
     _, why = cpu_library.made()
@@ -366,7 +333,6 @@ def make_executor(
     fixed_rows: int | None = None,
     backend: str = "auto",
     row_counts: Sequence[int] = (),
-    kept_rows: Sequence[int] = (),
     layers: Layers = (),
     say: Say = silent,
 ) -> ModelExecutor:
@@ -374,12 +340,9 @@ def make_executor(
 
     capacity  slots per lane: the maximum length of a text and its tree
     num_lanes, fixed_rows, row_counts, layers  as for `ModelExecutor`
-    kept_rows  numbers of rows for which auto looks for programs of earlier starts, on a CPU
     say      is called with a short text for each step that takes long
     backend  one of `BACKENDS`; auto: the first backend of `_candidates` that runs the model and
-             passes the check, else the reference. On a GPU CUDA graphs are tried first, on a CPU
-             programs that earlier starts have kept; in reproducible mode none of these, because
-             the last bits must not depend on what was kept
+             passes the check, else the reference
 
     The fused backend is checked twice: before it lays out the model's weights anew, while another
     backend can still take its place, and after (of a quantised model, only after). From then on the
@@ -390,7 +353,7 @@ def make_executor(
     """
     assert backend in BACKENDS
     plain = plain_logits(loaded)
-    for name in _candidates(backend, loaded, kept_rows if fixed_rows is None else ()):
+    for name in _candidates(backend, loaded):
         executor = None
         try:
             executor = ModelExecutor(
@@ -399,7 +362,7 @@ def make_executor(
                 num_lanes=num_lanes,
                 fixed_rows=fixed_rows,
                 backend=name,
-                row_counts=kept_rows if name == KEPT else row_counts,
+                row_counts=row_counts,
                 layers=layers,
             )
             if not is_quantised(loaded.model):  # its passes are slow before `take_over`
@@ -407,12 +370,9 @@ def make_executor(
         except ModelError as error:
             if backend != "auto":
                 raise
-            # Without graphs a pass on a GPU takes several times as long: tell the user why. If no
-            # program is kept, that is as usual; if one gives other logits, it is not.
-            is_odd = name == "graphs" or (name == KEPT and executor is not None)
-            shown = "compiled" if name == KEPT else name
-            level = logging.WARNING if is_odd else logging.INFO
-            logger.log(level, "the backend %s is not used: %s", shown, error)
+            # Without graphs a pass on a GPU takes several times as long: tell the user why.
+            level = logging.WARNING if name == "graphs" else logging.INFO
+            logger.log(level, "the backend %s is not used: %s", name, error)
             if executor is not None:
                 executor.free()  # the next one needs the memory
         else:
@@ -429,10 +389,8 @@ def make_executor(
     return executor
 
 
-def _candidates(backend: str, loaded: LoadedModel, kept_rows: Sequence[int]) -> tuple[str, ...]:
+def _candidates(backend: str, loaded: LoadedModel) -> tuple[str, ...]:
     """Return the backends to try, in order, before the reference; () for "reference" itself."""
     if backend != "auto":
         return () if backend == "reference" else (backend,)
-    if loaded.device.type == "cuda":
-        return ("graphs", "fused")
-    return (KEPT, "fused") if kept_rows and loaded.rank is None else ("fused",)
+    return ("graphs", "fused") if loaded.device.type == "cuda" else ("fused",)

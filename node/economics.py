@@ -36,11 +36,10 @@ TIMED_ROWS: Mapping[Role, tuple[int, ...]] = {
     Role.TARGET: (1, 2, 3, 5, 9, 16),
     Role.DRAFTER: (1, 2, 4, 8, 12),
 }
-# By backend: row counts for which a forward is compiled or recorded at load. A compiled program
-# costs half a minute and a copy of the weights, a CUDA graph next to nothing.
-RECORDED_ROWS: Mapping[Role, Mapping[str, tuple[int, ...]]] = {
-    Role.TARGET: {"compiled": (1, 9), "graphs": (1, 2, 3, 5, 9, 17)},
-    Role.DRAFTER: {"compiled": (1, 4), "graphs": (1, 2, 4, 8, 12, 16)},
+# Row counts for which a forward is recorded as a CUDA graph at load.
+RECORDED_ROWS: Mapping[Role, tuple[int, ...]] = {
+    Role.TARGET: (1, 2, 3, 5, 9, 17),
+    Role.DRAFTER: (1, 2, 4, 8, 12, 16),
 }
 # Numbers of children that a drafter chooses of a node; these choices are recorded at load.
 RECORDED_CHILDREN = tuple(sorted({row.branches for row in TABLE}))

@@ -153,7 +153,7 @@ Backend = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Which forward pass runs the model: auto, fused, graphs, compiled or reference.",
+        help="Which forward pass runs the model: auto, fused, graphs or reference.",
     ),
 ]
 Quantization = Annotated[

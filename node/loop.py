@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from engine.checkpoint.files import one_line
-from engine.cpu_library import library_name
+from engine.cpu_library import compile_in_background, library_name
 from engine.errors import EngineError, OutOfMemory, RankError, lacks_memory
 from engine.executor import Executor
 from engine.heads.head_loading import LoadedHead, load_head_engine
@@ -55,13 +55,14 @@ from proto.messages import (
     Role,
     Welcome,
 )
-from proto.node_config import FETCHING, NodeConfig, Placement
+from proto.node_config import FETCHING, READY_BUT, NodeConfig, Placement
 from proto.stopwatch import Phase
 from proto.system import is_folder
 
 logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
+_COMPILING = "C++ for this processor is being compiled, once: the next start is faster"
 # The part of the free memory that the cache may take. A drafter is loaded first, and needs less for
 # each token: if it took more, its target might find no room on the same GPU.
 PARTS = {Role.TARGET: 1.0, Role.DRAFTER: 0.4}
@@ -136,8 +137,18 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
     # has hundreds of thousands, and now and then a text would wait for a tenth of a second.
     gc.collect()
     gc.freeze()
-    say("ready")
+    say(_ready(config, engine))
     return engine
+
+
+def _ready(config: NodeConfig, engine: Engine) -> str:
+    """Return the state of a node that has loaded; on a CPU, have our C++ compiled if it is not.
+
+    Not in reproducible mode, in which only quantised models use it, and they have compiled it.
+    """
+    if config.fixed_rows or engine.loaded.device.type != "cpu" or not compile_in_background():
+        return "ready"
+    return f"{READY_BUT}{_COMPILING}"
 
 
 def _without_room(config: NodeConfig, error: RuntimeError | MemoryError) -> str:
@@ -229,13 +240,13 @@ def _utilization(config: NodeConfig) -> Utilization:
 def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> Engine:
     """Return the engine with the CPU cores that its passes may use, and their times where wanted.
 
-    Nothing changes in reproducible mode, where no time may decide; with compiled programs, which
-    keep their number of threads; with several ranks, on a GPU and for a drafter.
+    Nothing changes in reproducible mode, where no time may decide; with several ranks, on a GPU and
+    for a drafter.
     """
     if config.role is Role.DRAFTER or config.fixed_rows:
         return engine
     loaded, backend = engine.loaded, engine.executor.backend
-    if loaded.device.type != "cpu" or loaded.rank is not None or backend == "compiled":
+    if loaded.device.type != "cpu" or loaded.rank is not None:
         return engine
     places = places_of(config.device, config.shared_device)
     if places is None:

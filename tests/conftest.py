@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -19,6 +20,7 @@ from hypothesis import settings
 from tests.forking.popen import Server, forking
 from tests.turns import Turns
 
+ROOT = Path(__file__).resolve().parents[1]
 MOST_KEPT = 2000  # files that a compiler has made, of earlier runs
 
 settings.register_profile("slipstream", deadline=None)
@@ -78,15 +80,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="session", autouse=True)
-def homes() -> Iterator[None]:
+def homes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Logs of runs and what they compile go to a folder of this session, also those of processes
     that tests start.
+
+    The C++ library is there before the first node starts, so that all nodes compute alike.
     """
     names = ("XDG_STATE_HOME", "XDG_CACHE_HOME")
     before = {name: os.environ[name] for name in names if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="homes-") as folder:
         _keep_what_is_compiled(Path(before.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
         os.environ.update({name: os.path.join(folder, name) for name in names})
+        if any(item.get_closest_marker("process") for item in request.session.items):
+            command = [sys.executable, "-m", "engine.cpu_library"]
+            subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=600, check=True)
         _server.environment = dict(os.environ)
         yield
         _server.close()

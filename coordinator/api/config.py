@@ -5,7 +5,7 @@ The flags of the command line are made of these fields (`coordinator.cli.flags`)
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from coordinator.api.config_base import Frozen, called, named
 from coordinator.api.models.settings import NGRAM as NGRAM
@@ -36,7 +36,7 @@ from proto.policies import (
 )
 
 VerifyName = Literal["coupled", "token", "block"]
-Backend = Literal["auto", "fused", "graphs", "compiled", "reference"]
+Backend = Literal["auto", "fused", "graphs", "reference"]
 Quantization = Literal["int8", "int4"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -64,6 +64,15 @@ def _check_links(texts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...
     except ConfigurationError as error:
         raise ConfigurationError(f"{named('link', info)}: {error}") from error
     return texts
+
+
+def _refuse_compiled(name: object, info: ValidationInfo) -> object:
+    if name == "compiled":
+        raise ConfigurationError(
+            f"{named('backend', info)}: compiled is gone, because fused is as fast on CPUs; leave "
+            "it out"
+        )
+    return name
 
 
 class PairConfig(ModelsConfig):
@@ -149,18 +158,14 @@ class PairConfig(ModelsConfig):
     ] = None
     backend: Annotated[
         Backend,
+        BeforeValidator(_refuse_compiled),
         Field(
             description="Which forward pass runs the models.\n"
             "fused: our own, for llama, mistral, qwen2 and qwen3.\n"
             "graphs: fused as CUDA graphs; for other families, reference as CUDA "
             "graphs.\n"
-            "compiled: fused as one program, for CPUs; faster, but needs g++ and up "
-            "to a minute to load.\n"
             "reference: that of transformers.\n"
-            "auto: graphs on a GPU, else fused, if its results agree with reference. On a "
-            "CPU a model of up to 256 MiB runs compiled where an earlier start with "
-            "compiled has left its programs and they are faster, but not with "
-            "--reproducible; auto itself compiles nothing."
+            "auto: graphs on a GPU, else fused, if its results agree with reference."
         ),
     ] = "auto"
     reproducible: Annotated[

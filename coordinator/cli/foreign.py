@@ -234,7 +234,7 @@ INSTEAD: Mapping[str, str] = {
             *("--speculative-algorithm", "--spec-type"),
         ),
         "colours are used on a terminal; NO_COLOR=1 switches them off": ("--color", "-co"),
-        "--backend compiled runs compiled programs on a CPU; GPUs run CUDA graphs anyway": (
+        "leave it out: GPUs run CUDA graphs anyway, and CPUs C++ of ours": (
             *("--compile", "--enable-torch-compile", "--compilation-config", "-O"),
         ),
         "the target's template says how it writes calls; leave it out": ("--tool-call-parser",),

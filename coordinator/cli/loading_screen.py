@@ -213,7 +213,7 @@ class Loading:
         if phase.partition(",")[0] != self.phase.partition(",")[0]:  # behind it: how much is done
             self.phase_since = now
         self.phase = phase
-        if phase == READY and self.ready_at is None:
+        if phase.partition(",")[0] == READY and self.ready_at is None:
             self.ready_at = now
 
 

@@ -1,11 +1,10 @@
 """Chooses the folder that keeps compiled programs (inductor, Triton) from one start to the next.
 
-Nodes that compile (`--backend compiled`, and attention on GPUs) find there what an earlier start
-has compiled; nodes with `--backend auto` on a CPU look there, and compile nothing. torch and Triton
-would keep their programs below TMPDIR; for a node that is the runtime folder of its coordinator,
-which is removed when the coordinator ends. The folder is $XDG_CACHE_HOME/slipstream/compiled
-(~/.cache/slipstream/compiled), or what the variables in `VARIABLES` name. Only this user can write
-to it, because nodes run the programs that lie there.
+Nodes that compile (attention and small operators on GPUs) find there what an earlier start has
+compiled. torch and Triton would keep their programs below TMPDIR; for a node that is the runtime
+folder of its coordinator, which is removed when the coordinator ends. The folder is
+$XDG_CACHE_HOME/slipstream/compiled (~/.cache/slipstream/compiled), or what the variables in
+`VARIABLES` name. Only this user can write to it, because nodes run the programs that lie there.
 """
 
 import contextlib
@@ -46,21 +45,6 @@ def cache_variables(environment: Mapping[str, str]) -> dict[str, str]:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"{folder} cannot be written to")
     return found
-
-
-def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that show a node where earlier starts have left programs.
-
-    Makes nothing; {} if there is no folder, or others can write to it.
-    """
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    if environment.get(name):
-        return {name: os.path.abspath(environment[name])}
-    with contextlib.suppress(OSError):
-        own = cache_folder("compiled", environment)
-        if _is_ours_alone(own):
-            return {name: str(own / VARIABLES[name])}
-    return {}
 
 
 def _is_ours_alone(folder: Path) -> bool:

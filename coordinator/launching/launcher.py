@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from coordinator.launching.compile_cache import VARIABLES, cache_variables, kept_variables
+from coordinator.launching.compile_cache import VARIABLES, cache_variables
 from coordinator.launching.devices import default_device, gpus_of, shared_device, visible_gpus
 from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.logs import Logs, without_stamp
@@ -289,10 +289,8 @@ class Launcher:
         # Files that its libraries leave in TMPDIR are removed together with our runtime folder.
         own = {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(self.folder)}
         compilers: Mapping[str, str] = {}
-        if config.backend == "compiled" or config.device.startswith("cuda"):
+        if config.device.startswith("cuda"):
             compilers = self._of_compilers()
-        elif config.backend == "auto":  # compiles nothing on a CPU
-            compilers = kept_variables(os.environ)
         return {**given, **own, **of_mps, **compilers}
 
     def _of_compilers(self) -> Mapping[str, str]:
@@ -347,13 +345,12 @@ class Launcher:
     def _may_share(self, config: NodeConfig) -> bool:
         """True for a target that may leave the default cores, or go back to them, in mid-text.
 
-        Not for compiled programs, which keep their number of threads, nor where passes have fixed
-        rows, so that no time may decide.
+        Not where passes have fixed rows, so that no time may decide.
         """
         are_default = not self._is_alone and not config.device and not config.peer_device
         is_one_process = config.tensor_parallel_size == 1 and config.peer_size == 1
         is_simulated = config.simulated_ms > 0 or config.simulated_ms_per_row > 0
-        may_vary = not is_simulated and not config.fixed_rows and config.backend != "compiled"
+        may_vary = not is_simulated and not config.fixed_rows
         return config.role is Role.TARGET and are_default and is_one_process and may_vary
 
     def ended(self) -> list[Obituary]:

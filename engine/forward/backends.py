@@ -1,15 +1,13 @@
 """Make a backend with its cache by name, on all ranks of a model."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import capture_on
 from engine.choice.logit_graphs import Captures
-from engine.errors import ModelError, kind_of
+from engine.errors import kind_of
 from engine.forward import graphs
-from engine.forward.compiled import CompiledBackend
 from engine.forward.forward import Backend, HuggingFaceBackend, Layers
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
@@ -17,18 +15,15 @@ from engine.layout.slots import LaneLayout
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import MakeBackend
 
-KEPT = "kept"  # under `auto` on CPUs: the compiled backend with programs of earlier starts only
-_SCRATCH = 16
-
 
 def make_backend(
     name: str, loaded: LoadedModel, lanes: LaneLayout, row_counts: tuple[int, ...], layers: Layers
 ) -> Backend:
     """Make a backend with its cache; on rank 0 of several, on all ranks. Return it.
 
-    name                reference, fused, compiled, graphs, or KEPT: compiled, without compiling
+    name                reference, fused or graphs
     row_counts, layers  the numbers of rows and the layers' hidden states for which it makes
-                        programs or graphs, as for `ModelExecutor`
+                        graphs, as for `ModelExecutor`
 
     Raises:
         ModelError: the backend cannot run the model, or its cache does not fit into memory.
@@ -36,36 +31,20 @@ def make_backend(
     make = partial(_make_backend, name, loaded, lanes, row_counts, layers)
     if loaded.rank is None or loaded.rank.followers is None:
         return make()
-    if name in ("compiled", KEPT):
-        raise ModelError(f"{loaded.name}: the compiled forward has one rank; use the backend fused")
     call = MakeBackend(name, lanes, row_counts, layers)
     return LeadingBackend(loaded.rank.followers, loaded.rank, loaded.device, call, make)
-
-
-def num_scratch(name: str, row_counts: Sequence[int], fewest: int) -> int:
-    """Return how many scratch slots a lane has behind its text, for the padding of passes.
-
-    Compiled programs are made for one number of slots: it must not depend on which of them stay.
-
-    name, row_counts  as for `make_backend`
-    fewest  the number for a backend that has no `row_counts`
-    """
-    most_rows = max(row_counts, default=fewest)
-    return -(-most_rows // _SCRATCH) * _SCRATCH if name in ("compiled", KEPT) else most_rows
 
 
 def _make_backend(
     name: str, loaded: LoadedModel, lanes: LaneLayout, row_counts: tuple[int, ...], layers: Layers
 ) -> Backend:
     """Make and return a backend in this process only. Raises ModelError as `make_backend`."""
-    assert name in ("compiled", "fused", "graphs", "reference", KEPT)
+    assert name in ("fused", "graphs", "reference")
     if loaded.device.type in graphs.RECORDED_DEVICES:
         # Pad choices to the same numbers of rows as recordings do, without recording any; this also
         # drops the recordings of a backend that was tried before.
         capture_on(loaded.device, Captures(None, row_counts) if row_counts else None)
     try:
-        if name in ("compiled", KEPT):
-            return CompiledBackend(loaded, lanes, row_counts, layers, kept_only=name == KEPT)
         if name == "graphs":
             return GraphBackend(loaded, lanes, row_counts, layers)
         if name == "fused":

@@ -14,22 +14,30 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 import torch
 
 from engine.cpu_library import library
 from engine.forward.cpu_operators import BLOCK, NAMES, CpuOperators, Heads
 from engine.forward.forward import LAST, Layers, Spans
-from engine.forward.operators import Product, quickest
+from engine.forward.operators import (
+    COMPARED_ROWS,
+    Product,
+    in_words,
+    is_never_slower,
+    seconds_of_passes,
+)
 from engine.quantised.cpu_products import TiledProduct
 
 logger = logging.getLogger(__name__)
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _LINE = 64  # bytes: where memory of a pass begins
-_TRIED_ROWS = 4  # of the pass in which operators are compared and timed
-_ROWS_OF_A_CALL = (1, 4, 8, 16)  # tried as the most rows of a pass in one call
-_MERGED, _ONE_CALL = "merged", "in one call"
+_CHECKED_ROWS = 4  # of the pass by whose logits operators are checked
+_ANY_ROWS = 1 << 30
+_MANY_ROWS = 16  # the most rows of a pass that are tried in one call
+_MERGED, _ONE_CALL, _APART = "merged", "in one call", "one by one"
 
 Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
 """(the last norm's outputs [n, hidden], layer -> its hidden states if they are wanted)"""
@@ -164,50 +172,71 @@ class CpuLayers:
         return _Structure(self._layers[0], rows, normed, self._merged.epsilon, self._scale, sight)
 
 
-def chosen(
+def checked(
     layers: CpuLayers,
     run: Callable[[CpuLayers | None, int], torch.Tensor],
     tolerance: float,
     most_rows: int,
 ) -> CpuLayers | None:
-    """Return the layers, or None if a pass without them is faster or they give other logits.
-
-    Chooses too up to which number of rows a pass is one call.
+    """Return the layers; None: passes with them have other logits than with single operators.
 
     run        function (layers, or None for single operators; number of rows) -> logits of a pass
     tolerance  largest difference, relative to the largest logit
     most_rows  that `run` can run
     """
-
-    def of(num_rows: int, rows_of_a_call: int) -> torch.Tensor:
-        layers.most_rows = rows_of_a_call
-        return run(layers, num_rows)
-
-    def forms(num_rows: int) -> dict[str, Callable[[], torch.Tensor]]:
-        made: dict[str, Callable[[], torch.Tensor]] = {_MERGED: partial(of, num_rows, 0)}
-        if layers.can_be_one_call:
-            made[_ONE_CALL] = partial(of, num_rows, num_rows)
-        return made
-
-    want = run(None, _TRIED_ROWS)
-    for name, form in forms(_TRIED_ROWS).items():
-        error = (form() - want).abs().max() / want.abs().max()
+    num_rows = min(_CHECKED_ROWS, most_rows)
+    want = run(None, num_rows)
+    for name, form in _forms(layers, run).items():
+        error = (form(num_rows) - want).abs().max() / want.abs().max()
         if not error <= tolerance:  # nor if it is NaN
             logger.warning("operators (%s) give other logits (%.2g off): not used", name, error)
             return None
-    apart = {"apart": partial(run, None, _TRIED_ROWS)}
-    best = quickest({**apart, **forms(_TRIED_ROWS)})
-    if best == "apart":
-        return None
-    found = 0
-    for num_rows in _ROWS_OF_A_CALL if layers.can_be_one_call else ():
-        if num_rows > most_rows:
-            break
-        if (best if num_rows == _TRIED_ROWS else quickest(forms(num_rows))) != _ONE_CALL:
-            break
-        found = num_rows
-    layers.most_rows = found
     return layers
+
+
+def chosen(
+    layers: CpuLayers,
+    run: Callable[[CpuLayers | None, int], torch.Tensor],
+    most_rows: int,
+    *,
+    are_wanted: bool,
+) -> CpuLayers | None:
+    """Return the layers, after timing up to which number of rows a pass is one call.
+
+    Returns None if whole passes by single operators are faster for any number of rows; unless the
+    layers `are_wanted`, because a comparison before has found them to be as fast. The number of
+    rows changes no bit: one call computes the same as two for each layer.
+
+    run, most_rows  as for `checked`
+    """
+    row_counts = [count for count in (*COMPARED_ROWS, _MANY_ROWS) if count <= most_rows]
+    forms = _forms(layers, run)
+    apart = {} if are_wanted else {_APART: partial(run, None)}
+    seconds = seconds_of_passes({**forms, **apart}, row_counts)
+    merged = seconds[_MERGED]
+    one_call = seconds.get(_ONE_CALL, merged)
+    faster = takewhile(lambda count: one_call[count] <= merged[count], row_counts)
+    layers.most_rows = max(faster, default=0) if layers.can_be_one_call else 0
+    ours = {n: (one_call if n <= layers.most_rows else merged)[n] for n in row_counts}
+    is_taken = are_wanted or is_never_slower(ours, seconds[_APART])
+    words = f"in one call up to {layers.most_rows} rows, else merged" if is_taken else _APART
+    logger.info("operators run %s; ms of a pass: %s", words, in_words(seconds))
+    return layers if is_taken else None
+
+
+def _forms(
+    layers: CpuLayers, run: Callable[[CpuLayers | None, int], torch.Tensor]
+) -> dict[str, Callable[[int], torch.Tensor]]:
+    """Return the forms of a pass with these layers: functions of its number of rows."""
+
+    def in_calls(rows_of_a_call: int, num_rows: int) -> torch.Tensor:
+        layers.most_rows = rows_of_a_call
+        return run(layers, num_rows)
+
+    forms: dict[str, Callable[[int], torch.Tensor]] = {_MERGED: partial(in_calls, 0)}
+    if layers.can_be_one_call:
+        forms[_ONE_CALL] = partial(in_calls, _ANY_ROWS)
+    return forms
 
 
 def _result(normed: torch.Tensor, states: dict[int, torch.Tensor], wanted: Layers) -> Result:

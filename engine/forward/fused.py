@@ -3,7 +3,7 @@
 It computes the same as transformers' llama, mistral, qwen2 and qwen3, with the same rounding where
 that matters (norms and softmax in float32, tables of the model's own rotary embedding), but
 
-    query, key and value are one matrix product, gate and up another, packed if that is faster
+    query, key and value are one matrix product, gate and up another, on CPUs packed or in tiles
     the rotary embedding of queries and keys is applied at once, in place
     keys and values of a pass are written by one copy per layer
     attention treats the query heads of a group as rows over one key head
@@ -17,7 +17,7 @@ passes can be recorded.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from engine.checkpoint.model import LoadedModel
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows, Sight, chosen
+from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows, Sight, checked, chosen
 from engine.forward.cpu_operators import attention, operators
 from engine.forward.few_rows import FEW_ROWS_DEVICES, FewRows, num_parts, parts_of
 from engine.forward.forward import (
@@ -46,22 +46,34 @@ from engine.forward.forward import (
 from engine.forward.kv_cache import first_not_finite, zeros
 from engine.forward.lane_attention import LaneAttention, LayerPlan, Plan, Projections
 from engine.forward.linears import take, unpacked
-from engine.forward.llama_parts import qkv_of, rotations, why_not_fused
+from engine.forward.llama_parts import (
+    NormWeights,
+    epsilon_of_norms,
+    head_weights,
+    norm_weights,
+    qkv_of,
+    rotations,
+    why_not_fused,
+)
 from engine.forward.masks import KindMasks
 from engine.forward.operators import (
-    FORMS,
+    COMPARED_ROWS,
     Decide,
     Form,
     Packer,
     Product,
     at_once,
+    cache_bytes,
+    in_words,
+    is_never_slower,
     lies_in,
     of_pairs,
-    quickest,
     rms_norm,
+    seconds_of_passes,
 )
 from engine.forward.small_operators import SmallOperators, Trial
 from engine.layout.slots import LaneLayout, Span
+from engine.quantised.linear import is_quantised
 from engine.tensor_parallel.split import first_says, joined, summed
 
 logger = logging.getLogger(__name__)
@@ -69,7 +81,6 @@ logger = logging.getLogger(__name__)
 _TRIED_SLOTS = 256  # seen by the passes in which operators are compared and timed
 # Largest difference of a pass's logits by other operators, relative to the largest logit.
 _PASS_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2**-4}
-_MOST_IN_CACHES = 1 << 26  # bytes of weights; beyond, each pass reads them from memory
 
 
 @dataclass(slots=True)
@@ -90,20 +101,6 @@ class _Layer:
     gate_up: Product
     down: Product
     cache: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _NormWeights:
-    """The weights of a layer's norms, for the merged operators.
-
-    heads       [heads + 2 kv_heads, dim]: of queries and keys, ones for values; None but for qwen3
-    before_mlp  [hidden]: of the norm before the feed-forward block
-    after       [hidden]: of the norm after the layer: the next layer's first, or the model's last
-    """
-
-    heads: torch.Tensor | None
-    before_mlp: torch.Tensor
-    after: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,7 @@ class FusedBackend(Recordable):
         self._rank = loaded.rank
         self._device = loaded.device
         self._vocab_size = loaded.vocab_size
-        self._streams = loaded.num_parameters * loaded.dtype.itemsize > _MOST_IN_CACHES
+        self._is_quantised = is_quantised(loaded.model)
         self._dim = int(attention.head_dim)
         self._num_heads = attention.q_proj.out_features // self._dim  # of this rank
         self._num_kv_heads = attention.k_proj.out_features // self._dim
@@ -162,10 +159,10 @@ class FusedBackend(Recordable):
         self._last_norm_module = model.norm
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head
-        self._head = self._whole(unpacked([self._head_module]))
+        self._head = joined(unpacked([self._head_module]), self._rank, self._vocab_size)
         self._cpu_layers: CpuLayers | None = None  # with merged operators, for passes on a CPU
         self._small: SmallOperators | None = None  # made at load, only for recorded passes
-        self._norm_weights: list[_NormWeights] = []
+        self._norm_weights: list[NormWeights] = []
         self.is_merged = False  # True: recorded passes use the merged operators
         self._is_recorded = False  # True: passes may be recorded
 
@@ -184,35 +181,11 @@ class FusedBackend(Recordable):
             cache=cache,
         )
 
-    def _whole(self, head: Product) -> Product:
-        """Return the output matrix's product with all ranks' logits joined, [n, V]."""
-        return joined(head, self._rank, self._vocab_size)
-
     def _head_norm(self, attention: Any, form: Form) -> Product | None:
-        weights = self._head_weights(attention)
+        weights = head_weights(attention, self._num_heads, self._num_kv_heads)
         if weights is None:
             return None
         return rms_norm(weights, float(attention.q_norm.variance_epsilon), form)
-
-    def _head_weights(self, attention: Any) -> torch.Tensor | None:
-        """Return the weights [heads + kv_heads, dim] of the norms of queries and keys, or None."""
-        if not hasattr(attention, "q_norm"):
-            return None
-        q, k = attention.q_norm.weight, attention.k_norm.weight
-        weights = [q.expand(self._num_heads, -1), k.expand(self._num_kv_heads, -1)]
-        return torch.cat(weights).detach()
-
-    def packed(self) -> "FusedBackend":
-        """Return a copy of this backend with packed weights and the same cache.
-
-        The model's own weights stay as they are.
-        """
-        twin = copy(self)
-        twin._attention = self._attention.twin()
-        twin._layers = [replace(layer) for layer in self._layers]
-        twin._take_over(Packer(streams=self._streams), leave=True)
-        twin._choose_forms()
-        return twin
 
     def take_over(self, *, timed: bool = True, say: Say = silent) -> None:
         """Replace the model's weights by repacked ones; the model's own forward cannot run after.
@@ -227,70 +200,125 @@ class FusedBackend(Recordable):
         # would have to choose the same forms.
         can_choose = timed and self._is_recorded and self._rank is None
         few_rows = FewRows() if can_choose and self._device.type in FEW_ROWS_DEVICES else None
-        packer = Packer(timed=timed, streams=self._streams, few_rows=few_rows)
-        self._take_over(packer, leave=False)
-        if timed and self._device.type == "cpu":
-            self._choose_forms()
-
-    def _take_over(self, packer: Packer, *, leave: bool) -> None:
-        """Repack all matrices; `leave` True keeps the model's own weights too."""
-        fast = partial(take, packer, dtype=self.cache.dtype)
+        is_on_cpu = timed and self._device.type == "cpu"
+        # Of several ranks only some may find the library; a recording holds operators of torch.
+        is_alone = is_on_cpu and self._rank is None and not self._is_recorded
+        if is_on_cpu:
+            self._attention.choose_forms(attention(self.cache.dtype, self._dim) if is_alone else {})
+        is_given = self._is_quantised or self._rank is not None  # nothing to compare
+        tiles = is_on_cpu and (is_given or (is_alone and self._is_as_fast_in_tiles()))
+        packer = Packer(tiles=tiles, few_rows=few_rows)
         for layer in self._layers:
-            module = layer.module
-            layer.qkv = fast(qkv_of(module), leave=leave)
-            out = fast([module.self_attn.o_proj], leave=leave, may_split=True)
-            layer.out = summed(out, self._rank)
-            layer.gate_up = fast([module.mlp.gate_proj, module.mlp.up_proj], leave=leave)
-            down = fast([module.mlp.down_proj], leave=leave, may_split=True)
-            layer.down = summed(down, self._rank)
+            for name, product in self._laid_out(layer, packer).items():
+                setattr(layer, name, product)
+        self._head = self._head_laid_out(packer)
+        if is_alone:
+            self._choose_operators(are_wanted=tiles and not is_given)
+
+    def _laid_out(
+        self, layer: _Layer, packer: Packer, *, leave: bool = False
+    ) -> Mapping[str, Product]:
+        """Return the products of a layer by their names in `_Layer`, with weights laid out anew.
+
+        leave  True: the model's own weights stay too; else they are freed
+        """
+        fast = partial(take, packer, dtype=self.cache.dtype, leave=leave)
+        attention, mlp = layer.module.self_attn, layer.module.mlp
+        return {
+            "qkv": fast(qkv_of(layer.module)),
+            "out": summed(fast([attention.o_proj], may_split=True), self._rank),
+            "gate_up": fast([mlp.gate_proj, mlp.up_proj]),
+            "down": summed(fast([mlp.down_proj], may_split=True), self._rank),
+        }
+
+    def _head_laid_out(self, packer: Packer) -> Product:
+        """Return the output matrix's product with its weight laid out anew; tied ones stay too."""
         head = self._head_module
         is_tied = isinstance(head, torch.nn.Linear) and lies_in(head.weight, self._embeddings)
-        self._head = self._whole(fast([head], leave=leave or is_tied))
+        product = take(packer, [head], dtype=self.cache.dtype, leave=is_tied)
+        return joined(product, self._rank, self._vocab_size)
 
-    def _choose_forms(self) -> None:
-        """Choose the fastest forms of attention and norms, by timing."""
-        # Of several ranks only some may find the library; a recording holds operators of torch.
-        is_alone = self._device.type == "cpu" and self._rank is None and not self._is_recorded
-        self._attention.choose_forms(attention(self.cache.dtype, self._dim) if is_alone else {})
-        self._choose_norms()
-        if is_alone:
-            self._choose_operators()
-
-    def _choose_norms(self) -> None:
-        """Choose the fastest form of the norms, timed for one row, as most passes have."""
-        row, last = self._embeddings[:1], self._last_norm_module
-        found = quickest({name: _norm(last, form) for name, form in FORMS.items()}, row)
-        form = FORMS[self.decide(found, tuple(FORMS))]
-        self._last_norm = _norm(last, form)
-        for layer in self._layers:
-            layer.before_attention = _norm(layer.module.input_layernorm, form)
-            layer.before_mlp = _norm(layer.module.post_attention_layernorm, form)
-            layer.head_norm = self._head_norm(layer.module.self_attn, form)
-
-    def _choose_operators(self) -> None:
-        """Merge the operators between products if that is faster here and gives the same numbers.
+    def _is_as_fast_in_tiles(self) -> bool:
+        """Return True if passes on our C++ are slower than on torch's operators for no row count.
 
         Overwrites the first slots of the cache.
         """
-        epsilons = {float(norm.variance_epsilon) for norm in self._norms()}
-        merged = operators(self.cache.dtype, epsilons.pop()) if len(epsilons) == 1 else None
-        if merged is None:
+        if self._merged_layers() is None:
+            return False
+        packed, tiled = self._trial_of(Packer()), self._trial_of(Packer(tiles=True))
+        layers = tiled._merged_layers()
+        if layers is None or not layers.can_be_one_call:
+            return False  # some matrix has a shape for which there are no tiles
+        row_counts = [count for count in COMPARED_ROWS if count <= self._most_tried_rows]
+        layers.most_rows = max(row_counts)
+        sets = {
+            "C++": partial(tiled._try_pass, layers),
+            "torch": partial(packed._try_pass, None),
+            "torch, merged": partial(packed._try_pass, packed._merged_layers()),
+        }
+        seconds = seconds_of_passes(sets, row_counts)
+        self.cache[:, :, : self._tried_slots].zero_()
+        theirs = {n: min(seconds["torch"][n], seconds["torch, merged"][n]) for n in row_counts}
+        is_as_fast = is_never_slower(seconds["C++"], theirs)
+        name = "tiles of our own" if is_as_fast else "oneDNN's blocks"
+        logger.info("weights lie in %s; ms of a pass: %s", name, in_words(seconds))
+        return is_as_fast
+
+    def _trial_of(self, packer: Packer) -> "FusedBackend":
+        """Return a copy of this backend, for timing, with products laid out anew; weights stay.
+
+        To take little memory, all layers have the products of the first ones, of which there are as
+        many as do not fit into the processor's caches, and the output matrix stays as it is.
+        """
+        size = sum(weight.nbytes for weight in self._layers[0].module.parameters())
+        num_layers = min(len(self._layers), 1 + 2 * cache_bytes() // max(1, size))
+        made = [self._laid_out(layer, packer, leave=True) for layer in self._layers[:num_layers]]
+        twin = copy(self)
+        twin._layers = [
+            replace(layer, **made[number % num_layers]) for number, layer in enumerate(self._layers)
+        ]
+        return twin
+
+    def _choose_operators(self, *, are_wanted: bool) -> None:
+        """Merge the operators between products if that is as fast here and gives the same numbers.
+
+        Overwrites the first slots of the cache. `are_wanted`: it is known to be as fast.
+        """
+        layers = self._merged_layers()
+        if layers is None:
             return
-        first = self._layers[0].module.input_layernorm.weight.detach()
-        layers = CpuLayers(merged, first, self._cpu_parts(), self._scale)
-        slots = min(_TRIED_SLOTS, self.cache.shape[2])
-
-        def passed(which: CpuLayers | None, num_rows: int) -> torch.Tensor:
-            self._cpu_layers = which
-            masks = [self.cache.new_zeros(1, 1, num_rows, slots) for _ in self.kinds.numbers]
-            rows, spans = torch.arange(num_rows).repeat(3, 1), (Span(0, num_rows),)
-            return self._run(rows, spans, masks, slots, None, ()).logits.float()
-
         with torch.inference_mode():
-            most_rows = min(slots, self.rotations.shape[1])
-            tolerance = _PASS_TOLERANCES[self.cache.dtype]
-            self._cpu_layers = chosen(layers, passed, tolerance, most_rows)
-        self.cache[:, :, :slots].zero_()
+            run, most = self._try_pass, self._most_tried_rows
+            found = checked(layers, run, _PASS_TOLERANCES[self.cache.dtype], most)
+            self._cpu_layers = found and chosen(found, run, most, are_wanted=are_wanted)
+        self.cache[:, :, : self._tried_slots].zero_()
+
+    def _merged_layers(self) -> CpuLayers | None:
+        """Return the layers with merged operators; None: not here, or not for these norms."""
+        epsilon = epsilon_of_norms(self._modules, self._last_norm_module)
+        merged = None if epsilon is None else operators(self.cache.dtype, epsilon)
+        if merged is None:
+            return None
+        first = self._layers[0].module.input_layernorm.weight.detach()
+        return CpuLayers(merged, first, self._cpu_parts(), self._scale)
+
+    @property
+    def _tried_slots(self) -> int:
+        return min(_TRIED_SLOTS, self.cache.shape[2])
+
+    @property
+    def _most_tried_rows(self) -> int:
+        return min(self._tried_slots, self.rotations.shape[1])
+
+    def _try_pass(self, which: CpuLayers | None, num_rows: int) -> torch.Tensor:
+        """Run a pass by merged operators, or without any; return its logits in float32."""
+        before, self._cpu_layers = self._cpu_layers, which
+        slots = self._tried_slots
+        masks = [self.cache.new_zeros(1, 1, num_rows, slots) for _ in self.kinds.numbers]
+        rows, spans = torch.arange(num_rows).repeat(3, 1), (Span(0, num_rows),)
+        logits = self._run(rows, spans, masks, slots, None, ()).logits.float()
+        self._cpu_layers = before
+        return logits
 
     def forward(
         self,
@@ -466,10 +494,10 @@ class FusedBackend(Recordable):
         Raises:
             ModelError: the operators cannot be compiled here, or give other numbers.
         """
-        epsilons = {float(norm.variance_epsilon) for norm in self._norms()}
-        if len(epsilons) > 1:
+        epsilon = epsilon_of_norms(self._modules, self._last_norm_module)
+        if epsilon is None:
             raise ModelError("its norms have several epsilons")
-        small = SmallOperators(epsilons.pop())
+        small = SmallOperators(epsilon)
         self._norm_weights = self._weights_of_norms()
         for shape in shapes:
             trial = self._trial(shape)
@@ -481,27 +509,13 @@ class FusedBackend(Recordable):
                     trial.cache.zero_()
         self._small = small
 
-    def _norms(self) -> list[Any]:
-        """Return all norm layers of the model."""
-        modules = [self._last_norm_module]
-        for layer in self._layers:
-            attention = layer.module.self_attn
-            modules += [layer.module.input_layernorm, layer.module.post_attention_layernorm]
-            modules += [attention.q_norm, attention.k_norm] if layer.head_norm is not None else []
-        return modules
+    @property
+    def _modules(self) -> list[Any]:
+        return [layer.module for layer in self._layers]
 
-    def _weights_of_norms(self) -> list[_NormWeights]:
-        """Return each layer's norm weights for the merged operators."""
-        modules = [layer.module for layer in self._layers]
-        after = [*(module.input_layernorm for module in modules[1:]), self._last_norm_module]
-        found = []
-        for module, norm in zip(modules, after, strict=True):
-            heads = self._head_weights(module.self_attn)
-            if heads is not None:
-                heads = torch.cat((heads, heads.new_ones(self._num_kv_heads, self._dim)))
-            before_mlp = module.post_attention_layernorm.weight.detach()
-            found.append(_NormWeights(heads, before_mlp, norm.weight.detach()))
-        return found
+    def _weights_of_norms(self) -> list[NormWeights]:
+        heads = self._num_heads, self._num_kv_heads
+        return norm_weights(self._modules, self._last_norm_module, *heads)
 
     def _cpu_parts(self) -> list[CpuLayer]:
         """Return the layers as passes with merged operators on a CPU have them."""

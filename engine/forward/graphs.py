@@ -514,7 +514,7 @@ def captured_len(needed: int) -> int:
 def check_recordable(device: torch.device) -> None:
     """Raise ModelError if `device` is no GPU."""
     if device.type not in RECORDED_DEVICES:
-        raise ModelError("CUDA graphs need a GPU; use the backend fused, compiled or reference")
+        raise ModelError("CUDA graphs need a GPU; use the backend fused or reference")
 
 
 def recorder(device: torch.device) -> Record:

@@ -12,7 +12,6 @@ writes there as long as it exists.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -169,14 +168,6 @@ class LaneAttention:
             kind(lanes.num_slots, group, num_lanes=lanes.count, kinds=kinds)
             for kind in ((FlexAttention,) if is_on_cpu else (SplitKernel, FlexAttention))
         ]
-
-    def twin(self) -> "LaneAttention":
-        """Return a copy that uses the same cache but has memory of its own for the passes."""
-        made = copy(self)
-        made._projections = {}
-        made._looks = {}
-        made._rooms = {}
-        return made
 
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
         """Allocate the memory of recorded passes of these shapes."""

@@ -1,5 +1,7 @@
-"""What the fused and the compiled backend take from a model of the llama family."""
+"""What the fused backend takes from a model of the llama family."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,3 +48,54 @@ def rotations(model: Any, num_positions: int, loaded: LoadedModel) -> torch.Tens
         cos, sin = model.rotary_emb(one, position_ids=positions[None])
         first, second = sin.chunk(2, dim=-1)
         return torch.stack((cos[0], torch.cat((-first, second), dim=-1)[0]))[:, :, None]
+
+
+# -- norms -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """The weights of a layer's norms, for the merged operators.
+
+    heads       [heads + 2 kv_heads, dim]: of queries and keys, ones for values; None but for qwen3
+    before_mlp  [hidden]: of the norm before the feed-forward block
+    after       [hidden]: of the norm after the layer: the next layer's first, or the model's last
+    """
+
+    heads: torch.Tensor | None
+    before_mlp: torch.Tensor
+    after: torch.Tensor
+
+
+def head_weights(attention: Any, num_heads: int, num_kv_heads: int) -> torch.Tensor | None:
+    """Return the weights [heads + kv_heads, dim] of the norms of queries and keys, or None."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    q, k = attention.q_norm.weight, attention.k_norm.weight
+    return torch.cat([q.expand(num_heads, -1), k.expand(num_kv_heads, -1)]).detach()
+
+
+def norm_weights(
+    modules: Sequence[Any], last: Any, num_heads: int, num_kv_heads: int
+) -> list[NormWeights]:
+    """Return the weights of the norms of each layer; `last` is the model's last norm."""
+    after = [*(module.input_layernorm for module in modules[1:]), last]
+    found = []
+    for module, norm in zip(modules, after, strict=True):
+        heads = head_weights(module.self_attn, num_heads, num_kv_heads)
+        if heads is not None:
+            heads = torch.cat((heads, heads.new_ones(num_kv_heads, heads.shape[1])))
+        before_mlp = module.post_attention_layernorm.weight.detach()
+        found.append(NormWeights(heads, before_mlp, norm.weight.detach()))
+    return found
+
+
+def epsilon_of_norms(modules: Sequence[Any], last: Any) -> float | None:
+    """Return the epsilon of all norms of these layers and the last one; None: they differ."""
+    norms = [last]
+    for module in modules:
+        attention = module.self_attn
+        norms += [module.input_layernorm, module.post_attention_layernorm]
+        norms += [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
+    epsilons = {float(norm.variance_epsilon) for norm in norms}
+    return epsilons.pop() if len(epsilons) == 1 else None

@@ -1,10 +1,11 @@
-"""Matrix products, norms and attention, each in several forms of which the fastest is used.
+"""Matrix products, norms and attention, in several forms, and the clock by which some are chosen.
 
 Theory of operation
 -------------------
 Torch has several ways to compute each of them. Attention of one row may take 20 us in one form and
 1,000 us in another on one processor, and the other way round on the next. So this file has several
-forms of each computation, and they are timed when a model is loaded.
+forms of attention, and they are timed when a model is loaded. Sets of forms are compared by whole
+passes.
 
 Owns the forms and the layout of weights. Knows no layer, no cache and no model.
 """
@@ -52,6 +53,57 @@ def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named:
     return min(best, key=best.__getitem__)
 
 
+# Rows of the whole passes by which sets of forms are compared: a plain step, and one with one, four
+# and eight drafts. A set is taken only if it is slower for none of them.
+COMPARED_ROWS = (1, 2, 5, 9)
+# A set of which a pass takes this much longer is slower: with less, equal sets would be told apart.
+_AS_FAST = 1.05
+_TURNS, _TURNS_S = 10, 2.0  # most passes of each, and seconds after which two of each must do
+
+Seconds = Mapping[int, float]
+"""Number of rows -> the seconds of a whole pass"""
+
+
+def seconds_of_passes(
+    sets: Mapping[str, Callable[[int], object]], row_counts: Sequence[int]
+) -> Mapping[str, Seconds]:
+    """Return the fewest seconds of whole passes by each set of forms, for numbers of rows.
+
+    The sets take turns, so that other load slows all alike, and a model that does not fit into the
+    caches is read from memory.
+
+    sets  name -> function (number of rows) that runs a pass
+    """
+    best = {name: dict.fromkeys(row_counts, math.inf) for name in sets}
+    end = time.perf_counter() + _TURNS_S
+    with torch.inference_mode():
+        for turn in range(_TURNS):
+            if turn >= 2 and time.perf_counter() > end:
+                break
+            for num_rows in row_counts:
+                for name, run in sets.items():
+                    started = time.perf_counter()
+                    run(num_rows)
+                    taken = time.perf_counter() - started
+                    best[name][num_rows] = min(best[name][num_rows], taken)
+    return best
+
+
+def is_never_slower(one: Seconds, other: Seconds) -> bool:
+    """True if passes of no number of rows are slower by `one` set of forms than by the `other`."""
+    return all(one[num_rows] <= _AS_FAST * other[num_rows] for num_rows in other)
+
+
+def in_words(seconds: Mapping[str, Seconds]) -> str:
+    """Return the milliseconds of passes for a log: "1 row 1.52 (C++), 2.48 (torch); 2 rows ..."."""
+    counts = next(iter(seconds.values()))
+    return "; ".join(
+        f"{count} row{'s' * (count > 1)} "
+        + ", ".join(f"{1e3 * by_rows[count]:.2f} ({name})" for name, by_rows in seconds.items())
+        for count in counts
+    )
+
+
 Decide = Callable[[str, Sequence[str]], str]
 """Function: (name of the form that was fastest here, names of all) -> name of the form to use"""
 
@@ -65,18 +117,12 @@ def as_timed(name: str, _names: Sequence[str]) -> str:
 
 # Matrix products with weights that are laid out once, at load.
 #
-# On a CPU a weight may be *packed* into the blocks that oneDNN reads fastest, or lie in *tiles* for
-# our own products, where an earlier start has compiled them; whether that pays depends on the
-# shape, the type and the processor, so it is timed.
+# On a CPU a weight is *packed* into the blocks that oneDNN reads fastest, or lies in *tiles* for
+# products of our own. Who makes the `Packer` says which; no product is timed alone.
 
-# Number of rows -> its weight when a layout is chosen: most passes of a drafter and every plain
-# step of a target have one row, and passes that verify drafts have a handful.
-_ROW_WEIGHTS = {1: 2.0, 8: 1.0}
+_TRIED_ROWS = (1, 8)  # of the products by which two layouts are compared
 # (Number of rows up to which, multiple of rows of which oneDNN makes a product), and of all others.
 _STEPS, _LAST_STEP = ((16, 1), (64, 4)), 16
-_TIMING_S, _STREAMING_S = 2e-3, 6e-2
-_PLAIN = "plain"  # the layout of the checkpoint
-_MAX_REPEATS = 40
 # Largest difference between two orders of summation, relative to the largest output.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
@@ -98,29 +144,22 @@ class MakeProduct(Protocol):
 
 
 class Packer:
-    """Lays out a model's weights anew for fast products, and remembers the best layout per shape.
+    """Lays out a model's weights anew for fast products.
 
-    timed    True: choose the layout that is fastest here. False: pack all that oneDNN can pack; a
-             timed choice may differ in the next process, and another layout gives other last bits
-    streams  True: the model is larger than the processor's caches, so that each pass reads its
-             weights from memory, and so they are timed
+    tiles     True: on a CPU, lay weights out for our own products where this process has them. Else
+              they are packed, as in reproducible mode, where the library may not change a text
     few_rows  makes the products, with weights in the layout of the checkpoint; None: products are
-             torch's, or packed on a CPU
+              torch's, or on a CPU packed or in tiles
     """
 
-    def __init__(
-        self, *, timed: bool = True, streams: bool = False, few_rows: MakeProduct | None = None
-    ) -> None:
-        self._timed = timed
-        self._streams = streams
+    def __init__(self, *, tiles: bool = False, few_rows: MakeProduct | None = None) -> None:
+        self._tiles = tiles
         self._few_rows = few_rows
-        # (shape, dtype, True if there is no bias) -> name of the fastest layout.
-        self._best: dict[tuple[torch.Size, torch.dtype, bool], str] = {}
 
     def take(
         self, parts: Sequence[torch.nn.Linear], *, leave: bool = False, may_split: bool = False
     ) -> Product:
-        """Return the product of `parts`, as `unpacked` does, with weights in the faster layout.
+        """Return the product of `parts`, as `unpacked` does, with weights in a faster layout.
 
         leave  False: weights of `parts` that were copied are freed (they have no elements
                afterwards). True: they stay, because something else uses them
@@ -138,27 +177,15 @@ class Packer:
         return packed or partial(F.linear, weight=weight, bias=bias)
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
-        """Return a product with a weight laid out anew; None: all are wrong, or none is faster."""
-        key = weight.shape, weight.dtype, bias is None
-        known = self._best.get(key)
-        if weight.device.type != "cpu" or known == _PLAIN:
+        """Return a product with a weight laid out anew; None: it cannot be, or is wrong."""
+        if weight.device.type != "cpu":
             return None
         plain = partial(F.linear, weight=weight, bias=bias)
-        layouts: dict[str, Callable[..., Product | None]] = {"packed": packed_product}
-        if self._timed:
-            layouts["tiled"] = tiled_product
-        made = {
-            name: product
-            for name, layout in layouts.items()
-            if name == (known or name)
-            and (product := layout(weight, bias)) is not None
-            and _agree(plain, product, weight)
-        }
-        if self._timed and known is None:
-            known = self._best[key] = _fastest(
-                {_PLAIN: plain, **made}, weight, streams=self._streams
-            )
-        return made.get(known or "packed")
+        for layout in (tiled_product, packed_product) if self._tiles else (packed_product,):
+            product = layout(weight, bias)
+            if product is not None and _agree(plain, product, weight):
+                return product
+        return None
 
 
 def stack(parts: Sequence[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -231,7 +258,7 @@ def rows_made(num_rows: int) -> int:
 
 def _agree(one: Product, other: Product, weight: torch.Tensor) -> bool:
     """True if both products give the same numbers for random rows, up to summation order."""
-    for num_rows in _ROW_WEIGHTS:
+    for num_rows in _TRIED_ROWS:
         x = _rows(num_rows, weight)
         a, b = one(x).float(), other(x).float()
         if not bool((a - b).abs().max() <= TOLERANCES[weight.dtype] * a.abs().max()):
@@ -239,44 +266,13 @@ def _agree(one: Product, other: Product, weight: torch.Tensor) -> bool:
     return True
 
 
-def _fastest(products: Mapping[str, Product], weight: torch.Tensor, *, streams: bool) -> str:
-    """Return which product is fastest, in the weighted geometric mean over `_ROW_WEIGHTS`.
-
-    streams  True: each call finds the weights in memory, not in a cache
-    """
-    costs = dict.fromkeys(products, 0.0)
-    # Not of integers: to add them up torch makes a copy with twice as many bytes.
-    other = torch.ones(_cache_bytes() // 2, dtype=torch.float32) if streams else None
-    for num_rows, row_weight in _ROW_WEIGHTS.items():
-        x = _rows(num_rows, weight)
-        best = dict.fromkeys(products, math.inf)
-        end = time.perf_counter() + (_STREAMING_S if streams else _TIMING_S)
-        for repeat in range(_MAX_REPEATS):
-            for name, product in products.items():
-                if other is not None:
-                    other.sum()
-                best[name] = min(best[name], _seconds(product, x))
-            if repeat >= 2 and time.perf_counter() > end:
-                break
-        for name in products:
-            costs[name] += row_weight * math.log(best[name])
-    return min(costs, key=costs.__getitem__)
-
-
-def _cache_bytes() -> int:
+def cache_bytes() -> int:
     """Return the size of the processor's largest cache, at most 128 MiB."""
     try:
         size = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
         return min(int(size.removesuffix("K")) << 10, 1 << 27)
     except (OSError, ValueError):
         return 1 << 25
-
-
-def _seconds(product: Product, x: torch.Tensor) -> float:
-    """Return the seconds that one call of the product takes."""
-    started = time.perf_counter()
-    product(x)
-    return time.perf_counter() - started
 
 
 def _rows(num_rows: int, weight: torch.Tensor) -> torch.Tensor:
@@ -287,7 +283,7 @@ def _rows(num_rows: int, weight: torch.Tensor) -> torch.Tensor:
 
 # -- norms -----------------------------------------------------------------------------------------
 
-# Forms of the root-mean-square norm (RMSNorm), of which the fastest is used.
+# Forms of the root-mean-square norm (RMSNorm): of pairs on CPUs, at once on GPUs.
 #
 # x -> weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32. Owns the forms.
 # Knows no layer and no model.
@@ -313,9 +309,6 @@ def of_pairs(weight: torch.Tensor | None, dim: int, epsilon: float) -> Product:
 def at_once(weight: torch.Tensor | None, dim: int, epsilon: float) -> Product:
     """Return the RMS norm computed by torch's own function."""
     return lambda x: F.rms_norm(x, (dim,), weight, epsilon)
-
-
-FORMS: Mapping[str, Form] = {"of pairs": of_pairs, "at once": at_once}
 
 
 def rms_norm(weight: torch.Tensor, epsilon: float, form: Form) -> Product:

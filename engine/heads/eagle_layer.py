@@ -129,7 +129,7 @@ class _Reader:
         self._config, self._tensors, self._target = config, tensors, target
         self._dtype, self._device = dtype, device
         self._names = names_of(list(tensors))
-        self._packer = Packer()
+        self._packer = Packer(tiles=True)
 
     def head(self) -> EagleHead:
         """Return the head. Raises ModelError."""

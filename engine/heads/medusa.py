@@ -83,7 +83,7 @@ def read_medusa(
     of_head = re.compile(rf"{re.escape(prefix)}(\d+)\.")
     numbers = {int(found[1]) for name in tensors if (found := of_head.match(name))}
     num_heads = max(num_heads, len(numbers))
-    packer, size, shared = Packer(), target.hidden_size, None
+    packer, size, shared = Packer(tiles=True), target.hidden_size, None
     layers: list[list[Product]] = []
     outputs: list[Product] = []
     for head in range(num_heads):

@@ -1,4 +1,4 @@
-// Products of a few rows with a quantised or bfloat16 matrix, for CPUs with AVX-512.
+// Products of a few rows with a quantised, bfloat16 or float32 matrix, for CPUs with AVX-512.
 //
 // y[m, n] = bias[n] + sum over groups g of
 //           scale[n, g] * sum over k in g of x[m, k] * code[n, k]  +  offset[n, g] * sum over k in g of x[m, k]
@@ -11,6 +11,7 @@
 // Layout. Outputs lie in tiles of 16, which are the 16 lanes of a register; nothing is ever summed
 // across lanes. Of a tile, 64 bytes hold
 //
+//     float32    1 input    32-bit lane n: the input of output n
 //     bfloat16   2 inputs   32-bit lane n: inputs 0, 1 of output n
 //     8 bits     4 inputs   byte 4 n + j: the code of input j of output n
 //     4 bits     8 inputs   byte 4 n + j: the codes of input j (lower half) and 4 + j of output n
@@ -36,7 +37,7 @@ enum Scales { ONE, FLOAT32, FLOAT16, UINT8, INT8 };
 
 // As cpu_products.py passes it.
 struct Matrix {
-  int32_t bits, form;      // of a weight: 16, 8 or 4; of scales
+  int32_t bits, form;      // of a weight: 32 (float32), 16 (bfloat16), 8 or 4; of scales
   const uint8_t* codes;    // [tiles][inputs / per chunk][64]
   const uint8_t* scales;   // [tiles][groups][16]
   const uint8_t* offsets;  // the same, or null
@@ -184,10 +185,12 @@ struct Codes {
 // In float32: for inputs of float32, and where nothing better is there.
 template <int BITS, typename X>
 struct InFloats {
-  static constexpr int most_rows = 8;
+  // Weights of float32 take no work to read, so that more rows share what memory delivers.
+  static constexpr int most_rows = BITS == 32 ? 12 : 8;
   static constexpr int tiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 6 : rows <= 4 ? 4 : rows <= 6 ? 3 : 2; }
 
   static inline Floats number(Bytes chunk, int i) {
+    if constexpr (BITS == 32) return _mm512_castsi512_ps(chunk);
     if constexpr (BITS == 16)
       return _mm512_castsi512_ps(i ? _mm512_and_si512(chunk, _mm512_set1_epi32(0xffff0000)) : _mm512_slli_epi32(chunk, 16));
     if constexpr (BITS == 8) return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(chunk, 24 - 8 * i), 24));
@@ -213,7 +216,8 @@ struct InFloats {
           Floats weights[TILES];
           for (int t = 0; t < TILES; t++) weights[t] = number(chunks[t], i);
           for (int m = 0; m < ROWS; m++) {
-            const Floats input = _mm512_set1_ps(as_float(x[m * in.num_inputs + k + i]));
+            Floats input = _mm512_set1_ps(as_float(x[m * in.num_inputs + k + i]));
+            if constexpr (BITS == 32) asm("" : "+v"(input));  // in a register, as in `InPairs`
             for (int t = 0; t < TILES; t++) sum[m][t] = _mm512_fmadd_ps(weights[t], input, sum[m][t]);
           }
         }
@@ -227,7 +231,7 @@ struct InFloats {
 #ifdef __AVX512BF16__
 // Weights of bfloat16, by the instruction for two products. One row waits for memory alone.
 struct InPairs {
-  static constexpr int most_rows = 8;
+  static constexpr int most_rows = 12;
   static constexpr int tiles(int rows) { return rows == 1 ? 1 : InFloats<16, uint16_t>::tiles(rows); }
 
   template <int ROWS, int TILES>
@@ -554,7 +558,7 @@ void block(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, i
   for (int64_t g = 0; g < num_groups; g++) {
     if (g + IN_MEMORY < num_groups) begin(g + IN_MEMORY);
     for (int t = 0; t < TILES; t++) {
-      if constexpr (K::BITS == 16) {
+      if constexpr (K::BITS >= 16) {
         for (int m = 0; m < ROWS; m++) total[m][t] = sums.value(in, row, g, m, t);
         continue;
       }
@@ -683,9 +687,11 @@ constexpr int64_t MOST_AT_ONCE = 256;  // rows whose digits are kept at a time
 
 template <typename X>
 int product(const Matrix& a, const X* x, X* y, int64_t rows) {
-  if ((a.bits == 16) != (a.form == ONE)) return 1;
+  if ((a.bits >= 16) != (a.form == ONE) || (a.bits == 32 && sizeof(X) != 4)) return 1;
   for (int64_t now; rows > 0; rows -= now, x += now * a.num_inputs, y += now * a.num_outputs) {
     now = rows < MOST_AT_ONCE ? rows : MOST_AT_ONCE;
+    if constexpr (sizeof(X) == 4)
+      if (a.bits == 32) multiply<32>(a, x, y, now);
     if (a.bits == 16) multiply<16>(a, x, y, now);
     if (a.bits == 8) multiply<8>(a, x, y, now);
     if (a.bits == 4) multiply<4>(a, x, y, now);

@@ -1,4 +1,4 @@
-"""Products of a few rows with a quantised or bfloat16 matrix on a CPU, without dequantising it.
+"""Products of a few rows with a quantised, bfloat16 or float32 matrix on a CPU, as it is.
 
 Owns the layout that cpu_products.cpp reads (it is described there). Inputs and outputs are float32
 or bfloat16; codes, scales and sums are exact or float32, so the weight is the matrix itself and no
@@ -25,6 +25,7 @@ TILE = 16  # outputs that lie side by side
 MOST_IN_GROUP = 1 << 16  # sums of more products of 8 bits may not fit into 32
 
 _FORMS = {torch.float32: 1, torch.float16: 2, torch.uint8: 3, torch.int8: 4}
+_PER_LANE = {torch.float32: 1, torch.bfloat16: 2}  # inputs that a 32-bit lane of a tile holds
 _INPUTS = {8: 4, 4: 8}  # bits -> number of inputs in 64 bytes of a tile
 
 
@@ -76,20 +77,22 @@ def quantised_product(
 
 
 def tiled_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
-    """Return the product with a bfloat16 matrix [out, in] in tiles, or None.
+    """Return the product with a float32 or bfloat16 matrix [out, in] in tiles, or None.
 
-    None: another dtype, an odd number of inputs, or the library was not compiled by an earlier
-    start (this one does not compile it: that takes twenty seconds).
+    None: another dtype, bfloat16 with an odd number of inputs, or this process has no library (it
+    does not compile it here: that takes twenty seconds).
     """
     num_outputs, num_inputs = weight.shape
-    is_covered = weight.dtype == torch.bfloat16 and num_inputs % 2 == 0
+    per_lane = _PER_LANE.get(weight.dtype, 0)
+    is_covered = per_lane > 0 and num_inputs % per_lane == 0
     found = library(compiles=False) if is_covered else None
     if found is None:
         return None
-    pairs = _padded(weight).view(-1, TILE, num_inputs // 2, 2).transpose(1, 2).contiguous()
-    memory = pairs, None, None, None, None if bias is None else bias.float().contiguous()
+    apart = _padded(weight).view(-1, TILE, num_inputs // per_lane, per_lane)
+    tiles = apart.transpose(1, 2).contiguous()
+    memory = tiles, None, None, None, None if bias is None else bias.float().contiguous()
     sizes = num_outputs, num_inputs, num_inputs, num_inputs
-    return TiledProduct(_function(found), (16, 0), memory, sizes)
+    return TiledProduct(_function(found), (8 * weight.dtype.itemsize, 0), memory, sizes)
 
 
 def _is_covered(matrix: QuantisedMatrix, dtype: torch.dtype) -> bool:

@@ -47,7 +47,7 @@ computes every expert for every row. Those of dbrx, jetmoe and longcat_flash mak
 the GPU.
 
 **on a CPU.** *fused*: our own forward. It lays out the weights anew, computes all texts of a pass
-together, and can be compiled (`--backend compiled`). *transformers*: the modules of transformers
+together. *transformers*: the modules of transformers
 over our cache (`--backend reference`). They compute the texts of a pass one after another, so
 several texts at once gain less. Weights stay as the checkpoint has them, except those of experts,
 and each layer has more Python and smaller operators, which small models feel most.

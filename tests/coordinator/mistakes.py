@@ -83,8 +83,12 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--json=5"], "--json has no value; write it alone"),
     (
         ["a", "--backend", "fusd"],
-        "--backend: expected one of auto, fused, graphs, compiled, reference, got 'fusd'; did you "
+        "--backend: expected one of auto, fused, graphs, reference, got 'fusd'; did you "
         "mean fused?",
+    ),
+    (
+        ["a", "--backend", "compiled"],
+        "--backend: compiled is gone, because fused is as fast on CPUs; leave it out\n",
     ),
     (
         ["a", "--verify", "cuopled"],
@@ -236,8 +240,8 @@ GENERATE: list[tuple[list[str], str]] = [
         "~/gptq: quantization int8 is for plain weights, and these are quantised; leave it out\n",
     ),
     (
-        ["a", "--target", "~/sound", "--quantization", "int4", "--backend", "compiled"],
-        "~/sound: quantization int4 is not for the backend compiled; use fused\n",
+        ["a", "--target", "~/sound", "--quantization", "int4", "--backend", "graphs"],
+        "~/sound: quantization int4 is not for the backend graphs; use fused\n",
     ),
     (
         ["a", "--target", "~/sound", "--quantization", "int4", "--tensor-parallel-size", "2"],

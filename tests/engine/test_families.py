@@ -3,8 +3,6 @@
 The truth is transformers' own forward over each row's whole path, without any cache.
 """
 
-import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -49,9 +47,6 @@ RECORDED = [
     for name in (*ALL, *OTHERS)
     if families.family(kind_of(name)).is_recorded and name != "gpt_neox_japanese"
 ]
-needs_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler"
-)
 
 
 def marked(names: Iterable[str], usual: Sequence[str] = USUAL) -> list[object]:
@@ -114,13 +109,6 @@ def test_so_they_have_in_reproducible_mode(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", marked(FUSED, ("mistral-window",)))
 def test_so_they_have_on_fused_operators(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, "fused")
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FUSED)
-def test_so_they_have_on_compiled_programs(name: str, tmp_path: Path) -> None:
-    check(name, tmp_path, "compiled", (1, 8))
 
 
 @pytest.mark.parametrize("name", marked(RECORDED, ("gemma3_text", "mistral-window")))

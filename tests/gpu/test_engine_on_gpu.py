@@ -266,7 +266,7 @@ def test_recordings_of_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
         fixed_rows=None,
         warm_rows=(1,),
         say=print,
-        row_counts={"graphs": ROW_COUNTS},
+        row_counts=ROW_COUNTS,
     )
     assert engine.executor.backend == "graphs"
     for error in session_differences(reference, engine.executor, seed=0):

@@ -374,13 +374,14 @@ def test_prompts_of_a_target_are_run_again_once_its_heads_are_loaded(
         executor: Any = SimpleNamespace(
             warm_up_prompts=lambda: did.append(f"prompts of {name}"),
             lanes=LaneLayout(1, 100),
-            backend="compiled",
+            backend="fused",
         )
-        loaded: Any = SimpleNamespace(device=torch.device("cpu"), rank=None)
+        loaded: Any = SimpleNamespace(device=torch.device("cpu"), rank=object())
         return Engine(executor, loaded, 90, 10, ("", ""), 0.0, {}, "cpu")
 
     monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine("target"))
     monkeypatch.setattr(loop, "load_head_engine", lambda *_, **__: engine("heads"))
+    monkeypatch.setattr(loop, "compile_in_background", lambda: False)
     assert load(replace(CONFIG, fixed_rows=0, heads="heads"), Heart()).heads is not None
     assert did == ["target loaded", "heads loaded", "prompts of target"]
 

@@ -220,7 +220,7 @@ def test_eager_is_a_backend_and_a_tokenizer_may_be_named_if_it_is_the_models_own
     assert refusal(tokenizer="b") == (
         "tokenizer='b' is not a setting here: the target's own is used"
     )
-    assert refusal(enforce_eager=True, backend="compiled") == (
+    assert refusal(enforce_eager=True, backend="graphs") == (
         "enforce_eager and backend are one setting; give one of them"
     )
     assert refusal(enforce_eager=1) == "enforce_eager: expected true or false, got 1"

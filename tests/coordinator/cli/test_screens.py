@@ -153,6 +153,17 @@ def test_each_node_has_one_line_and_the_target_is_first_whoever_was_faster() -> 
     ]
 
 
+def test_a_node_that_is_ready_but_lacks_something_is_ready() -> None:
+    clock = Clock()
+    progress, out = elsewhere(clock)
+    with progress:
+        progress.say({Role.TARGET: "starting"})
+        clock.now += 1.0
+        progress.say({Role.TARGET: "ready, but the next start is faster"})
+        clock.now += 1.0
+    assert out.getvalue().split()[:4] == ["target", "ready", "after", "1.0"]
+
+
 def test_who_loads_for_long_says_what_it_does() -> None:
     clock = Clock()
     progress, out = elsewhere(clock)

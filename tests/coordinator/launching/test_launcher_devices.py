@@ -35,8 +35,6 @@ def test_a_target_without_a_drafter_has_all_cores(launcher: Launcher) -> None:
     alone = replace(TARGET, peer_device=None)
     config = launcher._completed(alone)
     assert (config.device, config.shared_device) == ("cpu:0-2", "cpu:0-3")
-    config = launcher._completed(replace(alone, backend="compiled"))
-    assert (config.device, config.shared_device) == ("cpu:0-3", "")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +46,6 @@ def test_a_target_without_a_drafter_has_all_cores(launcher: Launcher) -> None:
         {"tensor_parallel_size": 2},
         {"peer_size": 2},
         {"simulated_ms": 5.0},
-        {"backend": "compiled"},
         {"role": Role.DRAFTER},
     ],
 )

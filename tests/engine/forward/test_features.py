@@ -12,7 +12,6 @@ from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
 from engine.executor import ModelExecutor
-from engine.forward.compiled import CompiledBackend
 from engine.forward.forward import LAST, Layers, Output
 from engine.forward.graphs import GraphBackend
 from engine.layout.slots import Feed
@@ -188,42 +187,6 @@ def test_a_pass_without_a_recording_hands_them_out_all_the_same(
     graphs._backend.is_loading = False
     check(graphs, transformers_own(loaded.name))
     assert recordings == []
-
-
-@pytest.fixture
-def spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that are not compiled."""
-
-    def run(backend: CompiledBackend, *inputs: torch.Tensor) -> object:
-        backend._program = backend._pass
-        return backend._pass(*inputs, backend._caches)
-
-    monkeypatch.setattr("engine.forward.compiled.shutil.which", lambda _: "g++")
-    monkeypatch.setattr(CompiledBackend, "_compile", run)
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.usefixtures("spelt_out")
-def test_programs_hand_out_what_is_said_at_load(
-    architecture: str, load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = load(architecture)
-    compiled = ModelExecutor(loaded, 128, backend="compiled", row_counts=(1, 4), layers=LAYERS)
-    backend = compiled._backend
-    assert isinstance(backend, CompiledBackend)
-    others: list[object] = []
-    fused = backend._fused.forward
-
-    def spy(*args: object, **options: object) -> Output:
-        others.append(options["layers"])
-        return fused(*args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(backend._fused, "forward", spy)
-    check(compiled, transformers_own(loaded.name))
-    assert others == [LAYERS], "only the prompt has no program"
-    assert backend._made == {1, 4}
-    check(compiled, transformers_own(loaded.name, OTHERS), OTHERS)
-    assert others == [LAYERS] + [OTHERS] * 6
 
 
 class Operators(TorchDispatchMode):

@@ -310,7 +310,6 @@ def test_reproducible_and_unrecorded_passes_have_the_products_of_torch(tmp_path:
 @pytest.mark.usefixtures("merging", "few")
 def test_programs_that_add_partial_sums_are_compiled_at_load_alone(tmp_path: Path) -> None:
     folder = save("llama", tmp_path, {})
-    torch.compiler.set_stance("default")  # the backend `compiled` leaves another one
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     graphs = graphs_of(folder, num_lanes=2)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from engine.forward.operators import FORMS, rms_norm
+from engine.forward.operators import at_once, of_pairs, rms_norm
 
+FORMS = {"of pairs": of_pairs, "at once": at_once}
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 

@@ -1,7 +1,5 @@
 """Products with weights that were laid out anew."""
 
-import time
-from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
@@ -25,11 +23,6 @@ def linears(dtype: torch.dtype, *biases: int) -> list[torch.nn.Linear]:
     return [part.to(dtype).requires_grad_(False) for part in parts]
 
 
-def choosing(name: str) -> Callable[..., str]:
-    """Decides for the layout of this name, or for the plain one where it is not there."""
-    return lambda made, *_, **__: name if name in made else "plain"
-
-
 @pytest.mark.parametrize("layout", ["plain", "packed", "tiled"])
 @pytest.mark.parametrize("biases", [(0,), (1,), (0, 0, 0), (1, 1, 1), (0, 1)])
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -42,13 +35,14 @@ def test_every_layout_gives_the_product(
         if (why := why_not_here()) is not None:
             pytest.skip(why)
         assert library() is not None
-    monkeypatch.setattr(operators, "_fastest", choosing(layout))
+    if layout == "plain":
+        monkeypatch.setattr(operators, "packed_product", lambda *_: None)
     parts = linears(dtype, *biases)
     inputs = [torch.randn(rows, 96).to(dtype) for rows in (1, 2, 7, 16, 65, 300)]
     wanted = [torch.cat([part(x) for part in parts], -1) for x in inputs]
     for x, want in zip(inputs, wanted, strict=True):
         assert torch.equal(unpacked(parts)(x), want)
-    product = Packer().take(parts)
+    product = Packer(tiles=layout == "tiled").take(parts)
     for x, want in zip(inputs, wanted, strict=True):
         got = product(x)
         assert got.dtype == dtype
@@ -56,8 +50,7 @@ def test_every_layout_gives_the_product(
         assert error <= TOLERANCES[dtype]
 
 
-def test_what_is_left_to_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_fastest", choosing("packed"))
+def test_what_is_left_to_somebody_else_stays() -> None:
     (part,) = linears(torch.float32, 0)
     before = part.weight.clone()
     x = torch.randn(3, 96)
@@ -68,7 +61,6 @@ def test_what_is_left_to_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_fastest", choosing("packed"))
     monkeypatch.setattr(
         operators, "packed_product", lambda weight, bias: lambda x: 1.001 * (x @ weight.T)
     )
@@ -98,43 +90,14 @@ def test_onednn_makes_programs_for_few_numbers_of_rows() -> None:
     assert min(wasted) >= 0
 
 
-def test_each_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(
-        operators,
-        "_fastest",
-        lambda made, weight, **_: seen.append(weight.shape) or next(iter(made)),
-    )
-    packer = Packer()
-    for _ in range(3):
-        packer.take(linears(torch.float32, 0, 0))
-        packer.take(linears(torch.float32, 0))
-    assert seen == [(88, 96), (40, 96)]
-
-
-def test_where_every_process_must_do_alike_no_clock_decides(
+def test_products_that_did_not_ask_for_our_own_are_packed_wherever_the_library_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(operators, "_fastest", Mock(side_effect=AssertionError))
     packed = []
     pack = operators.packed_product
+    monkeypatch.setattr(operators, "tiled_product", Mock(side_effect=AssertionError))
     monkeypatch.setattr(
         operators, "packed_product", lambda *a: packed.append(pack(*a)) or packed[-1]
     )
     (part,) = linears(torch.float32, 0)
-    assert Packer(timed=False).take([part]) is packed[0]
-
-
-@pytest.mark.parametrize("streams", [0, 1])
-def test_the_layout_that_takes_least_time_is_chosen(streams: int) -> None:
-    weight = torch.randn(64, 64)
-
-    def slow(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.002)
-        return x
-
-    def quick(x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    products = {"plain": slow, "packed": quick, "tiled": slow}
-    assert operators._fastest(products, weight, streams=bool(streams)) == "packed"
+    assert Packer().take([part]) is packed[0]

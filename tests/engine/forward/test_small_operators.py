@@ -164,7 +164,6 @@ def kernels_of_a_layer(
     for num_layers in (2, 3):
         counter = Operators()
         monkeypatch.setattr(engine.forward.fused, "of_pairs", counter.norm)
-        monkeypatch.setattr(engine.forward.fused, "FORMS", {"": counter.norm})
         monkeypatch.setattr(small_operators, "_compiled", counter.merged)
         # As a GPU does it: no weight is packed, and each product is one operator.
         monkeypatch.setattr(operators, "packed_product", lambda *_: None)
@@ -330,7 +329,6 @@ def test_compiled_at_load_they_serve_all_shapes_and_are_not_compiled_again(
     architecture: str, tmp_path: Path
 ) -> None:
     folder = save(architecture, tmp_path, {})
-    torch.compiler.set_stance("default")  # the backend `compiled` leaves another one
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     graphs = graphs_of(folder, num_lanes=2)

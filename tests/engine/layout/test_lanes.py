@@ -120,11 +120,6 @@ def test_texts_equal_texts_alone_on_recordings(tmp_path: Folder) -> None:
     check(make_model("llama", tmp_path, scale=0.5), "graphs", (0, 1, 3, 2))
 
 
-@pytest.mark.slow
-def test_texts_equal_texts_alone_on_programs(tmp_path: Folder) -> None:
-    check(make_model("llama", tmp_path, scale=0.5), "compiled")
-
-
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("is_batched", [0, 1])
 def test_both_ways_over_lanes_agree(is_batched: int, num_rows: int, load: Load) -> None:

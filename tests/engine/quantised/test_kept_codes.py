@@ -143,7 +143,7 @@ def test_weights_that_cannot_be_rounded_are_refused(folder: Folder, tmp_path: Pa
 def test_other_backends_and_several_processes_are_refused_before_anything_is_loaded() -> None:
     for options, words in (
         ({"backend": "reference"}, "int8 is not for the backend reference; use fused"),
-        ({"backend": "compiled"}, "int8 is not for the backend compiled; use fused"),
+        ({"backend": "graphs"}, "int8 is not for the backend graphs; use fused"),
         ({"device": "cpu:0,cpu:1"}, "int8 is for a model in one process; give it one device"),
     ):
         with pytest.raises(ModelError, match=words):
@@ -190,12 +190,6 @@ def test_a_packed_model_keeps_the_codes_that_there_are(
     assert torch.equal(logits_of(kept.model), logits_of(plainly(plain, torch.bfloat16)))
     assert not is_quantised(load_model(str(packed)).model)
     assert make_executor(kept, 128, backend="fused").backend == "fused"
-
-
-def test_programs_are_not_compiled_with_quantised_weights(folder: Folder) -> None:
-    kept = load_model(str(folder("llama")), dtype="float32", quantization="int8")
-    with pytest.raises(ModelError, match="the compiled forward has plain weights; use fused"):
-        make_executor(kept, 128, backend="compiled", row_counts=(1,))
 
 
 # -- products --------------------------------------------------------------------------------------

@@ -172,8 +172,7 @@ def test_what_one_rank_cannot_merge_none_merges(
 def test_forms_on_cores_are_those_of_the_first_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (engine.forward.lane_attention, engine.forward.fused):
-        monkeypatch.setattr(module, "quickest", by_rank(1, 0))
+    monkeypatch.setattr(engine.forward.lane_attention, "quickest", by_rank(1, 0))
     threads = Threads(make_model("llama", tmp_path), 2)
     first, second = threads.run(lambda loaded: laid_out(loaded, "fused", num_lanes=2))
     assert isinstance(first._backend, FusedBackend)

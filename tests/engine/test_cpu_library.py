@@ -1,0 +1,205 @@
+"""The C++ library is compiled once, by whoever comes first, and a process has it or has it not."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import cpu_library
+from engine.cpu_library import compile_in_background, library, library_name
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+
+# Notes each call in a file, then waits as long as a real compiler might.
+COMPILER = """#!/bin/sh
+[ "$1" = --version ] && {{ echo a compiler; exit 0; }}
+echo "$TMPDIR" >> {calls}
+sleep {seconds}
+{then}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cpu_library.forget()
+    yield
+    for process in cpu_library._running:
+        process.wait(LIMIT_S)
+    cpu_library._running.clear()
+    cpu_library.forget()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """compiler(then, seconds=0.0): a compiler that does `then`; returns the file of its calls."""
+
+    def make(then: str, seconds: float = 0.0) -> Path:
+        calls, program = tmp_path / "calls", tmp_path / "compiler"
+        program.write_text(COMPILER.format(calls=calls, seconds=seconds, then=then))
+        program.chmod(0o700)
+        monkeypatch.setenv("CXX", str(program))
+        monkeypatch.setattr(cpu_library, "cpu_flags", lambda: cpu_library.NEEDED)
+        return calls
+
+    return make
+
+
+def real(folder: Path) -> str:
+    """Return what a shell runs to compile a small library, with the options it was given."""
+    source = folder / "small.c"
+    source.write_text("int slipstream_product(void) { return 0; }\n")
+    name = os.environ.get("REAL_CXX", "g++")
+    return f'for out; do :; done; exec {name} -shared -fPIC {source} -o "$out"'
+
+
+def wait_for_the_compiler() -> None:
+    (process,) = cpu_library._running
+    assert process.wait(LIMIT_S) == 0
+
+
+def products(folder: Path) -> list[Path]:
+    return list((folder / "slipstream" / "products").glob("*.so"))
+
+
+def test_a_start_does_not_wait_and_the_next_one_has_the_library(tmp_path: Path) -> None:
+    if (why := cpu_library.why_not_here()) is not None:
+        pytest.skip(why)
+    started = time.monotonic()
+    assert compile_in_background()
+    assert time.monotonic() - started < 5.0
+    wait_for_the_compiler()
+    assert len(products(tmp_path)) == 1
+    assert library(compiles=False) is not None
+    assert library_name() == products(tmp_path)[0].name
+    assert not compile_in_background(), "it is there"
+
+
+def test_what_a_process_has_does_not_change_while_it_runs(
+    compiler: Callable[..., Path], tmp_path: Path
+) -> None:
+    compiler(real(tmp_path))
+    assert library(compiles=False) is None
+    cpu_library._compiled()  # another process
+    assert library(compiles=False) is None
+    assert library_name() == ""
+    cpu_library.forget()
+    assert library(compiles=False) is not None
+    assert library_name().endswith(".so")
+
+
+def test_what_a_process_makes_itself_it_has(compiler: Callable[..., Path], tmp_path: Path) -> None:
+    compiler(real(tmp_path))
+    assert library(compiles=False) is None
+    assert library() is not None
+    assert library(compiles=False) is not None
+
+
+def test_who_comes_while_another_compiles_waits_and_compiles_nothing(
+    compiler: Callable[..., Path], tmp_path: Path
+) -> None:
+    calls = compiler(real(tmp_path), seconds=0.5)
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(cpu_library._compiled())) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    assert not compile_in_background(), "somebody is at it"
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert len(calls.read_text().splitlines()) == 1
+    assert found == products(tmp_path) * 3
+
+
+def test_of_two_nodes_that_start_at_once_one_compiles(
+    compiler: Callable[..., Path], tmp_path: Path
+) -> None:
+    calls = compiler(real(tmp_path), seconds=0.5)
+    assert compile_in_background()
+    assert not compile_in_background()
+    wait_for_the_compiler()
+    assert len(calls.read_text().splitlines()) == 1
+
+
+def test_where_a_start_was_cut_short_the_next_one_compiles(
+    compiler: Callable[..., Path], tmp_path: Path
+) -> None:
+    compiler(real(tmp_path), seconds=60.0)
+    assert compile_in_background()
+    (process,) = cpu_library._running
+    process.kill()
+    process.wait(LIMIT_S)
+    cpu_library._running.clear()
+    calls = compiler(real(tmp_path))
+    cpu_library.forget()
+    assert compile_in_background()
+    wait_for_the_compiler()
+    assert len(products(tmp_path)) == 1
+    assert calls.exists()
+
+
+def test_what_a_compiler_needs_for_itself_is_not_where_a_run_ends(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = compiler(real(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "of this run"))
+    cpu_library._compiled()
+    (folder,) = calls.read_text().splitlines()
+    assert Path(folder).parent == tmp_path / "slipstream" / "products"
+    assert not Path(folder).exists()
+
+
+def test_a_failure_is_noted_so_that_not_every_start_tries_again(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = compiler("echo no room >&2; exit 1")
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    cpu_library.compile_behind()
+    (note,) = (tmp_path / "slipstream" / "products").glob("*.failed")
+    assert "cannot be compiled (no room)" in note.read_text()
+    assert not compile_in_background()
+    assert library() is None, "who needs it tries again"
+    assert len(calls.read_text().splitlines()) == 2
+
+
+def test_a_damaged_library_is_not_used(
+    compiler: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler('for out; do :; done; echo half > "$out"')
+    path = cpu_library._compiled()
+    assert library(compiles=False) is None
+    assert str(path) in caplog.text
+
+
+@pytest.mark.parametrize("path", ["", None], ids=["without a compiler", "with one"])
+def test_the_command_never_fails_and_says_how_it_went_in_one_line(
+    path: str | None, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    if path is not None:
+        environment |= {"PATH": path}
+        environment.pop("CXX", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.cpu_library"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    made = products(tmp_path)
+    expected = str(made[0]) if made else "use torch's own products: "
+    assert expected in line
+    assert not (made and path is not None)

@@ -1,0 +1,43 @@
+"""What a node says of itself when it has loaded its model."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.loading import Engine
+from node import loop
+from node.loop import load
+from proto.messages import Role
+from proto.node_config import NodeConfig
+
+CONFIG = NodeConfig(Role.TARGET, "ipc:///tmp/none", "target-1", "", "model")
+
+
+@pytest.mark.parametrize(
+    ("fixed_rows", "device", "is_started", "state"),
+    [
+        (0, "cpu", True, "ready, but C++ for this processor is being compiled"),
+        (0, "cpu", False, "ready"),
+        (16, "cpu", True, "ready"),
+        (0, "meta", True, "ready"),  # stands for a GPU
+    ],
+)
+def test_a_node_says_that_the_next_start_is_faster_if_cpp_is_being_compiled(
+    fixed_rows: int,
+    device: str,
+    state: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_started: bool,
+) -> None:
+    executor: Any = SimpleNamespace(backend="fused")
+    loaded: Any = SimpleNamespace(device=torch.device(device), rank=object())
+    engine = Engine(executor, loaded, 90, 10, ("", ""), 0.0, {}, device)
+    monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(loop, "compile_in_background", lambda: is_started)
+    heart = SimpleNamespace(state="starting")
+    load(replace(CONFIG, fixed_rows=fixed_rows), heart)
+    assert heart.state.partition(", once")[0] == state
