@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from engine.layout.slots import Feed
-from node.follower import SharedAction
+from node.events import SharedAction
 from proto.messages import Open, Proposal
 
 

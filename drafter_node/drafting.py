@@ -14,7 +14,7 @@ A `Drafting` holds a copy of the speculation tree and runs ahead of the last ver
     Arrived(Verdict)  move the root along the committed tokens; other nodes die -> MoveRows
 
 A `Drafting` is made with the Open that begins a life of the text, and gets only messages of that
-life (`node/follower.py`).
+life (`node/dispatcher.py`).
 
 It never waits for an answer. It stops at `window` tokens ahead of its root (the last committed
 token) until the next verdict, and below a token that ends the text. If the newest verdict states a
@@ -63,17 +63,8 @@ from drafter_node.sending import Numbers, Reminder, Said, all_of, some_of
 from drafter_node.statistics import Known
 from drafter_node.tail import TextEnd
 from engine.layout.slots import Feed
-from node.follower import (
-    Arrived,
-    Lane,
-    MoveRows,
-    Send,
-    SharedAction,
-    TextEvent,
-    WaitUntil,
-    Wipe,
-    gap,
-)
+from node.events import Arrived, MoveRows, Send, SharedAction, TextEvent, WaitUntil, Wipe, gap
+from node.lanes import Lane
 from proto.messages import MAX_NODES_PER_DRAFT, Cause, Draft, Features, Open, Rule, Verdict
 from proto.tree import Diverged, Follows, Node, SpeculationTree
 

@@ -26,8 +26,10 @@ from drafter_node.compute import Action, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
 from drafter_node.frontier import Tip
 from drafter_node.statistics import Known
+from node.dispatcher import is_open
 from node.economics import num_rows_worth
-from node.follower import Lane, Lanes, SharedAction, is_open, next_reader
+from node.events import SharedAction
+from node.lanes import Lane, Lanes, next_reader
 from proto.messages import Open
 
 Texts = Mapping[int, Drafting]

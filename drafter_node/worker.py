@@ -12,7 +12,7 @@ from drafter_node.compute import NOTHING, Action, Children, Compute, Part, Propo
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
-from drafter_node.translation.follower import TranslatingFollower
+from drafter_node.translation.dispatcher import TranslatingDispatcher
 from drafter_node.translation.text import Languages
 from engine.checkpoint.model import DTYPES
 from engine.choice.coupling import chain_choice, chain_inputs, rank_scored
@@ -32,10 +32,11 @@ from engine.words import (
     unpacked,
 )
 from node.costs import Passes
+from node.dispatcher import Dispatcher
 from node.economics import CHAINS, PREFILL_CHUNKS
 from node.entrance import Entrance, Own
-from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
+from node.lanes import Lanes
 from node.loop import Launched, Loop
 from node.process import Heart
 from proto.errors import ModelError
@@ -72,12 +73,14 @@ def serve(
     count, capacity = executor.lanes.count, executor.capacity
     lanes = Lanes(count, capacity, is_head=known.is_head, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
-    inner: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
-    follower = inner if languages is None else TranslatingFollower(inner, languages, known.max_len)
+    inner: Dispatcher[Drafting, Proposed, Action] = Dispatcher(lanes, schedule)
+    dispatcher = (
+        inner if languages is None else TranslatingDispatcher(inner, languages, known.max_len)
+    )
     forwards = Forwards(executor, heart, device, vocabulary_of(config), engine.pass_s)
     worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames, languages)
     own = Own(Role.DRAFTER, features=bytes_of_features(engine))
-    entrance: Entrance[Proposed, Action] = Entrance(follower, own)
+    entrance: Entrance[Proposed, Action] = Entrance(dispatcher, own)
     Loop(connection, heart, executor, entrance, worker.launch).run(has_lifeline=has_lifeline)
 
 

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from node.follower import MAX_REMEMBERED, Afterwards, Arrived, Send, SharedAction, Tick
+from node.dispatcher import MAX_REMEMBERED
+from node.events import Afterwards, Arrived, Send, SharedAction, Tick
 from proto.messages import (
     ANY_ID,
     MAX_TEXT_LEN,
@@ -47,7 +48,7 @@ Action_co = TypeVar("Action_co", covariant=True)
 
 
 class Handles(Protocol[Result_contra, Action_co]):
-    """The node's state machine as the loop sees it: an `Entrance`, a `Follower`, or another."""
+    """The node's state machine as the loop sees it: an `Entrance`, a `Dispatcher`, or another."""
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:

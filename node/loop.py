@@ -24,7 +24,7 @@ from engine.memory import Utilization
 from engine.places import Places, places_of, time_places
 from node.economics import CHAINS, RECORDED_CHILDREN, RECORDED_ROWS, TIMED_ROWS
 from node.entrance import Handles
-from node.follower import (
+from node.events import (
     Afterwards,
     Allocate,
     Arrived,
@@ -352,13 +352,13 @@ class Loop(Generic[Compute, Result]):
         connection: Connection,
         heart: Heart,
         executor: Executor,
-        follower: Handles[Result, SharedAction | Compute],
+        dispatcher: Handles[Result, SharedAction | Compute],
         launch: Callable[[Compute], Launched[Result]],
     ) -> None:
         self.connection = connection
         self.heart = heart
         self.executor = executor
-        self.follower = follower
+        self.dispatcher = dispatcher
         self.launch = launch
         self._running: Launched[Result] | None = None  # on a device
         self._computed: deque[Launched[Result]] = deque()  # by the host, and not yet told
@@ -389,7 +389,7 @@ class Loop(Generic[Compute, Result]):
                 raise
             raise NodeError(f"there is no memory left: {one_line(error)}") from error
         except AssertionError:
-            logger.error("an invariant is violated after %s", self.follower.story())
+            logger.error("an invariant is violated after %s", self.dispatcher.story())
             raise
 
     def _turn(self, timeout_s: float, bad_frames: BadFrames) -> float:
@@ -404,7 +404,7 @@ class Loop(Generic[Compute, Result]):
         if running is not None and running.left_s <= 0:
             self._running = None
             self._overlapped(running, has_slept=has_slept)
-        self.heart.marks = self.follower.marks
+        self.heart.marks = self.dispatcher.marks
         if self._silence is not None and self._silence.is_lost(time.monotonic()):
             raise ClosedError(f"the coordinator has been silent for {SILENCE_LIMIT_S:.0f} s")
         return self._go_on(Tick())
@@ -435,7 +435,7 @@ class Loop(Generic[Compute, Result]):
         if isinstance(message, Heartbeat):
             self.heart.heard(message)
         if isinstance(message, Close) and message.reason == BROKEN_OFF:
-            story = self.follower.story(message.session) or "nothing"
+            story = self.dispatcher.story(message.session) or "nothing"
             logger.error("text %d was broken off after %s", message.session, story)
         if isinstance(message, Fault) and message.code is FaultCode.OUTSIDE:
             logger.warning("a message of this node was dropped: %s", message.detail)
@@ -480,7 +480,7 @@ class Loop(Generic[Compute, Result]):
     def _do(self, event: Arrived | Tick | Afterwards | Result) -> float:
         """Give the machine an event and perform its actions; returns seconds the loop may wait."""
         timeout_s = IDLE_S
-        for action in self.follower.handle(event, time.monotonic()):
+        for action in self.dispatcher.handle(event, time.monotonic()):
             timeout_s = min(timeout_s, self._perform(action))
         return timeout_s
 

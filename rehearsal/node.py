@@ -1,4 +1,4 @@
-"""A node in virtual time: the real follower and schedule, with a simulated device.
+"""A node in virtual time: the real dispatcher and schedule, with a simulated device.
 
 `node/loop.py` uses a clock, a socket and a model; this file uses the timeline, the links and the
 models of a `World` instead. It decides nothing either.
@@ -13,22 +13,22 @@ from coordinator.text.session import NodeId
 from drafter_node import compute as drafter
 from drafter_node import scheduling as drafter_scheduling
 from drafter_node import statistics as drafter_known
-from drafter_node.translation.follower import TranslatingFollower
+from drafter_node.translation.dispatcher import TranslatingDispatcher
 from node.costs import Costs, Passes
+from node.dispatcher import Dispatcher
 from node.entrance import Entrance, Own
-from node.follower import (
+from node.events import (
     Afterwards,
     Allocate,
     Arrived,
     CopyPrefix,
-    Follower,
-    Lanes,
     MoveRows,
     Send,
     Tick,
     WaitUntil,
     Wipe,
 )
+from node.lanes import Lanes
 from node.placing import Place, Placing
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
@@ -83,8 +83,8 @@ class Node:
         self.name = f"{role} {index + 1}" if index else str(role)
         self.life = 0  # number of the process; events that an earlier life scheduled are dropped
         self.alive = False
-        self.follower: Any = None
-        self.entrance: Any = None  # before the follower
+        self.dispatcher: Any = None
+        self.entrance: Any = None  # before the dispatcher
         self.device = Device((), world.timeline, self._ended)
         self.deadline = float("inf")  # when the schedule wants the next Tick
         self.progress = 0  # finished forwards
@@ -120,11 +120,13 @@ class Node:
         self._stamp = None
         lanes = Lanes(count, capacity, is_head=is_head)
         together = min(count, setting.num_per_pass)
-        follower: Any = Follower(lanes, self._schedule(lanes, source, together))
+        dispatcher: Any = Dispatcher(lanes, self._schedule(lanes, source, together))
         if self.role is Role.DRAFTER and setting.languages is not None:
-            follower = TranslatingFollower(follower, setting.languages, setting.drafter_max_len)
-        self.follower = follower
-        self.entrance = Entrance(follower, self._own)
+            dispatcher = TranslatingDispatcher(
+                dispatcher, setting.languages, setting.drafter_max_len
+            )
+        self.dispatcher = dispatcher
+        self.entrance = Entrance(dispatcher, self._own)
         self._later(HEARTBEAT_INTERVAL_S * self.world.luck.random(), self._beat)
 
     @property
@@ -299,7 +301,7 @@ class Node:
     def _beat(self) -> None:
         stamp_us, came = self._stamp or (0, 0.0)
         held_us = round((self.world.timeline.now - came) * 1e6) if stamp_us else 0
-        marks = self.follower.marks
+        marks = self.dispatcher.marks
         beat = Heartbeat(marks, self.progress, "", stamp_us=stamp_us, held_us=held_us)
         if self._running is not None:
             beat = self._with_pass(beat, self._running)

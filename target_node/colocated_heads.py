@@ -29,13 +29,13 @@ from typing import Any, TypeVar
 from drafter_node import compute as drafter
 from drafter_node.drafting import Drafting
 from drafter_node.statistics import Known
+from node.dispatcher import Dispatcher
 from node.economics import FIRST_OF_HEADS, drafting_pays, step_pays, token_s
-from node.follower import (
+from node.events import (
     Afterwards,
     Allocate,
     Arrived,
     CopyPrefix,
-    Follower,
     MoveRows,
     Send,
     SharedAction,
@@ -90,14 +90,14 @@ class HeadsDone:
 
 Event = Arrived | Tick | Afterwards | target.Computed | HeadsDone | HeadsFailed
 Action = target.Action | ForHeads
-Targets = Follower[Verifying, target.Computed, target.Action]
-Heads = Follower[Drafting, drafter.Proposed, drafter.Action]
+Targets = Dispatcher[Verifying, target.Computed, target.Action]
+Heads = Dispatcher[Drafting, drafter.Proposed, drafter.Action]
 Result = TypeVar("Result")
 Done = TypeVar("Done")
 
 
 class Home:
-    """The state machine of a target with heads; takes the place of `node.follower.Follower`.
+    """The state machine of a target with heads; takes the place of `node.dispatcher.Dispatcher`.
 
     known      properties and figures of the heads
     of_target  figures of the target, acceptance rates included
@@ -315,10 +315,10 @@ class Home:
 
 
 def _both(
-    follower: Follower[Any, Result, Done], result: Result, now: float
+    dispatcher: Dispatcher[Any, Result, Done], result: Result, now: float
 ) -> Sequence[SharedAction | Done]:
-    """Let a follower handle a result, and right after that `Afterwards`; returns all actions."""
-    return (*follower.handle(result, now), *follower.handle(Afterwards(), now))
+    """Let a dispatcher handle a result, and right after that `Afterwards`; returns all actions."""
+    return (*dispatcher.handle(result, now), *dispatcher.handle(Afterwards(), now))
 
 
 def _for_heads(message: Verdict | Features) -> Verdict | Features:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.layout.slots import Feed
-from node.follower import SharedAction
+from node.events import SharedAction
 from node.placing import Place
 from proto.messages import Logprobs, Open, Proposal, Rule
 

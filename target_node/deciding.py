@@ -52,7 +52,7 @@ from node.economics import (
     waiting_pays,
     worth_holding_s,
 )
-from node.follower import CopyPrefix
+from node.events import CopyPrefix
 from node.placing import Place, Placing
 from proto.messages import Cause, Policy, Rule
 from target_node.drafts import Chances

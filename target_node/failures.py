@@ -8,7 +8,7 @@ text ends at once.
 
 from collections.abc import Sequence
 
-from node.follower import Send
+from node.events import Send
 from proto.messages import Fault, FaultCode, Open
 
 

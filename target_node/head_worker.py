@@ -11,10 +11,12 @@ from drafter_node.statistics import Known
 from engine.checkpoint.files import one_line
 from engine.loading import Engine
 from node.costs import Passes
+from node.dispatcher import Dispatcher
 from node.economics import PREFILL_CHUNKS
 from node.entrance import Entrance, Own
-from node.follower import CopyPrefix, Follower, Lanes, MoveRows, Wipe
+from node.events import CopyPrefix, MoveRows, Wipe
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
+from node.lanes import Lanes
 from node.loop import Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
@@ -30,7 +32,7 @@ Work = target.Compute | ForHeads
 class WithHeads:
     """A target and its heads on one device: runs what both ask for, and makes the node's loop.
 
-    follower  state machine of both (`colocated_heads.Home`)
+    dispatcher  state machine of both (`colocated_heads.Home`)
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class WithHeads:
         lanes = Lanes(count, heads.executor.capacity, is_head=True)
         together = min(heads.executor.num_lanes_per_pass, count)
         schedule = Schedule(lanes, known, num_per_pass=together)
-        follower: Follower[Drafting, drafter.Proposed, drafter.Action] = Follower(lanes, schedule)
+        dispatcher: Dispatcher[Drafting, drafter.Proposed, drafter.Action] = Dispatcher(
+            lanes, schedule
+        )
         layers = drafting.layers_of(heads)
-        self.follower = Home(targets, follower, known=known, of_target=of_target, layers=layers)
+        self.dispatcher = Home(targets, dispatcher, known=known, of_target=of_target, layers=layers)
 
     def launch(self, action: Work) -> Launched[Event]:
         """Start a pass of the target, or run an action for the heads; return its result."""
@@ -104,5 +108,5 @@ class WithHeads:
 
         own  what the target's model can take
         """
-        entrance: Entrance[Event, Any] = Entrance(self.follower, own)
+        entrance: Entrance[Event, Any] = Entrance(self.dispatcher, own)
         return Loop(connection, heart, self._engine.executor, entrance, self.launch)

@@ -24,16 +24,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.layout.slots import Move
+from node.dispatcher import is_open
 from node.economics import FIRST_OF_MODEL
-from node.follower import (
-    Lane,
-    Lanes,
-    MoveRows,
-    SharedAction,
-    WaitUntil,
-    is_open,
-    next_reader,
-)
+from node.events import MoveRows, SharedAction, WaitUntil
+from node.lanes import Lane, Lanes, next_reader
 from node.placing import Place
 from proto.messages import Open
 from target_node.compute import Action, Compute, Computed, Part

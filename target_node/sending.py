@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from engine.layout.slots import Feed
-from node.follower import Send, SharedAction
+from node.events import Send, SharedAction
 from proto.messages import (
     MAX_FEATURE_BYTES,
     MAX_TOKENS_PER_VERDICT,

@@ -18,7 +18,7 @@ The target has its own copy of the speculation tree, so it starts a pass without
 
 A `Verifying` is made with the Open that begins a life of the text, and with the machine of the life
 before: tokens which that one has beyond the coordinator's text were missed, and are sent again. It
-gets only messages of its own life (`node/follower.py`).
+gets only messages of its own life (`node/dispatcher.py`).
 
 A pass feeds the committed tokens that the cache lacks, at least the last one, and a subtree of
 drafts below it (see `drafts.py`). The target's own choices go along a path of it, to the first
@@ -43,7 +43,8 @@ from dataclasses import dataclass
 
 from engine.layout.slots import Feed, Move
 from node.economics import FIRST_OF_MODEL, least_chance
-from node.follower import Arrived, Confirmed, Lane, MoveRows, Send, SharedAction, TextEvent, Wipe
+from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, TextEvent, Wipe
+from node.lanes import Lane
 from node.placing import Place
 from proto.messages import (
     Cause,

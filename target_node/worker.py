@@ -20,10 +20,11 @@ from engine.heads.head_loading import LoadedHead
 from engine.loading import Engine
 from engine.places import Places
 from node.costs import Costs
+from node.dispatcher import Dispatcher
 from node.economics import PREFILL_CHUNKS
 from node.entrance import Entrance, Own
-from node.follower import Follower, Lanes
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
+from node.lanes import Lanes
 from node.loop import Launched, Loop, placing_of
 from node.placing import Place
 from node.process import Heart
@@ -70,19 +71,19 @@ def serve(
     )
     lanes = Lanes(executor.lanes.count, executor.capacity, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
-    follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
+    dispatcher: Dispatcher[Verifying, Computed, Action] = Dispatcher(lanes, schedule)
     forwards = Forwards(executor, heart, device, vocabulary_of(config), engine.pass_s)
     worker = Worker(forwards, places)
     loaded = engine.loaded
     assert not isinstance(loaded, LoadedHead), "a target is no head"
     own = Own(Role.TARGET, loaded.vocab_size, engine.max_len, loaded.num_layers)
     if engine.heads is None:
-        entrance: Entrance[Computed, Action] = Entrance(follower, own)
+        entrance: Entrance[Computed, Action] = Entrance(dispatcher, own)
         Loop(connection, heart, executor, entrance, worker.launch).run(has_lifeline=has_lifeline)
     from target_node.head_worker import WithHeads  # a target without heads loads no drafter
 
     both = WithHeads(
-        config, engine, engine.heads, follower, known, worker.launch, welcome.vocab_size, heart
+        config, engine, engine.heads, dispatcher, known, worker.launch, welcome.vocab_size, heart
     )
     both.loop(connection, heart, own).run(has_lifeline=has_lifeline)
 

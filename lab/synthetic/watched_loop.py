@@ -9,7 +9,7 @@ from typing import Any, cast
 from engine.executor import Executor
 from lab.synthetic.host_time import Watch
 from node.entrance import Handles
-from node.follower import Afterwards, Arrived, Tick, WaitUntil
+from node.events import Afterwards, Arrived, Tick, WaitUntil
 from node.loop import Launched, Loop
 from node.process import Heart
 from proto.links.transport import Connection
@@ -31,25 +31,25 @@ class _Heard:
 
 
 class _Asked:
-    """A follower (the node's state machine) that tells the watch what it is asked and answers.
+    """A dispatcher (the node's state machine) that tells the watch what it is asked and answers.
 
     At the end of each text it writes the launches to a file.
     """
 
-    def __init__(self, follower: Handles[Any, Any], watch: Watch, path: Path) -> None:
-        self._follower, self._watch, self._path = follower, watch, path
-        self.story = follower.story
+    def __init__(self, dispatcher: Handles[Any, Any], watch: Watch, path: Path) -> None:
+        self._dispatcher, self._watch, self._path = dispatcher, watch, path
+        self.story = dispatcher.story
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """Return the follower's `marks`."""
-        return self._follower.marks
+        """Return the dispatcher's `marks`."""
+        return self._dispatcher.marks
 
     def handle(self, event: Any, now: float) -> Sequence[Any]:
-        """Let the follower handle an event, and return its actions."""
+        """Let the dispatcher handle an event, and return its actions."""
         if not isinstance(event, Arrived | Tick | Afterwards):
             self._watch.computed()
-        actions = self._follower.handle(event, now)
+        actions = self._dispatcher.handle(event, now)
         if isinstance(event, Tick) and not any(hasattr(action, "ticket") for action in actions):
             deadlines = [a.deadline for a in actions if isinstance(a, WaitUntil)]
             self._watch.ticked(min(deadlines, default=None))
@@ -69,7 +69,7 @@ def watched_loop(
     connection: Connection,
     heart: Heart,
     executor: Executor,
-    follower: Handles[Any, Any],
+    dispatcher: Handles[Any, Any],
     launch: Callable[[Any], Launched[Any]],
 ) -> Loop[Any, Any]:
     """Return a loop that notes every launch, and adds a line to `path` at the end of each text."""
@@ -86,4 +86,4 @@ def watched_loop(
         return launched
 
     heard = cast(Connection, _Heard(connection, watch))
-    return Loop(heard, heart, executor, _Asked(follower, watch, path), noted)
+    return Loop(heard, heart, executor, _Asked(dispatcher, watch, path), noted)

@@ -8,7 +8,9 @@ from drafter_node import compute as d
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule as DrafterSchedule
 from drafter_node.statistics import Known as DrafterKnown
-from node.follower import Afterwards, Arrived, Follower, Lanes, Send, Tick
+from node.dispatcher import Dispatcher
+from node.events import Afterwards, Arrived, Send, Tick
+from node.lanes import Lanes
 from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
 from target_node import compute as t
 from target_node.scheduling import Schedule as TargetSchedule
@@ -118,10 +120,10 @@ class Trio:
         self._tell(s.VerdictArrived(message))
 
 
-def _drafter(lanes: Lanes) -> Follower[Drafting, d.Proposed, d.Action]:
+def _drafter(lanes: Lanes) -> Dispatcher[Drafting, d.Proposed, d.Action]:
     known = DrafterKnown(max_len=NUM_SLOTS)
-    return Follower(lanes, DrafterSchedule(lanes, known, num_per_pass=1))
+    return Dispatcher(lanes, DrafterSchedule(lanes, known, num_per_pass=1))
 
 
-def _target(lanes: Lanes) -> Follower[Verifying, t.Computed, t.Action]:
-    return Follower(lanes, TargetSchedule(lanes, TargetKnown(), num_per_pass=1))
+def _target(lanes: Lanes) -> Dispatcher[Verifying, t.Computed, t.Action]:
+    return Dispatcher(lanes, TargetSchedule(lanes, TargetKnown(), num_per_pass=1))

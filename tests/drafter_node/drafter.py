@@ -9,7 +9,9 @@ from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from engine.layout.slots import Feed
 from node.costs import NOTHING_KNOWN, Measured, Passes
-from node.follower import Afterwards, Arrived, Follower, Lanes, Send, Tick, WaitUntil
+from node.dispatcher import Dispatcher
+from node.events import Afterwards, Arrived, Send, Tick, WaitUntil
+from node.lanes import Lanes
 from proto.messages import Draft, Message
 
 
@@ -32,13 +34,13 @@ class Drafter:
         self.known = Known(max_len=max_len, steps=Passes(step_s))
         self.lanes = Lanes(num_lanes, max_len + 64)
         schedule = Schedule(self.lanes, self.known, num_per_pass=num_per_pass or num_lanes)
-        self.follower: Follower[Drafting, Proposed, Action] = Follower(self.lanes, schedule)
+        self.dispatcher: Dispatcher[Drafting, Proposed, Action] = Dispatcher(self.lanes, schedule)
         self.now = 0.0
 
     @property
     def machine(self) -> Drafting:
         """The machine of the only text."""
-        (text,) = self.follower.texts.values()
+        (text,) = self.dispatcher.texts.values()
         return text
 
     def hears(self, *messages: Message) -> list[Action]:
@@ -98,8 +100,8 @@ class Drafter:
         return sent
 
     def _handle(self, event: Arrived | Tick | Afterwards | Proposed) -> list[Action]:
-        actions = list(self.follower.handle(event, self.now))
-        self.follower.check()
+        actions = list(self.dispatcher.handle(event, self.now))
+        self.dispatcher.check()
         return actions if self.goes_on else list(map(_called, actions))
 
     def asks(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from drafter_node.compute import Children, Compute
 from engine.layout.slots import Feed
 from node.economics import PREFILL_CHUNK
-from node.follower import Allocate, Send
+from node.events import Allocate, Send
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Draft, Heartbeat, Limits, SessionMark
 from tests.drafter_node.drafter import Drafter, chosen
@@ -263,7 +263,7 @@ def test_a_result_after_a_close_is_ignored() -> None:
     drafter.hears(opening(1, 2))
     drafter.ticks()
     assert drafter.hears(Close(1, "stop")) == []
-    assert drafter.follower.marks == ()
+    assert drafter.dispatcher.marks == ()
     assert drafter.proposes(1, 7) == []
     assert drafter.is_idle()
 
@@ -320,7 +320,7 @@ def test_a_session_that_no_heartbeat_names_is_closed() -> None:
     drafter.ticks()
     drafter.now += HEARTBEAT_INTERVAL_S
     assert drafter.hears(Heartbeat((), 0, "")) == []
-    assert drafter.follower.marks == ()
+    assert drafter.dispatcher.marks == ()
     assert drafter.proposes(1, 5) == []
 
 
@@ -328,7 +328,7 @@ def test_its_mark_is_where_its_root_is() -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, incarnation=4))
     drafter.drafts(5)
-    assert drafter.follower.marks == (SessionMark(1, 4, 2, name(1, 2), num_read=2),)
+    assert drafter.dispatcher.marks == (SessionMark(1, 4, 2, name(1, 2), num_read=2),)
     assert drafter.machine.tree.text.key == KEY
     assert drafter.machine.opened.policy == SYNC_4
 
@@ -347,4 +347,4 @@ def test_the_last_events_of_a_text_are_left_for_people_who_look_for_a_mistake() 
     drafter.drafts(3)
     drafter.hears(verdict((1, 2), 3, 4))
     kinds = ["Open 2 0.000", "Proposed 0 0.000", "Verdict 2 0.000"]
-    assert drafter.follower.story(drafter.machine.opened.session).split(", ") == kinds
+    assert drafter.dispatcher.story(drafter.machine.opened.session).split(", ") == kinds

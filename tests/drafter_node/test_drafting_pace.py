@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from drafter_node.compute import Compute
 from drafter_node.sending import WAIT_S_FIRST, WAIT_S_MAX
-from node.follower import Send, WaitUntil
+from node.events import Send, WaitUntil
 from proto.messages import Rule
 from tests.drafter_node.drafter import Drafter
 from tests.texts import PIPELINED, STOP, draft, opening, verdict

@@ -5,7 +5,7 @@ from dataclasses import replace
 from drafter_node.compute import Children, Compute
 from drafter_node.frontier import Pace
 from node.economics import PREFILL_CHUNK
-from node.follower import Send, WaitUntil
+from node.events import Send, WaitUntil
 from proto import codec
 from proto.messages import MAX_NODES_PER_DRAFT, Draft, Limits
 from proto.policies import POLICIES

@@ -6,7 +6,7 @@ import pytest
 
 from drafter_node.compute import Compute, Part
 from engine.layout.slots import Feed
-from node.follower import Send
+from node.events import Send
 from proto.messages import Rule
 from proto.policies import POLICIES
 from tests.drafter_node.drafter import Drafter, chosen, part_of, parts_of

@@ -17,19 +17,10 @@ from engine.checkpoint.model import load_model
 from engine.executor import ModelExecutor
 from engine.loading import make_executor
 from node.costs import NOTHING_KNOWN, Passes
-from node.follower import (
-    Afterwards,
-    Allocate,
-    Arrived,
-    Follower,
-    Lanes,
-    MoveRows,
-    Send,
-    Tick,
-    WaitUntil,
-    Wipe,
-)
+from node.dispatcher import Dispatcher
+from node.events import Afterwards, Allocate, Arrived, MoveRows, Send, Tick, WaitUntil, Wipe
 from node.forwards import Forwards, SimulatedDevice
+from node.lanes import Lanes
 from proto.messages import Draft, Limits, Message, Open
 from tests.drafter_node.drafter import Drafter, chosen
 from tests.policies import synchronous
@@ -109,7 +100,7 @@ class RealDrafter:
         known = Known(max_len=200, steps=Passes(NOTHING_KNOWN))
         lanes = Lanes(executor.lanes.count, executor.capacity)
         schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
-        self.follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
+        self.dispatcher: Dispatcher[Drafting, Proposed, Action] = Dispatcher(lanes, schedule)
         forwards = Forwards(executor, heart(), SimulatedDevice(0.0, 0.0))
         config: Any = type("Config", (), {"max_candidates": 8})
         engine: Any = type("Engine", (), {"loaded": executor.loaded})
@@ -129,7 +120,7 @@ class RealDrafter:
         return tuple(made[position] for position in sorted(made))
 
     def _handle(self, event: Any) -> None:
-        for action in self.follower.handle(event, 0.0):
+        for action in self.dispatcher.handle(event, 0.0):
             match action:
                 case Send(Draft() as message):
                     self.sent.append(message)
@@ -144,7 +135,7 @@ class RealDrafter:
                     pass
                 case _:
                     raise AssertionError(action)
-        self.follower.check()
+        self.dispatcher.check()
 
 
 @pytest.fixture(scope="module")

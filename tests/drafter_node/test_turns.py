@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from drafter_node.compute import Compute
-from node.follower import Send
+from node.events import Send
 from proto.messages import Draft
 from proto.policies import POLICIES
 from tests.drafter_node.drafter import Drafter, chosen

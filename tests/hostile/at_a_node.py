@@ -22,7 +22,8 @@ from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from engine.layout.slots import NUM_TREE_SLOTS
 from node.costs import Passes
-from node.follower import Follower, Lanes
+from node.dispatcher import Dispatcher
+from node.lanes import Lanes
 from node.loop import Launched, Loop
 from proto.codec import decode, encode
 from proto.errors import SlipstreamError
@@ -91,7 +92,7 @@ class Node:
         connection = self._connection = Counted(self._endpoint, NAME)
         lanes = Lanes(4, MAX_LEN + NUM_TREE_SLOTS)
         schedule = Schedule(lanes, Known(max_len=MAX_LEN, steps=Passes({})), num_per_pass=4)
-        follower: Follower[Drafting, Proposed, Action] = Follower(lanes, schedule)
+        dispatcher: Dispatcher[Drafting, Proposed, Action] = Dispatcher(lanes, schedule)
         nothing = SimpleNamespace(
             fixed_rows=None,
             move=lambda *moves: None,
@@ -101,7 +102,7 @@ class Node:
         heart = SimpleNamespace(
             watch=Stopwatch(lambda: 0), marks=(), heard=lambda message: None, ends=lambda: None
         )
-        loop = Loop(connection, cast(Any, heart), cast(Any, nothing), follower, _launch)
+        loop = Loop(connection, cast(Any, heart), cast(Any, nothing), dispatcher, _launch)
         try:
             connection.send(self.hello)
             loop.run(has_lifeline=False)

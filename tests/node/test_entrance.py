@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.entrance import TELL_EVERY_S, Entrance, Own
-from node.follower import Arrived, Send, Tick
+from node.events import Arrived, Send, Tick
 from proto.messages import Close, Fault, FaultCode, Features, Message, Role, Welcome
 from tests.texts import draft, opening, verdict
 

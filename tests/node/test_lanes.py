@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from node.follower import MIN_COPIED, CopyPrefix, Lane, Lanes, next_reader
+from node.events import CopyPrefix
+from node.lanes import MIN_COPIED, Lane, Lanes, next_reader
 from proto.messages import Open
 from proto.tree import CommittedText
 from tests.texts import key_of, opening

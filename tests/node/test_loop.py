@@ -16,7 +16,7 @@ from engine.forward.forward import Output
 from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Move
 from engine.loading import Engine
 from node import loop
-from node.follower import (
+from node.events import (
     Afterwards,
     Allocate,
     Arrived,
@@ -125,7 +125,7 @@ class Heart:
 
 
 class Script:
-    """A follower that answers every event as it was told to."""
+    """A dispatcher that answers every event as it was told to."""
 
     def __init__(self, answers: Callable[[Event], Sequence[Action]]) -> None:
         self.answers = answers

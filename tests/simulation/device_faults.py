@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from drafter_node.drafting import Drafting
-from node.follower import Afterwards
+from node.events import Afterwards
 from proto.messages import Draft
 from rehearsal.device import Device, Handle
 from rehearsal.node import Node
@@ -57,7 +57,7 @@ def a_result_is_left_in_a_buffer_that_the_next_launch_overwrites(patch: Patch) -
 
     def lazily(self: Node) -> None:
         with Patch.context() as inner:
-            if isinstance(self.follower._schedule, scheduling.Schedule):
+            if isinstance(self.dispatcher._schedule, scheduling.Schedule):
                 inner.setattr(Handle, "result", lazy)
             ended(self)
 

@@ -12,7 +12,8 @@ from drafter_node.frontier import Frontier, Tip
 from drafter_node.sending import Numbers
 from engine.layout.slots import Feed, SlotMap
 from node.costs import Prices
-from node.follower import CLOSED, Follower, Lane
+from node.dispatcher import CLOSED, Dispatcher
+from node.lanes import Lane
 from proto.messages import FinishReason, Limits, Open
 from proto.tree import CommittedText, Graft, SpeculationTree
 from target_node import deciding
@@ -187,26 +188,26 @@ def drafts_go_past_the_longest_text(patch: Patch) -> None:
 
 
 def an_open_of_the_same_incarnation_is_obeyed(patch: Patch) -> None:
-    on_open = Follower._on_open
+    on_open = Dispatcher._on_open
 
-    def obey(self: Follower[Any, Any, Any], message: Open, now: float) -> Any:
+    def obey(self: Dispatcher[Any, Any, Any], message: Open, now: float) -> Any:
         if self._newest.get(message.session) == message.incarnation:
             self._newest[message.session] -= 1
         return on_open(self, message, now)
 
-    patch.setattr(Follower, "_on_open", obey)
+    patch.setattr(Dispatcher, "_on_open", obey)
 
 
 def a_late_open_revives_a_closed_text(patch: Patch) -> None:
-    remember = Follower._remember
+    remember = Dispatcher._remember
 
-    def forget(self: Follower[Any, Any, Any], session: int, incarnation: int) -> None:
+    def forget(self: Dispatcher[Any, Any, Any], session: int, incarnation: int) -> None:
         if incarnation == CLOSED:
             self._newest.pop(session, None)
             return
         remember(self, session, incarnation)
 
-    patch.setattr(Follower, "_remember", forget)
+    patch.setattr(Dispatcher, "_remember", forget)
 
 
 def _of_whichever_life(patch: Patch, scheduling: Any) -> None:
@@ -258,12 +259,12 @@ def the_later_child_wins(patch: Patch) -> None:
 
 
 def _do_not_look_at_heartbeats(patch: Patch, schedule: type) -> None:
-    on_marks = Follower._on_marks
+    on_marks = Dispatcher._on_marks
 
-    def blind(self: Follower[Any, Any, Any], *args: Any) -> Any:
+    def blind(self: Dispatcher[Any, Any, Any], *args: Any) -> Any:
         return () if isinstance(self._schedule, schedule) else on_marks(self, *args)
 
-    patch.setattr(Follower, "_on_marks", blind)
+    patch.setattr(Dispatcher, "_on_marks", blind)
 
 
 def the_drafter_does_not_look_at_heartbeats(patch: Patch) -> None:

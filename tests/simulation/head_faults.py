@@ -2,7 +2,7 @@
 
 from drafter_node.feeding import Change, Given, HeadReading
 from engine.layout.slots import Feed, SlotMap
-from node.follower import Lane
+from node.lanes import Lane
 from target_node import verifying
 from tests.simulation.faults import Fault, Patch
 

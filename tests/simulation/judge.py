@@ -26,9 +26,9 @@ from coordinator.cluster.registry import Health
 from coordinator.cluster.routing import Router
 from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, Session
 from drafter_node import compute as drafter
-from drafter_node.translation.follower import TranslatingFollower
+from drafter_node.translation.dispatcher import TranslatingDispatcher
 from node.economics import WAIT_S_MAX
-from node.follower import Arrived
+from node.events import Arrived
 from proto import codec
 from proto.messages import (
     COPIES,
@@ -98,12 +98,12 @@ class Truth:
 
 def _in_the_targets_tokens(node: "Node", machine: Any) -> SpeculationTree:
     """Return the tree of a text at a node, with what its tokens say as the target would say it."""
-    follower = node.follower
-    if not isinstance(follower, TranslatingFollower):
+    dispatcher = node.dispatcher
+    if not isinstance(dispatcher, TranslatingDispatcher):
         tree = machine.tree
         assert isinstance(tree, SpeculationTree)
         return tree
-    return follower.translations[machine.opened.session].speech
+    return dispatcher.translations[machine.opened.session].speech
 
 
 class Judge:
@@ -237,7 +237,7 @@ class Judge:
 
     @staticmethod
     def _tree_of(node: "Node", part: target.Part) -> SpeculationTree:
-        tree = node.follower.texts[part.opened.session].tree
+        tree = node.dispatcher.texts[part.opened.session].tree
         assert isinstance(tree, SpeculationTree)
         return tree
 
@@ -265,14 +265,14 @@ class Judge:
 
     def handled(self, node: "Node", event: Any) -> None:
         """A node has handled an event and its actions are done."""
-        node.follower.check()
+        node.dispatcher.check()
         assert not node.entrance.num_dropped, "an honest message is outside of its text"
         message = event.message if isinstance(event, Arrived) else None
         if isinstance(message, Close):
             self._closed.add((node.name, node.life, message.session))
         if isinstance(message, Open):
             self._check_open(node, message)
-        for session, machine in node.follower.texts.items():
+        for session, machine in node.dispatcher.texts.items():
             text = (node.name, node.life, session)
             assert text not in self._closed, "a closed text is open again"
             assert machine.opened.session == session
@@ -285,19 +285,19 @@ class Judge:
             else:
                 self._check_target(machine, truth)
         self._done.clear()
-        if isinstance(message, Verdict) and message.session in node.follower.texts:
+        if isinstance(message, Verdict) and message.session in node.dispatcher.texts:
             self.liveness[message.session].verdict_applied(node.name, message)
 
     def heard(self, node: "Node", event: Any) -> None:
         """A node has been told of an event, and has not answered yet."""
         if isinstance(event, target.Computed):
-            for session in node.follower.texts:
+            for session in node.dispatcher.texts:
                 self.liveness[session].pass_ended()
                 truth = self.truths[session]
                 if truth.running is not None:
                     truth.ended, truth.running = truth.running, None
         message = event.message if isinstance(event, Arrived) else None
-        if isinstance(message, Draft) and message.session in node.follower.texts:
+        if isinstance(message, Draft) and message.session in node.dispatcher.texts:
             come = self._come[message.session][message.incarnation]
             come.update(range(message.first_number, message.number + 1))
             self.liveness[message.session].draft_arrived(message)
@@ -306,7 +306,7 @@ class Judge:
         """A node has handled all that was there and has ticked."""
         if node.role is Role.DRAFTER or node.is_computing:
             return
-        if all(machine.finished for machine in node.follower.texts.values()):
+        if all(machine.finished for machine in node.dispatcher.texts.values()):
             return
         soon = node.deadline <= self.timeline.now + WAIT_S_MAX
         assert soon, "the target waits without a deadline"
@@ -328,7 +328,7 @@ class Judge:
 
     def _check_open(self, node: "Node", message: Open) -> None:
         text = (node.name, node.life, message.session)
-        machine = node.follower.texts.get(message.session)
+        machine = node.dispatcher.texts.get(message.session)
         tree = None if machine is None else machine.tree
         if tree is None or tree is self._trees.get(text):
             return
@@ -345,19 +345,19 @@ class Judge:
         if before is not None and before[0] == life:
             assert len(tokens) >= before[1], f"the {node.role}'s text got shorter"
         self._lengths[node.name, opened.session] = life, len(tokens)
-        if isinstance(node.follower, TranslatingFollower):
-            self._check_reading(node.follower, opened.session, tokens)
+        if isinstance(node.dispatcher, TranslatingDispatcher):
+            self._check_reading(node.dispatcher, opened.session, tokens)
 
     def _check_reading(
-        self, follower: TranslatingFollower, session: int, tokens: Sequence[int]
+        self, dispatcher: TranslatingDispatcher, session: int, tokens: Sequence[int]
     ) -> None:
         languages = self.scenario.languages
         assert languages is not None
         ends = self.scenario.model.stop_ids
         said = b"".join(languages.heard(token, ends) for token in tokens)
         own = [
-            *follower.texts[session].tree.text.tokens,
-            *follower.translations[session].tail.tokens,
+            *dispatcher.texts[session].tree.text.tokens,
+            *dispatcher.translations[session].tail.tokens,
         ]
         read = [*languages.own.starts, *languages.own.read(said)[0]]
         assert own == read, "the drafter reads the text as its tokenizer does not"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from node.follower import Lane, Lanes
+from node.lanes import Lane, Lanes
 from target_node import scheduling as target_scheduling
 from target_node.compute import Computed
 from tests.simulation.faults import BAD_CACHE, NOT_THE_TEXT, Fault, Patch

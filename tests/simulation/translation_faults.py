@@ -6,7 +6,7 @@ from typing import Any
 
 from drafter_node.drafting import Drafting
 from drafter_node.tail import TextEnd
-from drafter_node.translation.follower import TranslatingFollower
+from drafter_node.translation.dispatcher import TranslatingDispatcher
 from drafter_node.translation.text import Tail, Translation
 from proto.messages import Draft, Verdict
 from proto.tree import Node, SpeculationTree
@@ -21,14 +21,14 @@ def the_tail_is_not_taken_back_when_the_text_contradicts_it(patch: Patch) -> Non
 
 
 def the_tail_stays_as_it_was_when_the_text_was_opened(patch: Patch) -> None:
-    on_verdict = TranslatingFollower._on_verdict
+    on_verdict = TranslatingDispatcher._on_verdict
 
-    def stale(self: TranslatingFollower, message: Verdict, now: float) -> Any:
+    def stale(self: TranslatingDispatcher, message: Verdict, now: float) -> Any:
         with Patch.context() as inner:
             inner.setattr(Drafting, "go_on", lambda self, *_, **__: ())
             return on_verdict(self, message, now)
 
-    patch.setattr(TranslatingFollower, "_on_verdict", stale)
+    patch.setattr(TranslatingDispatcher, "_on_verdict", stale)
 
 
 def a_tail_is_drafted_as_if_it_followed_the_text(patch: Patch) -> None:

@@ -5,13 +5,12 @@ from typing import Any
 
 from engine.executor import ModelExecutor
 from node.costs import NOTHING_KNOWN, Costs
-from node.follower import (
+from node.dispatcher import Dispatcher
+from node.events import (
     Afterwards,
     Allocate,
     Arrived,
     CopyPrefix,
-    Follower,
-    Lanes,
     MoveRows,
     Send,
     Tick,
@@ -19,6 +18,7 @@ from node.follower import (
     Wipe,
 )
 from node.forwards import Forwards, SimulatedDevice
+from node.lanes import Lanes
 from proto.messages import Message
 from target_node.compute import Action, Compute, Computed
 from target_node.scheduling import Schedule
@@ -49,7 +49,7 @@ class RealTarget:
         known = Known(fixed_rows=executor.fixed_rows, costs=Costs(NOTHING_KNOWN), chunk=chunk)
         self.lanes = lanes = Lanes(executor.lanes.count, executor.capacity)
         schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
-        self.follower: Follower[Verifying, Computed, Action] = Follower(lanes, schedule)
+        self.dispatcher: Dispatcher[Verifying, Computed, Action] = Dispatcher(lanes, schedule)
         self.worker = Worker(Forwards(executor, heart(), SimulatedDevice(0.0, 0.0)))
         self.sent: list[Message] = []
         self.passes: list[list[int]] = []
@@ -75,9 +75,9 @@ class RealTarget:
                 return
 
     def _handle(self, event: Any) -> None:
-        for action in self.follower.handle(event, self.now):
+        for action in self.dispatcher.handle(event, self.now):
             self._perform(action)
-        self.follower.check()
+        self.dispatcher.check()
 
     def _perform(self, action: Action) -> None:
         match action:

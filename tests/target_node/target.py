@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from engine.layout.slots import Feed
 from node.costs import NOTHING_KNOWN, Costs, Measured
-from node.follower import Afterwards, Arrived, Follower, Lanes, Send, Tick
+from node.dispatcher import Dispatcher
+from node.events import Afterwards, Arrived, Send, Tick
+from node.lanes import Lanes
 from node.placing import Placing
 from proto.messages import (
     Draft,
@@ -41,14 +43,14 @@ class Target:
         self.known = Known(fixed_rows=fixed_rows, costs=costs, placing=placing, **chunks)
         self.lanes = Lanes(num_lanes, 1000)
         schedule = Schedule(self.lanes, self.known, num_per_pass=num_per_pass or num_lanes)
-        self.follower: Follower[Verifying, Computed, Action] = Follower(self.lanes, schedule)
+        self.dispatcher: Dispatcher[Verifying, Computed, Action] = Dispatcher(self.lanes, schedule)
         self.now = 0.0
         self._said: list[Action] = []
 
     @property
     def machine(self) -> Verifying:
         """The machine of the only text."""
-        (text,) = self.follower.texts.values()
+        (text,) = self.dispatcher.texts.values()
         return text
 
     def hears(self, *messages: Message) -> list[Action]:
@@ -83,8 +85,8 @@ class Target:
         return [*said, *self._handle(Afterwards())]
 
     def _handle(self, event: Arrived | Tick | Afterwards | Computed) -> list[Action]:
-        actions = list(self.follower.handle(event, self.now))
-        self.follower.check()
+        actions = list(self.dispatcher.handle(event, self.now))
+        self.dispatcher.check()
         return actions
 
     def asks(

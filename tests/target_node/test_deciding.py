@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.costs import Costs
-from node.follower import CopyPrefix
+from node.events import CopyPrefix
 from node.placing import Place, Placing
 from proto.messages import Cause, Policy, Rule
 from proto.policies import POLICIES, without_prices

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.layout.earlier import PIECE_LEN, EarlierTexts
 from node.economics import FIRST_OF_MODEL, Acceptance, kind_of_earlier
-from node.follower import WaitUntil
+from node.events import WaitUntil
 from proto.messages import (
     EARLIER_SOURCE,
     Cause,

@@ -9,7 +9,7 @@ import torch
 from drafter_node import compute as drafter
 from engine.errors import EngineError, OutOfMemory
 from engine.layout.slots import Move
-from node.follower import CopyPrefix, MoveRows, Wipe
+from node.events import CopyPrefix, MoveRows, Wipe
 from node.loop import Launched
 from target_node import compute as target
 from target_node.colocated_heads import ForHeads, HeadsDone, HeadsFailed

@@ -10,18 +10,9 @@ from drafter_node import compute as drafter
 from drafter_node import scheduling as drafting
 from drafter_node.statistics import Known as HeadsKnown
 from node.costs import Costs, Passes
-from node.follower import (
-    Allocate,
-    Arrived,
-    CopyPrefix,
-    Follower,
-    Lanes,
-    MoveRows,
-    Send,
-    Tick,
-    WaitUntil,
-    Wipe,
-)
+from node.dispatcher import Dispatcher
+from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil, Wipe
+from node.lanes import Lanes
 from proto.messages import (
     HEADS_SOURCE,
     Close,
@@ -69,11 +60,11 @@ class Node:
         self.models = Deterministic(self.model)
         known = Known(costs=Costs({1: PASS_S}))
         lanes = Lanes(self.num_lanes, CAPACITY)
-        targets = Follower(lanes, verifying.Schedule(lanes, known, num_per_pass=self.num_lanes))
+        targets = Dispatcher(lanes, verifying.Schedule(lanes, known, num_per_pass=self.num_lanes))
         of_heads = HeadsKnown(CAPACITY, HEADS_SOURCE, Passes({1: self.step_s}), is_head=True)
         lanes = Lanes(self.num_lanes, CAPACITY, is_head=True)
         schedule = drafting.Schedule(lanes, of_heads, num_per_pass=self.num_lanes)
-        heads: Any = Follower(lanes, schedule)
+        heads: Any = Dispatcher(lanes, schedule)
         self.home = Home(targets, heads, known=of_heads, of_target=known, layers=(-1,))
         self.caches = [VirtualCache(CAPACITY) for _ in range(self.num_lanes)]
         self.heads = [HeadCache(CAPACITY) for _ in range(self.num_lanes)]

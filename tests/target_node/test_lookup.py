@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from node.economics import FIRST_OF_MODEL, Acceptance
-from node.follower import WaitUntil
+from node.events import WaitUntil
 from proto.messages import (
     MODEL_SOURCE,
     NGRAM_SOURCE,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from engine.layout.slots import Feed
 from node.economics import PREFILL_CHUNK
-from node.follower import Allocate, Send
+from node.events import Allocate, Send
 from proto.messages import (
     Cause,
     Close,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drafter_node.compute import Compute
-from node.follower import Send
+from node.events import Send
 from proto.messages import Cause, Rule
 from proto.policies import REST_AFTER
 from target_node.resting import (

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from engine.layout.slots import Feed
-from node.follower import Allocate, Send
+from node.events import Allocate, Send
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     Ack,
@@ -36,7 +36,7 @@ def test_a_result_after_a_close_is_ignored() -> None:
     assert target.hears(Close(1, "stop")) == []
     assert target.computes(1, 3) == []
     assert target.ticks() == []
-    assert target.follower.marks == ()
+    assert target.dispatcher.marks == ()
 
 
 def test_an_open_that_is_not_newer_is_ignored() -> None:
@@ -119,5 +119,5 @@ def test_a_session_that_no_heartbeat_names_is_closed() -> None:
     target.ticks()
     target.now += HEARTBEAT_INTERVAL_S
     assert target.hears(Heartbeat((), 0, "")) == []
-    assert target.follower.marks == ()
+    assert target.dispatcher.marks == ()
     assert target.computes(1, 3) == []

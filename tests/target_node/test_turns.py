@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.follower import Send
+from node.events import Send
 from node.placing import Place, Placing
 from proto.messages import Cause, Limits, Policy, Verdict
 from proto.policies import POLICIES

@@ -4,7 +4,7 @@ import pytest
 
 from engine.layout.slots import Feed, SlotMap
 from node.economics import PREFILL_CHUNK, WAIT_S_MIN
-from node.follower import Afterwards, Allocate, Send, WaitUntil
+from node.events import Afterwards, Allocate, Send, WaitUntil
 from proto.messages import (
     Ack,
     Cause,
@@ -177,8 +177,8 @@ def test_durations_are_split_into_waiting_model_and_host() -> None:
     target = ready()
     target.now = 1.0
     target.ticks()
-    target.follower.handle(Computed(2, (Outcome((4,)),), 400_000), 1.5)
-    (send,) = target.follower.handle(Afterwards(), 1.7)
+    target.dispatcher.handle(Computed(2, (Outcome((4,)),), 400_000), 1.5)
+    (send,) = target.dispatcher.handle(Afterwards(), 1.7)
     expected = verdict(
         (1, 2, 3), 4, cause=Cause.QUIET, durations_us=(1_000_000, 400_000, 100_000), awaits=2
     )
@@ -191,8 +191,8 @@ def test_a_verdict_goes_out_with_the_result_if_the_drafter_waits_for_it(
 ) -> None:
     target = ready(draft((1, 2, 3), 4, 5, 6, 7), policy=policy)
     assert target.ticks() == [target.rows(2, (3, 4, 5, 6, 7), 2)]
-    at_once = target.follower.handle(Computed(2, (Outcome((9, 9, 9, 9, 9)),), 0), 0.0)
-    later = target.follower.handle(Afterwards(), 0.0)
+    at_once = target.dispatcher.handle(Computed(2, (Outcome((9, 9, 9, 9, 9)),), 0), 0.0)
+    later = target.dispatcher.handle(Afterwards(), 0.0)
     assert [len(at_once), len(later)] == counts
     assert said([*at_once, *later]).tokens == (9,)
 

@@ -6,7 +6,7 @@ import pytest
 
 from node.costs import Costs
 from node.economics import FIRST_OF_MODEL, WAIT_S_MIN, Acceptance
-from node.follower import WaitUntil
+from node.events import WaitUntil
 from proto.messages import Ack, Cause, Limits, Policy, Rule
 from target_node.deciding import NUM_FIRST, NUM_SKIPPED_MAX, Start, TextView, View, Wait, decide
 from target_node.drafts import MAX_GAPS, Received

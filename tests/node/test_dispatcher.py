@@ -3,20 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.follower import (
-    MAX_PAST,
-    MAX_REMEMBERED,
-    Afterwards,
-    Allocate,
-    Arrived,
-    Confirmed,
-    Follower,
-    Lane,
-    Lanes,
-    SharedAction,
-    Tick,
-    gap,
-)
+from node.dispatcher import MAX_PAST, MAX_REMEMBERED, Dispatcher
+from node.events import Afterwards, Allocate, Arrived, Confirmed, SharedAction, Tick, gap
+from node.lanes import Lane, Lanes
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Heartbeat, Message, Open, SessionMark, Welcome
 from proto.tree import SpeculationTree
@@ -108,12 +97,12 @@ class Desk:
 
 
 class Entrance:
-    """A follower with such a schedule; every step checks every invariant."""
+    """A dispatcher with such a schedule; every step checks every invariant."""
 
     def __init__(self, num_lanes: int = 1) -> None:
         self.desk = Desk()
         self.now = 0.0
-        self.follower: Follower[Notes, Done, Noted] = Follower(
+        self.dispatcher: Dispatcher[Notes, Done, Noted] = Dispatcher(
             Lanes(num_lanes, NUM_SLOTS), self.desk
         )
 
@@ -122,8 +111,8 @@ class Entrance:
         actions: list[object] = []
         for message in messages:
             self.now += HEARTBEAT_INTERVAL_S
-            actions = list(self.follower.handle(Arrived(message), self.now))
-            self.follower.check()
+            actions = list(self.dispatcher.handle(Arrived(message), self.now))
+            self.dispatcher.check()
         return actions
 
     def passes(self, *messages: Message) -> list[Event]:
@@ -135,7 +124,7 @@ class Entrance:
     @property
     def lives(self) -> list[tuple[int, int]]:
         """Session and incarnation of each open text."""
-        return [(mark.session, mark.incarnation) for mark in self.follower.marks]
+        return [(mark.session, mark.incarnation) for mark in self.dispatcher.marks]
 
 
 def text(session: int, incarnation: int = 1) -> Open:
@@ -170,10 +159,10 @@ def test_what_belongs_to_no_open_text_reaches_nobody() -> None:
 
 def test_ticks_and_results_go_to_the_schedule_with_all_texts() -> None:
     entrance = Entrance(num_lanes=2)
-    assert entrance.follower.handle(Tick(), 0.0) == (Noted(0),)
+    assert entrance.dispatcher.handle(Tick(), 0.0) == (Noted(0),)
     entrance.hears(text(1), text(2))
-    assert entrance.follower.handle(Done(), 0.0) == (Noted(2),)
-    assert entrance.follower.handle(Afterwards(), 0.0) == (Noted(2),)
+    assert entrance.dispatcher.handle(Done(), 0.0) == (Noted(2),)
+    assert entrance.dispatcher.handle(Afterwards(), 0.0) == (Noted(2),)
     assert [event for event in entrance.desk.told if not isinstance(event, Arrived)] == [
         Tick(),
         Done(),
@@ -199,7 +188,7 @@ def test_an_open_must_be_newer_than_those_of_its_own_text() -> None:
 def test_a_closed_text_stays_closed_whatever_comes_late() -> None:
     entrance = Entrance()
     entrance.hears(text(1), Close(1, "stop"))
-    assert entrance.follower.marks == ()
+    assert entrance.dispatcher.marks == ()
     assert entrance.passes(text(1, 1), text(1, 2), draft((1, 2), 3)) == []
     assert entrance.hears(beat((1, (1, 2)))) == []  # a late heartbeat is no gap
 
@@ -237,9 +226,9 @@ def test_what_there_is_no_room_for_is_not_asked_for() -> None:
 def test_a_text_that_is_open_has_room_for_a_new_life() -> None:
     entrance = Entrance()
     entrance.hears(text(1))
-    lane = entrance.follower.texts[1].lane
+    lane = entrance.dispatcher.texts[1].lane
     assert entrance.passes(text(1, 2)) == [Arrived(text(1, 2))]
-    assert entrance.follower.texts[1].lane is lane
+    assert entrance.dispatcher.texts[1].lane is lane
 
 
 def test_a_late_open_of_an_earlier_text_is_not_obeyed_while_another_is_open() -> None:
@@ -263,7 +252,7 @@ def test_a_new_life_is_made_with_the_machine_of_the_one_before() -> None:
     entrance = Entrance(num_lanes=2)
     entrance.hears(text(1), text(2))
     assert entrance.desk.earlier is None
-    first = entrance.follower.texts[1]
+    first = entrance.dispatcher.texts[1]
     entrance.hears(text(1, 2))
     assert entrance.desk.earlier is first
 
@@ -271,10 +260,10 @@ def test_a_new_life_is_made_with_the_machine_of_the_one_before() -> None:
 def test_also_if_a_heartbeat_had_closed_the_text_in_between() -> None:
     entrance = Entrance(num_lanes=2)
     entrance.hears(text(1), text(2))
-    first = entrance.follower.texts[1]
+    first = entrance.dispatcher.texts[1]
     entrance.hears(beat((2, (1, 2))), text(1, 2))
     assert entrance.desk.earlier is first
-    assert entrance.follower.texts[1].lane is first.lane
+    assert entrance.dispatcher.texts[1].lane is first.lane
 
 
 def test_but_not_if_another_text_has_had_its_lane() -> None:
@@ -294,7 +283,7 @@ def test_a_text_is_opened_again_after_another_one_that_is_over() -> None:
 def test_a_welcome_starts_afresh_with_any_session() -> None:
     entrance = Entrance(num_lanes=2)
     entrance.hears(text(7, 5), Close(7, "stop"), text(8, 5), text(9, 5), WELCOME)
-    assert entrance.follower.marks == ()
+    assert entrance.dispatcher.marks == ()
     assert entrance.passes(text(3, 1)) == [Arrived(text(3, 1))]
     assert entrance.passes(text(7, 1)) == [Arrived(text(7, 1))]
 
@@ -303,7 +292,7 @@ def test_a_text_that_no_heartbeat_lists_is_closed_until_a_newer_open() -> None:
     entrance = Entrance()
     entrance.hears(text(1, 2))
     assert entrance.passes(beat()) == []
-    assert entrance.follower.marks == ()
+    assert entrance.dispatcher.marks == ()
     assert entrance.passes(text(1, 2), draft((1, 2), 3)) == []
     assert entrance.hears(beat((1, (1, 2)))) == [gap(1, 0, 0)]
     assert entrance.passes(text(1, 3)) == [Arrived(text(1, 3))]
@@ -313,7 +302,7 @@ def test_a_heartbeat_that_an_open_has_overtaken_closes_nothing() -> None:
     entrance = Entrance()
     entrance.hears(text(1))
     late = entrance.now + HEARTBEAT_INTERVAL_S / 2
-    assert list(entrance.follower.handle(Arrived(beat()), late)) == []
+    assert list(entrance.dispatcher.handle(Arrived(beat()), late)) == []
     assert entrance.lives == [(1, 1)]
     assert entrance.hears(beat()) == []
     assert entrance.lives == []
@@ -367,18 +356,18 @@ def test_what_is_remembered_of_closed_texts_is_bounded() -> None:
 def test_the_last_events_of_a_text_are_told_without_a_token() -> None:
     entrance = Entrance(num_lanes=2)
     entrance.hears(text(1), text(2), draft((1, 2), 1234, 1235))
-    entrance.follower.handle(Done(), entrance.now)
+    entrance.dispatcher.handle(Done(), entrance.now)
     before = f"{-HEARTBEAT_INTERVAL_S:.3f}"
-    assert entrance.follower.story(2) == f"Open 2 {before}, Done 0 0.000"
-    last = entrance.follower.story(1).split(", ")
+    assert entrance.dispatcher.story(2) == f"Open 2 {before}, Done 0 0.000"
+    last = entrance.dispatcher.story(1).split(", ")
     assert last[1:] == ["Draft 2 0.000", "Done 0 0.000"]
-    assert entrance.follower.story().count("Open 2") == 2
+    assert entrance.dispatcher.story().count("Open 2") == 2
     entrance.hears(Close(1, "stop"))
-    assert entrance.follower.story(1) == ""
+    assert entrance.dispatcher.story(1) == ""
 
 
 def test_only_so_many_events_of_a_text_are_kept() -> None:
     entrance = Entrance()
     entrance.hears(text(1), *[draft((1, 2), 9)] * MAX_PAST)
-    assert entrance.follower.story(1).count("Draft 1") == MAX_PAST
-    assert "Open" not in entrance.follower.story(1)
+    assert entrance.dispatcher.story(1).count("Draft 1") == MAX_PAST
+    assert "Open" not in entrance.dispatcher.story(1)

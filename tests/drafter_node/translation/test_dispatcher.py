@@ -7,9 +7,10 @@ import pytest
 
 from drafter_node.compute import Action, Compute
 from drafter_node.scheduling import Schedule
-from drafter_node.translation.follower import TranslatingFollower
+from drafter_node.translation.dispatcher import TranslatingDispatcher
 from drafter_node.translation.text import Languages
-from node.follower import Follower, Send, gap
+from node.dispatcher import Dispatcher
+from node.events import Send, gap
 from proto.messages import Draft, Limits, Open, Rule
 from tests.drafter_node.drafter import Drafter, part_of
 from tests.simulation.languages import END
@@ -31,8 +32,8 @@ class Translating(Drafter):
         self.words = ToyWords(strings, (END, "<b>"), starts)
         languages = Languages(self.words, TARGET, (len(strings),))
         self.known = replace(self.known, is_translated=True)
-        inner: Follower = Follower(self.lanes, Schedule(self.lanes, self.known, num_per_pass=1))
-        self.follower = TranslatingFollower(inner, languages, self.known.max_len)  # type: ignore[assignment]
+        inner: Dispatcher = Dispatcher(self.lanes, Schedule(self.lanes, self.known, num_per_pass=1))
+        self.dispatcher = TranslatingDispatcher(inner, languages, self.known.max_len)  # type: ignore[assignment]
 
     def writes(self, *strings: str) -> list[Draft]:
         """Run the model once for each of these strings; returns the drafts that were sent."""
@@ -112,7 +113,7 @@ def test_a_token_that_was_settled_too_early_is_noticed_and_leaves_the_text_as_it
     drafter.hears(text(AB))
     for said_again in (1, 2):
         assert drafter.hears(verdict((AB,), CD)) == [gap(1, 1, 1)], said_again
-        (mark,) = drafter.follower.marks
+        (mark,) = drafter.dispatcher.marks
         assert (mark.length, mark.path_hash) == (1, name(AB))
     drafter.hears(replace(text(AB, CD), incarnation=2))
     assert [one.parent_len for one in drafter.writes(*"cdcd") if one.tokens] == [2]

@@ -1,6 +1,6 @@
 """The entrance of a drafter that has another tokenizer than the target (pure).
 
-It stands between the wire and the `Follower`: what is behind it knows the drafter's tokens alone,
+It stands between the wire and the `Dispatcher`: what is behind it knows the drafter's tokens alone,
 and what is sent has the target's.
 
     Open         -> Open, and the tail of the text to its machine
@@ -18,20 +18,21 @@ from dataclasses import replace
 from drafter_node.compute import Action, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
 from drafter_node.translation.text import Languages, Tail, Translation, Unsettled
-from node.follower import Afterwards, Arrived, Follower, Send, Tick, gap
+from node.dispatcher import Dispatcher
+from node.events import Afterwards, Arrived, Send, Tick, gap
 from proto.messages import Draft, Heartbeat, Open, SessionMark, Verdict, Welcome
 from proto.tree import Diverged
 
 
-class TranslatingFollower:
-    """A `Follower` that speaks the target's tokens, with machines that speak the drafter's.
+class TranslatingDispatcher:
+    """A `Dispatcher` that speaks the target's tokens, with machines that speak the drafter's.
 
     max_len  most tokens of a text that the drafter can read
     """
 
     def __init__(
         self,
-        inner: Follower[Drafting, Proposed, Action],
+        inner: Dispatcher[Drafting, Proposed, Action],
         languages: Languages,
         max_len: int,
     ) -> None:
