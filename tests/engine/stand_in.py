@@ -293,8 +293,9 @@ class _Event:
 def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Let whatever runs on the CPU be on a GPU as the engine sees it."""
     made = StandIn()
-    # A product in tiles is no operator of torch, so no recording would see it.
+    # On a GPU no weight is laid out anew: products are operators of torch, which recordings see.
     monkeypatch.setattr(engine.forward.operators, "tiled_product", lambda *_: None)
+    monkeypatch.setattr(engine.forward.operators, "packed_product", lambda *_: None)
 
     def new_stream(*_: object) -> Stream:
         made.streams.append(Stream())
