@@ -19,10 +19,10 @@ life (`node/dispatcher.py`).
 It never waits for an answer. It stops at `window` tokens ahead of its root (the last committed
 token) until the next verdict, and below a token that ends the text. If the newest verdict states a
 `least_chance`, the models take turns: it stops at as many drafts in a row as a pass verifies, or
-where a node is less likely than that, says that it is done, and pauses while the target computes,
-because that uses this core too. While verdicts have the cause RESTING, the drafter rests: it drafts
-and sends nothing. The target takes its first draft after a rest as the sign that it has caught up.
-`frontier.py` chooses the next nodes, and so whether a tree or a chain grows.
+where a node is less likely than `least_chance`, says that it is done, and pauses while the target
+computes, because that uses this core too. While verdicts have the cause RESTING, the drafter rests:
+it drafts and sends nothing. The target takes its first draft after a rest as the sign that it has
+caught up. `frontier.py` chooses the next nodes, and so whether a tree or a chain grows.
 
 Several queued verdicts are handled before tips are asked for, so only the last root is expanded.
 Draft steps of a chain whose drafts would not be sent yet are requested in one Compute, which ends
@@ -473,7 +473,7 @@ class Drafting:
         """True if the target waits for these drafts, and no more may follow before its verdict."""
         policy = self.opened.policy
         is_ahead = policy.window > policy.num_speculative_tokens and not self._least
-        return not is_ahead and len(self._first_chain()) == policy.num_speculative_tokens
+        return not is_ahead and len(self._first_chain()) == self._num_wanted()
 
     def send(self, now: float) -> Sequence[SharedAction]:
         """Return a message with the new drafts, unless they are held back until there are more."""

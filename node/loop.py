@@ -339,8 +339,9 @@ class Loop(Generic[Compute, Result]):
         _plain       the host itself computes, so launching means computing. All messages about the
                      forward are sent before the next one, because they would wait for the whole of
                      it.
-        _overlapped  a device computes, and the host is free: meanwhile messages are received and
-                     the machine ticks, so that it is prepared when the result comes. Then the
+        _overlapped  a device computes, and the host is free (today a simulated device alone):
+                     meanwhile messages are received and the machine ticks, so that it is
+                     prepared when the result comes. Then the
                      device is idle, so the next forward is launched before messages about this one
                      are sent, but for those that the machine has asked for with the result.
 

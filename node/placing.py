@@ -23,9 +23,10 @@ it. The first one comes early, unless the times at load say that it would cost m
 expected number by the chances of the drafts, because which drafts happen to be right differs more
 from pass to pass than what places make of it.
 
-On `SHARED` the models take turns: after each verdict the drafter makes as many draft steps as the
-target waits for, and none while the pass runs (`takes_turns`). A drafter that drafted on would slow
-the pass by more than its drafts are worth (docs/LOG.md).
+On `SHARED` the models take turns under a policy that prices how many drafts are awaited: after each
+verdict the drafter makes as many draft steps as the target waits for, and none while the pass runs
+(`takes_turns`). A drafter that drafted on would slow the pass by more than its drafts are worth
+(docs/LOG.md).
 
 A target on devices that the user has named keeps its cores. Its places are then numbers of threads:
 as many as timing has chosen (`SHARED`), and one less (`APART`), for when other work takes a core.

@@ -8,25 +8,28 @@ Theory of operation
 -------------------
 A pass reads the weights once for the rows of all its texts, so all texts that can use it share it:
 
-    a prompt to read, unless the last pass was a prefill     -> Read, one chunk; or Copy
-    some text has a reason to start                          -> Start, of all that can share it
-    no text has; a prompt to read                            -> Read, or Copy
-    no text has                                              -> Wait, until the first deadline
+    a prompt to read, unless the last pass was a prefill   -> Read, one chunk; or Copy
+    some text has a reason to start, and the pass is not
+    held back for others                                   -> Start, of all that can share it
+    else, a prompt to read                                 -> Read, or Copy
+    else                                                   -> Wait, until the first deadline
 
 A text's reason (`Cause`) to start with the drafts that are here:
 
     RESTING  to draft at all costs more than it brings (`resting.py`)
     ALONE    no drafter is expected
     READY    there are enough drafts under the root, or no more will come, or copies are as good
-    QUIET    the drafter has missed two deadlines, and was not heard since
-    CHEAP    to wait costs more than it brings
+    QUIET    the drafter was not heard since this life began, since its rest, or since it has missed
+             two deadlines
+    CHEAP    to wait costs more than it brings; also said of a text that joins a pass of others
     LATE     a deadline made of measured costs has passed
 
-Else it waits for its drafter. A wait that has begun is not given up before its limit. What a wait
-brings, `node/economics.py` computes of what `waiting.py` has measured. A wait that is not made
-cannot be measured, so now and then one is made. One is also made if no draft was there after so
-many passes that bad luck alone does not explain it: then the drafter is too far away to get ahead
-while the target goes on.
+Else it waits for its drafter, for as many drafts as the last verdict has said (`num_awaited`,
+priced when that verdict was made). A wait that has begun is not given up before its limit, unless
+the text joins a pass of others. What a wait brings, `node/economics.py` computes of what
+`waiting.py` has measured. Two waits are made whatever they cost: one after 32 that were not made,
+to measure it; and one after so many passes without drafts that bad luck does not explain it. Then
+the drafter is too far away to get ahead while the target goes on.
 
 If one text has a reason to start, and drafts for another are expected, the pass is held back as
 long as these drafts add more tokens than the time costs (`worth_holding_s`). When it starts, the
@@ -57,7 +60,6 @@ from node.placing import Place, Placing
 from proto.messages import Cause, Policy, Rule
 from target_node.drafts import Chances
 
-NUM_LATE_UNTIL_QUIET = 2  # missed deadlines in a row after which the drafter counts as silent
 NUM_FIRST = 4  # waits that are made first, to measure how long they are
 NUM_SKIPPED_MAX = 32  # possible waits in a row that are skipped before one is made to measure
 UNLIKELY = 0.01  # below this probability, bad luck does not explain that no drafts were there
@@ -76,10 +78,10 @@ class TextView:
     is_trial      resting or drafting is only being tried
     is_catching_up  the next pass can only feed missing committed tokens (reproducible mode)
     most          most drafts that a pass could verify
-    wanted        with how many drafts in a row a pass starts (`num_wanted`)
+    num_awaited   with how many drafts in a row a pass starts (`num_worth_awaiting`)
     num_in_row    drafts in a row that are here, at most `most`
     are_there     some draft hangs under the root
-    are_all       no more drafts will come for this root, or copies are as good
+    are_all       fewer are here than are awaited, and no more will come, or copies are as good
     ready_at      since when a pass with this text could have started
     num_missing   committed tokens that the cache lacks: rows of the pass besides drafts
     went_along    it joined its last pass, for which other texts had a reason
@@ -96,7 +98,7 @@ class TextView:
     is_trial: bool
     is_catching_up: bool
     most: int
-    wanted: int
+    num_awaited: int
     num_in_row: int
     are_there: bool
     are_all: bool
@@ -110,8 +112,8 @@ class TextView:
 
     @property
     def is_ahead(self) -> bool:
-        """True if the drafter goes on behind the drafts that are wanted, also during a pass."""
-        return self.policy.window > self.wanted and not self.in_turns
+        """True if the drafter goes on behind the awaited drafts, also during a pass."""
+        return self.policy.window > self.num_awaited and not self.in_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +240,9 @@ def decide(view: View, now: float) -> Decision:
         return Decision(_reading(view, view.reader), (), view.held_since)
     asked = [_asked(text, view, now) for text in view.writers]
     awaiting = tuple(one.text.session for one in asked if one.cause is None)
-    held_since = view.held_since
-    if held_since is None and _may_hold(asked, view):
-        held_since = now
+    held_since = None
+    if _may_hold(asked, view):
+        held_since = now if view.held_since is None else view.held_since
     start_at = _start_at(asked, view, held_since, now)
     if start_at <= now:
         return Decision(_starting(asked, view), awaiting, None)
@@ -263,19 +265,19 @@ def _asked(text: TextView, view: View, now: float) -> _Asked:
     cause = _why_now(text)
     if cause is not None:
         return _Asked(text, cause, now)
-    limit_s = wait_limit_s(text.wanted, view.prices, is_ahead=text.is_ahead)
+    limit_s = wait_limit_s(text.num_awaited, view.prices, is_ahead=text.is_ahead)
     deadline = text.ready_at + limit_s
     return _Asked(text, _why_not_wait(text, view, is_late=now >= deadline), deadline)
 
 
 def _why_now(text: TextView) -> Cause | None:
-    """Return why a pass needs no more drafts of this text; None: it may wait for `wanted`."""
+    """Return why a pass needs no more drafts of this text; None: it may wait for them."""
     if text.is_catching_up:
         return Cause.ALONE
     if (cause := why_alone(text.policy, text.most, rests=text.rests)) is not None:
         return cause
-    if text.num_in_row >= text.wanted or text.are_all:
-        is_cheap = text.wanted == 0 < text.policy.launch_min and not text.are_there
+    if text.num_in_row >= text.num_awaited or text.are_all:
+        is_cheap = text.num_awaited == 0 < text.policy.launch_min and not text.are_there
         return Cause.CHEAP if is_cheap else Cause.READY
     return None
 
@@ -288,7 +290,7 @@ def why_alone(policy: Policy, most: int, *, rests: bool) -> Cause | None:
 
 
 def _why_not_wait(text: TextView, view: View, *, is_late: bool) -> Cause | None:
-    """Return why a pass starts with fewer drafts than are wanted; None: wait on."""
+    """Return why a pass starts with fewer drafts than are awaited; None: wait on."""
     if text.is_quiet:
         return Cause.QUIET
     if not text.has_begun and _is_priced(text) and not _pays(text, view):
@@ -306,17 +308,17 @@ def _is_priced(text: TextView) -> bool:
 
 
 def _pays(text: TextView, view: View) -> bool:
-    """True if waiting for the wanted drafts makes more tokens a second than going on alone."""
+    """True if waiting for the drafts makes more tokens a second than going on alone."""
     p, prices, num_texts = view.p, view.prices, _num_sharing(view)
     if prices.wait.num < NUM_FIRST or not prices.pass_s:
         return True
     if _is_in_vain(p, text.num_in_vain, prices):
         return True
-    if not verifying_pays(p, text.wanted, num_texts, prices.passes(num_texts)):
+    if not verifying_pays(p, text.num_awaited, num_texts, prices.passes(num_texts)):
         return False
     if text.policy.prices_wanted:
-        return True  # `num_wanted` has weighed the wait already
-    return waiting_pays(p, text.wanted, text.policy.num_speculative_tokens, prices)
+        return True  # `num_worth_awaiting` has weighed the wait already
+    return waiting_pays(p, text.num_awaited, text.policy.num_speculative_tokens, prices)
 
 
 def _num_sharing(view: View) -> int:
@@ -333,7 +335,7 @@ def _is_in_vain(p: float, num_in_vain: int, prices: Prices) -> bool:
     return is_forgotten or (1 - p) ** num_in_vain < UNLIKELY
 
 
-def num_wanted(
+def num_worth_awaiting(
     policy: Policy, most: int, *, is_hit: bool, num_in_vain: int, p: float, prices: Prices
 ) -> int:
     """Return with how many drafts in a row a pass starts that verifies at most `most`.
@@ -378,7 +380,7 @@ def _held_until(asked: Sequence[_Asked], view: View, held_since: float, now: flo
     waiting = [one.text for one in asked if one.cause is None]
     ready = [one.text for one in asked if one.cause is not None]
     prices, p = view.prices, view.p
-    num_more = sum(num_right(p, text.wanted) for text in waiting)
+    num_more = sum(num_right(p, text.num_awaited) for text in waiting)
     num_tokens = len(waiting) + sum(1.0 + num_right(p, text.num_in_row) for text in ready)
     due_at = [text.ready_at + prices.reply.value for text in waiting]
     worth_s = worth_holding_s(num_tokens, num_more, prices.pass_s)

@@ -1,6 +1,7 @@
 """The drafts of a text at the target (pure).
 
-It decides which drafts there are, which of them a pass verifies, and which of those are right.
+It knows which drafts there are and which are the likeliest, and learns how often each kind is
+right.
 
 Theory of operation
 -------------------

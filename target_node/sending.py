@@ -126,6 +126,7 @@ def repeated(
     *,
     attempt: int,
     num_awaited: int,
+    least_chance: float,
     acks: tuple[Ack, ...] = (),
 ) -> Verdict:
     """Return a Verdict that repeats the tokens after `base_len`; its times are 0."""
@@ -137,4 +138,5 @@ def repeated(
         attempt=attempt,
         logprobs=reports.rows(base_len, base_len + len(tokens)),
         num_awaited=num_awaited,
+        least_chance=least_chance,
     )

@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 The target has its own copy of the speculation tree, so it starts a pass without asking the drafter.
-`scheduling.py` decides when, and with which other texts. For that it calls, for each text:
+`deciding.py` decides when, and with which other texts; `scheduling.py` does it. It calls, for each
+text:
 
     Arrived(Draft)   add its nodes to the tree, keep them as orphans, or count them as stale
     Arrived(Close)   complete what other texts may copy from this one
@@ -58,9 +59,9 @@ from proto.messages import (
 from proto.tree import CommittedText, SpeculationTree
 from target_node.accepting import Judged, chosen_of, judge_of, rest_of
 from target_node.compute import Judge, Outcome, Part
-from target_node.deciding import TextView, num_wanted, why_alone
+from target_node.deciding import TextView, num_worth_awaiting, why_alone
 from target_node.drafts import Chances, Drafts, laid_out
-from target_node.failures import Failures, not_finite_at
+from target_node.failed_passes import Failures, not_finite_at
 from target_node.resting import Course
 from target_node.sending import (
     Reports,
@@ -167,7 +168,7 @@ class Verifying:
         self._waiting = Waiting(known.costs)
         # What the newest verdict says: with how many drafts a pass starts, and how likely they must
         # be.
-        self._wanted, self._least_chance = 0, 0.0
+        self._num_awaited, self._least_chance = 0, 0.0
         self._failures = Failures(opened)
         self._price_wait()
 
@@ -236,7 +237,8 @@ class Verifying:
         verdict = repeated(
             *(opened, text, base_len, self.reports),
             attempt=attempt,
-            num_awaited=self._wanted,
+            num_awaited=self._num_awaited,
+            least_chance=self._least_chance,
             acks=acks,
         )
         return Send(verdict)
@@ -310,11 +312,11 @@ class Verifying:
         cause = why_alone(policy, most, rests=self.rests)
         waiting.in_turns = self.takes_turns and cause is None
         if waiting.in_turns:
-            self._wanted = most
+            self._num_awaited = most
             self._least_chance = least_chance(self._num_texts, prices)
             return
         self._least_chance = 0.0
-        self._wanted = num_wanted(
+        self._num_awaited = num_worth_awaiting(
             *(policy, most),
             is_hit=self._is_hit,
             num_in_vain=waiting.num_in_vain,
@@ -326,7 +328,7 @@ class Verifying:
     def view(self) -> TextView:
         """Return what decides about this text, as it is now."""
         most, drafts, waiting = self._num_drafts_max(), self.drafts, self._waiting
-        wanted, num_in_row = min(self._wanted, most), drafts.num_in_chain(most)
+        num_awaited, num_in_row = min(self._num_awaited, most), drafts.num_in_chain(most)
         return TextView(
             session=self.opened.session,
             policy=self.opened.policy,
@@ -335,10 +337,10 @@ class Verifying:
             is_trial=self.is_trial,
             is_catching_up=self.is_catching_up,
             most=most,
-            wanted=wanted,
+            num_awaited=num_awaited,
             num_in_row=num_in_row,
             are_there=drafts.are_there,
-            are_all=num_in_row < wanted and drafts.are_all(wanted),
+            are_all=num_in_row < num_awaited and drafts.are_all(num_awaited),
             ready_at=self.ready_at,
             num_missing=self.num_missing,
             went_along=self._went_along,
@@ -455,9 +457,9 @@ class Verifying:
         if running.nodes is None:
             return self._on_read(running, outcome, now), None
         judged = self._judge(running, running.nodes, outcome)
-        moved = self._advance(judged, now)
         if self.drafts.were_there(judged):
             self._waiting.had_drafts()
+        moved = self._advance(judged, now)
         part = ComputedPart(judged, moved, running, model_us, now)
         return () if moved.move is None else (MoveRows((moved.move,)),), part
 
@@ -529,7 +531,7 @@ class Verifying:
             self.slots.truncate(len(self.tree.text) - 1)
         self._is_hit = 0 < len(judged.verified) == len(judged.accepted)
         self.ready_at = now
-        self._said_at = now  # in fact after the next launch
+        self._said_at = now  # beside a device in fact after the next launch
         if not self.drafts.are_there:
             self._waiting.told(self.tree.root, now)
         self._price_wait()
@@ -561,7 +563,7 @@ class Verifying:
             sources=judged.sources,
             hit=judged.hit,
             plain_us=round(plain_s * 1e6),
-            num_awaited=self._wanted,
+            num_awaited=self._num_awaited,
             least_chance=self._least_chance,
         )
         self.reports.add(moved.base_len, verdict.logprobs)

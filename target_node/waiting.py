@@ -8,7 +8,7 @@ has arrived during a pass is received when the pass ends, so that only an upper 
 known. The first draft of a life answers an `Open`, with all its prefill, and is not measured.
 
     began                 there is no reason to start a pass        -> WAITING
-    started, went_along   a pass begins, for this text or others    -> BLIND, until the next `began`
+    started, went_along   a pass with this text begins              -> BLIND, until the next `began`
 
 A life begins FRESH. While BLIND, perhaps no messages have been received since the pass began. That
 is so if the host itself computes; there it costs up to 13 % to mistake the pass for the time of an
@@ -20,8 +20,8 @@ from enum import Enum, auto
 
 from node.costs import Costs
 from proto.messages import OWN_SOURCES, Cause, Draft
-from target_node.deciding import NUM_LATE_UNTIL_QUIET
 
+NUM_LATE_UNTIL_QUIET = 2  # missed deadlines in a row after which the drafter counts as silent
 FIRST_REPLY_S = 0.5  # assumed limit of an answer as long as none was measured
 MAX_TOLD = 64
 

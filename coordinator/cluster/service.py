@@ -53,8 +53,8 @@ from coordinator.cluster.snapshot import (
 )
 from coordinator.cluster.status_socket import StatusSocket
 from coordinator.cluster.story import Story
+from coordinator.launching.drafter_restarts import Restarts
 from coordinator.launching.launcher import NodeLauncher
-from coordinator.launching.restarts import Restarts
 from coordinator.text.session import Session, SessionFigures, check_opening
 from coordinator.text.stream import Reader, TokenStream
 from coordinator.tracing.tape import Tape

@@ -24,7 +24,7 @@ from target_node.deciding import (
     View,
     Wait,
     decide,
-    num_wanted,
+    num_worth_awaiting,
     shared_out,
 )
 from tests.policies import autoregressive
@@ -42,7 +42,7 @@ def text(session: int = 1, policy: Policy = PIPELINED, **changes: Any) -> TextVi
         "is_trial": False,
         "is_catching_up": False,
         "most": 4,
-        "wanted": 2,
+        "num_awaited": 2,
         "num_in_row": 0,
         "are_there": False,
         "are_all": False,
@@ -89,13 +89,13 @@ def causes(decision: Decision) -> dict[int, Cause | None]:
     [
         ({"rests": True}, Cause.RESTING),
         ({"policy": autoregressive()}, Cause.ALONE),
-        ({"most": 0, "wanted": 0}, Cause.ALONE),
+        ({"most": 0, "num_awaited": 0}, Cause.ALONE),
         ({"is_catching_up": True}, Cause.ALONE),
         ({"num_in_row": 2, "are_there": True}, Cause.READY),
         ({"are_all": True}, Cause.READY),
-        ({"wanted": 0}, Cause.CHEAP),
-        ({"wanted": 0, "are_there": True, "num_in_row": 1}, Cause.READY),
-        ({"wanted": 0, "policy": POLICIES["amusd"].make()}, Cause.READY),
+        ({"num_awaited": 0}, Cause.CHEAP),
+        ({"num_awaited": 0, "are_there": True, "num_in_row": 1}, Cause.READY),
+        ({"num_awaited": 0, "policy": POLICIES["amusd"].make()}, Cause.READY),
         ({"is_quiet": True}, Cause.QUIET),
         ({"ready_at": NOW - 9.0}, Cause.LATE),
         ({"ready_at": NOW - 9.0, "is_quiet": True}, Cause.QUIET),
@@ -204,17 +204,17 @@ def test_the_number_of_drafts_to_wait_for() -> None:
     auto, prices = POLICIES["auto"].make(), view().prices
     tell = {"num_in_vain": 0, "p": 0.8}
     pearl = POLICIES["pearl"].make(4)
-    assert num_wanted(pearl, 4, is_hit=False, prices=prices, **tell) == 1
-    assert num_wanted(pearl, 4, is_hit=True, prices=prices, **tell) == 4
-    assert num_wanted(pearl, 3, is_hit=True, prices=prices, **tell) == 3
-    assert num_wanted(auto, 9, is_hit=False, prices=prices, **tell) == auto.launch_min
+    assert num_worth_awaiting(pearl, 4, is_hit=False, prices=prices, **tell) == 1
+    assert num_worth_awaiting(pearl, 4, is_hit=True, prices=prices, **tell) == 4
+    assert num_worth_awaiting(pearl, 3, is_hit=True, prices=prices, **tell) == 3
+    assert num_worth_awaiting(auto, 9, is_hit=False, prices=prices, **tell) == auto.launch_min
     costs = Costs({1: 0.010, 16: 0.010})
     costs.passed(1, 1, 1, 0.010, 0.010, is_plain=True)
     costs.draft.add(0.0005)
     for _ in range(NUM_FIRST):
         costs.reply.add(0.001)
-    sure = num_wanted(auto, 9, is_hit=False, num_in_vain=0, p=0.95, prices=costs.at())
-    unsure = num_wanted(auto, 9, is_hit=False, num_in_vain=0, p=0.3, prices=costs.at())
+    sure = num_worth_awaiting(auto, 9, is_hit=False, num_in_vain=0, p=0.95, prices=costs.at())
+    unsure = num_worth_awaiting(auto, 9, is_hit=False, num_in_vain=0, p=0.3, prices=costs.at())
     assert sure > unsure >= 1
 
 
@@ -235,7 +235,7 @@ texts = st.builds(
     policy=st.sampled_from([row.make() for row in POLICIES.values()]),
     rule=st.sampled_from(Rule),
     most=st.just(8),
-    wanted=st.integers(0, 8),
+    num_awaited=st.integers(0, 8),
     num_in_row=st.integers(0, 8),
     ready_at=st.floats(NOW - 1.0, NOW),
     num_in_vain=st.integers(0, 20),

@@ -43,7 +43,7 @@ class Text:
             is_trial=False,
             is_catching_up=False,
             most=4,
-            wanted=wanted,
+            num_awaited=wanted,
             num_in_row=0,
             are_there=False,
             are_all=False,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.launching.restarts import BACK_OFF_S, RARELY_S, STEADY_S, Restarts
+from coordinator.launching.drafter_restarts import BACK_OFF_S, RARELY_S, STEADY_S, Restarts
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
