@@ -287,3 +287,8 @@ def test_whatever_is_there_the_answer_is_always_the_same_and_something_happens(
         case Read(session):
             assert reader is not None
             assert session == reader.session
+
+
+def test_what_was_held_back_once_is_no_reason_to_hold_less_later() -> None:
+    alone = decide(view(text(), held_since=NOW - 1.0), NOW)
+    assert alone.held_since is None, "no text is ready"

@@ -7,6 +7,7 @@ from node.placing import Place, Placing
 from proto.messages import Cause, Limits, Policy, Verdict
 from proto.policies import POLICIES
 from target_node.compute import Compute
+from target_node.deciding import NUM_FIRST
 from tests.target_node.target import Target
 from tests.texts import draft, opening
 
@@ -75,3 +76,29 @@ def test_the_time_of_an_answer_is_that_of_its_first_step() -> None:
     target.now += 0.010
     target.hears(draft((1, 2, 5, 6, 7), 8, 9, 10, number=2, model_us=6_000, num_steps=3, done=True))
     assert target.known.costs.reply.value == pytest.approx(0.010 - 2 * 0.002)
+
+
+def test_a_verdict_that_is_said_again_says_too_that_they_take_turns() -> None:
+    target = after_a_pass(Place.SHARED)
+    first = told(target, 5, 6, 7)
+    target.now += 5.0
+    said = target.hears(draft((1, 2), 5, 6, number=2, first_number=1))
+    (again,) = (action.message for action in said if isinstance(action, Send))
+    assert isinstance(again, Verdict)
+    assert (again.least_chance, again.num_awaited) == (first.least_chance, first.num_awaited)
+    assert again.least_chance > 0
+
+
+def test_drafts_that_came_after_all_end_the_waits_in_vain_before_the_next_is_priced() -> None:
+    target = Target(pass_s=PASS_S)
+    target.hears(opening(1, 2, policy=AUTO, limits=LONG))
+    costs = target.known.costs
+    costs.passed(1, 1, 1, 0.030, 0.030, is_plain=True)
+    costs.draft.add(0.001)
+    for _ in range(NUM_FIRST):
+        costs.reply.add(9.0)  # no wait pays
+    target.hears(draft((1, 2), 5, 6, number=1))
+    target.ticks()
+    for _ in range(20):
+        target.machine._waiting.num_in_vain += 1
+    assert told(target, 5, 6, 7).num_awaited == 0
