@@ -14,6 +14,7 @@ from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in
 from engine.executor import ModelExecutor
 from engine.fastest import fastest_dtype, fastest_num_threads, usual_num_threads
+from engine.forward.operators import COMPARED_ROWS, Seconds
 from engine.loading import load_engine, make_executor
 from tests.tiny_models import make_model
 
@@ -31,18 +32,35 @@ def test_the_quicker_type_wins(
         pytest.skip("this CPU has no bfloat16 arithmetic")
     timed = []
 
-    def seconds(executor: ModelExecutor) -> float:
+    def seconds(executor: ModelExecutor) -> Seconds:
         timed.append(executor.loaded.dtype)
-        return 1.0 if executor.loaded.dtype == quick else 2.0
+        return dict.fromkeys(COMPARED_ROWS, 1.0 if executor.loaded.dtype == quick else 2.0)
 
-    monkeypatch.setattr(engine.fastest, "_seconds_of_a_row", seconds)
+    monkeypatch.setattr(engine.fastest, "_seconds_by_rows", seconds)
     name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=make_executor)
     assert name == ("auto" if quick == torch.bfloat16 else "float32")
     assert timed == [torch.bfloat16, torch.float32]
 
 
+@pytest.mark.parametrize("slower_at", [0, *COMPARED_ROWS])
+def test_float32_is_taken_only_if_it_is_slower_for_no_number_of_rows(
+    slower_at: int, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not cpu_is_fast_in(torch.bfloat16):
+        pytest.skip("this CPU has no bfloat16 arithmetic")
+
+    def seconds(executor: ModelExecutor) -> Seconds:
+        if executor.loaded.dtype == torch.bfloat16:
+            return dict.fromkeys(COMPARED_ROWS, 1.0)
+        return {**dict.fromkeys(COMPARED_ROWS, 0.9), slower_at: 1.2}
+
+    monkeypatch.setattr(engine.fastest, "_seconds_by_rows", seconds)
+    name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=make_executor)
+    assert name == ("auto" if slower_at else "float32")
+
+
 def test_of_one_type_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.fastest, "_seconds_of_a_row", None)
+    monkeypatch.setattr(engine.fastest, "_seconds_by_rows", None)
     model = str(make_model("llama", tmp_path / "model"))
     name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=make_executor)
     assert name == "auto"
@@ -50,7 +68,7 @@ def test_of_one_type_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_large_model_stays_as_its_checkpoint(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.fastest, "MAX_PARAMETERS", 10)
-    monkeypatch.setattr(engine.fastest, "_seconds_of_a_row", None)
+    monkeypatch.setattr(engine.fastest, "_seconds_by_rows", None)
     name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=make_executor)
     assert name == "auto"
 
@@ -66,7 +84,10 @@ def test_the_time_of_a_row_is_measured(model: str) -> None:
         "auto",
         "float32",
     )
-    assert all(0 < engine.fastest._seconds_of_a_row(one) < 1 for one in executors)
+    for one in executors:
+        seconds = engine.fastest._seconds_by_rows(one)
+        assert seconds.keys() == set(COMPARED_ROWS)
+        assert all(0 < each < 1 for each in seconds.values())
 
 
 @pytest.fixture
