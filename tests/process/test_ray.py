@@ -19,7 +19,7 @@ from click import ClickException
 from jsonschema import ValidationError
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from deploy.ray_launcher import Place, Supervisor, loopback_network
+from deploy.ray_launcher import ActorHost, Supervisor, loopback_network
 from slipstream import __version__
 from tests.process.patience import wait_for
 from tests.process.ray_nodes import (
@@ -281,16 +281,16 @@ def test_a_supervisor_says_where_it_is_and_when_its_host_has_another_version(
     words = f"slipstream on {gethostname()} is {__version__}, and the coordinator's is 0.0.7; inst"
     with pytest.raises(RuntimeError, match=words):
         Supervisor().arrive("0.0.7", str(tmp_path))
-    place = Place(*Supervisor().arrive(__version__, str(tmp_path)))
+    place = ActorHost(*Supervisor().arrive(__version__, str(tmp_path)))
     assert (place.host, place.network) == (gethostname(), loopback_network())
     assert place.can_enter
     assert len(place.public_key) == 40
-    assert not Place(*Supervisor().arrive(__version__, "/nowhere")).can_enter
+    assert not ActorHost(*Supervisor().arrive(__version__, "/nowhere")).can_enter
 
 
 def test_the_keys_of_a_node_stay_with_its_supervisor() -> None:
     supervisor = Supervisor()
-    place = Place(*supervisor.arrive(__version__, "/"))
+    place = ActorHost(*supervisor.arrive(__version__, "/"))
     assert supervisor._keys.secret not in repr(place) + repr(supervisor._keys)
 
 
