@@ -31,7 +31,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Afterwards:
-    """The result of a forward was handled, and the next forward launched if possible.
+    """The result of a forward was handled; beside a device the next one is launched by now.
 
     Now follows the work for which no device waits: sending messages, and learning from the result.
     """

@@ -164,7 +164,7 @@ class Schedule:
                 return (WaitUntil(until),) if until < math.inf else ()
 
     def _view(self, texts: Texts) -> View:
-        """Return everything that decides what comes next."""
+        """Return everything that decides what comes next, after counting who shares the passes."""
         by_turn = sorted(
             (text for text in texts.values() if not text.finished), key=lambda text: text.served
         )

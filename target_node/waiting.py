@@ -100,7 +100,7 @@ class Waiting:
         self.num_in_vain = 0
 
     def told(self, root: int, now: float) -> None:
-        """Note that a verdict was sent which moves the root to a place without drafts."""
+        """Note that a verdict moves the root to a place without drafts; it is sent right after."""
         self._told_at[root] = now
         if len(self._told_at) > MAX_TOLD:
             del self._told_at[next(iter(self._told_at))]
