@@ -5,6 +5,7 @@ tests/coordinator/test_behaviours.py.
 """
 
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -40,9 +41,14 @@ SOON_S = 3.0
 
 
 @pytest.fixture(scope="module")
-def pair(embedded: Pair) -> Pair:
-    """One pair for all of them."""
-    return embedded
+def pair() -> Iterator[Pair]:
+    """One pair for all of them.
+
+    Its passes take as long as those of a larger target: else a text of a few tokens may be over
+    before the first draft comes, and nothing is accepted in it.
+    """
+    with Pair(CONFIG.model_copy(update={"simulate_target_ms": 5.0})) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_every_rank_wipes_its_part(backend: str, tmp_path: Path) -> None:
         executor = ModelExecutor(loaded, 64, num_lanes=2, backend=backend)
         row = Feed((7,), (0,), (0,), 0, (1,), lane=1)
         want = executor.run(row, (0,))
-        inner = [executor._backend._inner, told.dispatcher._backend]  # type: ignore[union-attr]
+        inner = [executor._backend._inner, told.follower._backend]  # type: ignore[union-attr]
         for one in inner:
             cache = one.cache
             for buffer in cache.buffers.values() if hasattr(cache, "buffers") else [cache]:
