@@ -315,7 +315,9 @@ class FusedBackend(Recordable):
         before, self._cpu_layers = self._cpu_layers, which
         slots = self._tried_slots
         masks = [self.cache.new_zeros(1, 1, num_rows, slots) for _ in self.kinds.numbers]
-        rows, spans = torch.arange(num_rows).repeat(3, 1), (Span(0, num_rows),)
+        places = torch.arange(num_rows)
+        ids = places % len(self._embeddings)  # a model may have fewer tokens than there are rows
+        rows, spans = torch.stack((ids, places, places)), (Span(0, num_rows),)
         logits = self._run(rows, spans, masks, slots, None, ()).logits.float()
         self._cpu_layers = before
         return logits

@@ -191,7 +191,7 @@ def test_whatever_keeps_a_drafter_from_its_start_it_is_tried_again_and_said_once
     said = [one for one in caplog.messages if "is started again" not in one]
     assert said == [
         "the drafter process was ended by signal 9 (SIGKILL); going on without drafts",
-        "cannot start the drafter process: [Errno 24] Too many open files; raise the limit of open "
+        "cannot start the drafter process: Too many open files; raise the limit of open "
         "files (ulimit -n); going on without drafts",
         "cannot start the drafter process (LookupError: no such package); going on without drafts",
         "the drafter is there again",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 import engine.forward.cpu_layers
 import engine.forward.fused
@@ -179,3 +180,11 @@ def test_which_set_runs_and_why_is_logged(
     weights, operators_line = caplog.messages
     assert weights.startswith("weights lie in tiles of our own; ms of a pass: 1 row 500.00 (C++)")
     assert operators_line.startswith("operators run in one call up to 16 rows, else merged; ms of")
+
+
+def test_a_model_of_fewer_tokens_than_rows_is_tried_too(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path, vocab=4, scale=0.5)), dtype="float32")
+    backend = FusedBackend(loaded, LaneLayout(1, 64))
+    backend.take_over()
+    with torch.inference_mode():
+        assert backend._try_pass(None, 9).isfinite().all()
