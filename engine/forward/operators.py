@@ -58,7 +58,7 @@ def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named:
 COMPARED_ROWS = (1, 2, 5, 9)
 # A set of which a pass takes this much longer is slower: with less, equal sets would be told apart.
 _AS_FAST = 1.05
-_TURNS, _TURNS_S = 10, 2.0  # most passes of each, and seconds after which two of each must do
+_TURNS, _TURNS_S = 5, 1.0  # most passes of each, and seconds after which two of each must do
 
 Seconds = Mapping[int, float]
 """Number of rows -> the seconds of a whole pass"""
