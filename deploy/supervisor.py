@@ -41,7 +41,7 @@ class Supervisor:
     _is_alone: bool  # the setting that the launcher was made with
 
     def arrive(self, version: str, folder: str) -> tuple[str, str, bool, str, tuple[str, ...]]:
-        """Make a key pair; return the fields of a `ActorHost`. Raises RuntimeError: host not ready.
+        """Make a key pair; return an `ActorHost`'s fields. Raises RuntimeError: host not ready.
 
         version  of the coordinator's Slipstream
         folder   with the coordinator's socket

@@ -5,8 +5,9 @@ take two to three times as long at eight (docs/decisions.md has the figures); it
 take longer to call than to compute. Ours are written for the processor that they run on, so they
 are compiled where they run, with g++ or clang++, in some twenty seconds. `make setup` does that
 (`python -m engine.cpu_library`); else the first node that starts on a CPU starts a process that
-does it, and later starts find the library in the cache. A quantised model, which needs the library,
-waits for it.
+does it, and later starts find the library in the cache. That process ends with the node, so a
+command of a few seconds does not get it done. A quantised model, which needs the library, waits
+for it.
 
 A process looks for the library once: whether it has one does not change while it loads or runs.
 
@@ -19,9 +20,11 @@ import hashlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,7 +48,7 @@ LIMIT_S = 300.0  # the compiler takes twenty seconds, on a busy machine a minute
 _ROOT = Path(__file__).parents[1]
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
-_BEHIND = "from engine.cpu_library import compile_behind; compile_behind()"
+_BEHIND = "from engine import cpu_library as it; it.end_with_starter(); it.compile_behind()"
 _LOCK = "lock"  # held by the process that compiles
 _PAUSE_S = 0.1  # between two looks at the lock
 _IDLE = 19  # the process that compiles beside a node takes what others leave
@@ -149,21 +152,22 @@ def why_not_here() -> str | None:
 def compile_in_background() -> bool:
     """Start a process that compiles the library for later starts; True if it was started.
 
-    It outlives this process. None is started if the library is there, cannot be compiled here, was
-    tried in vain by an earlier start, or is being compiled by somebody else. Never raises.
+    It ends with this process, done or not. None is started if the library is there, cannot be
+    compiled here, was tried in vain by an earlier start, or is being compiled by somebody else.
+    Never raises.
     """
     path = _path_or_none()
     if path is None or path.exists() or _failure(path).exists():
         return False
     with suppress(OSError), (path.parent / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The process holds the lock as long as it lives, because it has the same open file. In a
-        # process group of its own it is not ended with this node; in a session of its own its low
-        # priority would not count beside this node.
+        # The process holds the lock as long as it lives, because it has the same open file. The
+        # process group of its own is ended as a whole, with the compiler (`end_with_starter`); in a
+        # session of its own its low priority would not count beside this node.
         process = subprocess.Popen(
             [sys.executable, "-c", _BEHIND],
             cwd=_ROOT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(lock.fileno(),),
@@ -172,6 +176,21 @@ def compile_in_background() -> bool:
         _running.append(process)
         return True
     return False
+
+
+def end_with_starter() -> None:
+    """Let this process group end when whoever has started it ends, which closes standard input."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(1)  # on the way out the compiler's folder is removed
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os.killpg(os.getpgrp(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def compile_behind() -> None:

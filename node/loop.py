@@ -62,7 +62,7 @@ from proto.system import is_folder
 logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-_COMPILING = "C++ for this processor is being compiled, once: the next start is faster"
+_COMPILING = "C++ for this processor is being compiled, once: starts after that are faster"
 # The part of the free memory that the cache may take. A drafter is loaded first, and needs less for
 # each token: if it took more, its target might find no room on the same GPU.
 PARTS = {Role.TARGET: 1.0, Role.DRAFTER: 0.4}
@@ -340,10 +340,10 @@ class Loop(Generic[Compute, Result]):
                      forward are sent before the next one, because they would wait for the whole of
                      it.
         _overlapped  a device computes, and the host is free (today a simulated device alone):
-                     meanwhile messages are received and the machine ticks, so that it is
-                     prepared when the result comes. Then the
-                     device is idle, so the next forward is launched before messages about this one
-                     are sent, but for those that the machine has asked for with the result.
+                     meanwhile messages are received and the machine ticks, so that it is prepared
+                     when the result comes. Then the device is idle, so the next forward is launched
+                     before messages about this one are sent, but for those that the machine has
+                     asked for with the result.
 
     launch  runs a Compute that the machine asks for; its result is the machine's next event
     """

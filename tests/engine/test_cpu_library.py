@@ -1,6 +1,7 @@
 """The C++ library is compiled once, by whoever comes first, and a process has it or has it not."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -129,13 +130,61 @@ def test_of_two_nodes_that_start_at_once_one_compiles(
     assert len(calls.read_text().splitlines()) == 1
 
 
+START = """
+import sys
+from engine import cpu_library
+cpu_library.cpu_flags = lambda: cpu_library.NEEDED
+assert cpu_library.compile_in_background()
+print(cpu_library._running[0].pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def in_group(group: int) -> list[int]:
+    """Return the processes of a group that have not ended."""
+    listed = subprocess.run(
+        ["ps", "-e", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=True
+    )
+    rows = (line.split() for line in listed.stdout.splitlines())
+    return [int(pid) for pid, pgid, stat in rows if int(pgid) == group and stat[0] != "Z"]
+
+
+@pytest.mark.parametrize("how", ["ends", "is killed"])
+def test_nothing_compiles_on_when_the_node_has_ended(
+    how: str, compiler: Callable[..., Path], tmp_path: Path
+) -> None:
+    calls = compiler("", seconds=60.0)
+    node = subprocess.Popen(
+        [sys.executable, "-c", START],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert node.stdin is not None
+    assert node.stdout is not None
+    group = int(node.stdout.readline())
+    deadline = time.monotonic() + LIMIT_S
+    while not calls.exists():
+        assert time.monotonic() < deadline, "it never compiled"
+        time.sleep(0.02)
+    assert len(in_group(group)) > 1, "the process and its compiler"
+    node.kill() if how == "is killed" else node.stdin.close()
+    node.wait(LIMIT_S)
+    while in_group(group):
+        assert time.monotonic() < deadline, "it compiles on"
+        time.sleep(0.02)
+    left = [path.name for path in (tmp_path / "slipstream" / "products").iterdir()]
+    assert left == ["lock"], "neither files of the compiler, nor a note that it failed"
+
+
 def test_where_a_start_was_cut_short_the_next_one_compiles(
     compiler: Callable[..., Path], tmp_path: Path
 ) -> None:
     compiler(real(tmp_path), seconds=60.0)
     assert compile_in_background()
     (process,) = cpu_library._running
-    process.kill()
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait(LIMIT_S)
     cpu_library._running.clear()
     calls = compiler(real(tmp_path))
