@@ -40,14 +40,24 @@ logger = logging.getLogger(__name__)
 
 SOURCES = tuple(
     Path(__file__).parent / name
-    for name in ("quantised/cpu_products.cpp", "forward/cpu_operators.cpp")
+    for name in (
+        "quantised/cpu_products.cpp",
+        "forward/cpu_operators.cpp",
+        "forward/cpu_attention.cpp",
+    )
 )
+_HEADERS = (Path(__file__).parent / "forward/cpu_numbers.h",)  # that they include
 NEEDED = {"avx512f", "avx512bw", "avx512vl"}
 LIMIT_S = 300.0  # the compiler takes twenty seconds, on a busy machine a minute
 
 _ROOT = Path(__file__).parents[1]
 _COMPILERS = ("g++", "clang++", "c++")
-_OPTIONS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-fopenmp")
+# Without contraction, which the compiler may do in one function and not in another that computes
+# the same for another number of rows.
+_OPTIONS = (
+    *("-O3", "-march=native", "-ffp-contract=off"),
+    *("-std=c++20", "-shared", "-fPIC", "-fopenmp"),
+)
 _BEHIND = "from engine import cpu_library as it; it.end_with_starter(); it.compile_behind()"
 _LOCK = "lock"  # held by the process that compiles
 _PAUSE_S = 0.1  # between two looks at the lock
@@ -265,7 +275,7 @@ def _failure(path: Path) -> Path:
 
 
 def _why_not_compiled(error: OSError | subprocess.SubprocessError) -> str:
-    files = " and ".join(source.name for source in SOURCES)
+    files = ", ".join(source.name for source in SOURCES)
     return f"{files} cannot be compiled ({_reason(error)}); name another compiler in CXX"
 
 
@@ -292,7 +302,7 @@ def _path() -> Path:
         [compiler, "--version"], capture_output=True, text=True, timeout=LIMIT_S, check=True
     ).stdout
     flags = " ".join(sorted(cpu_flags()))
-    sources = (source.read_text() for source in SOURCES)
+    sources = (source.read_text() for source in (*SOURCES, *_HEADERS))
     key = hashlib.sha256("\0".join((*sources, about, flags, *_OPTIONS)).encode())
     return _folder() / f"cpu-products-{key.hexdigest()[:20]}.so"
 

@@ -1,24 +1,19 @@
-"""The operators between the matrix products of a pass, on a CPU, merged into four of our own.
+"""The operators between matrix products and attention, on a CPU, merged into three of our own.
 
 A pass of few rows has some twenty small operators in each layer, and calling one of torch's takes
 longer than computing it. Here a layer has one for each norm with the sum before it, one for the
-gate, one that norms, turns and writes queries, keys and values, and attention.
+gate, and one that norms, turns and writes queries, keys and values.
 
 Computes in float32 and rounds where transformers does. Owns the calls of cpu_operators.cpp; knows
 no layer.
 """
 
 import ctypes
-from collections.abc import Mapping
 
 import torch
 
 from engine.cpu_library import library
-from engine.forward.operators import Attention, side_by_side
-
-NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-BLOCK = 16  # attention takes so many numbers of a head at once
-_MOST_ROWS = 128  # of a key head; for more, torch's attention is faster
+from engine.forward.cpu_attention import NAMES
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -40,17 +35,6 @@ class Heads(ctypes.Structure):
         num_kv_heads, dim = cache.shape[0] // 2, cache.shape[2]
         num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
         return cls(len(qkv), num_heads, num_kv_heads, dim, cache.shape[1], epsilon)
-
-
-class _Look(ctypes.Structure):
-    """The structure `Look` of cpu_operators.cpp."""
-
-    _fields_ = (
-        *((name, _SIZE) for name in ("num_lanes", "num_kv_heads", "num_rows", "num_keys", "dim")),
-        *((name, _SIZE) for name in ("lane_stride", "head_stride")),
-        *((name, _SIZE) for name in ("mask_lane_stride", "mask_row_stride")),
-        ("scale", _FLOAT),
-    )
 
 
 class CpuOperators:
@@ -117,40 +101,3 @@ def operators(dtype: torch.dtype, epsilon: float) -> CpuOperators | None:
     """Return the merged operators; None: not for this type, or not compiled by an earlier start."""
     found = library(compiles=False) if dtype in NAMES else None
     return None if found is None else CpuOperators(found, dtype, epsilon)
-
-
-def attention(dtype: torch.dtype, dim: int) -> Mapping[str, Attention]:
-    """Return our form of attention by its name; {}: none for such heads, or it is not compiled.
-
-    dtype, dim  of the heads
-    """
-    # Keys and values are views of one cache: the same strides, and a slot's numbers side by side.
-    found = library(compiles=False) if dtype in NAMES and dim % BLOCK == 0 else None
-    if found is None:
-        return {}
-    function = found[f"slipstream_attend_{NAMES[dtype]}"]
-    function.argtypes, function.restype = (_POINTER,) * 6, None
-
-    def attend(
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        num_lanes, num_heads, num_rows, dim = query.shape
-        if num_rows > _MOST_ROWS:
-            return side_by_side(query, keys, values, mask, scale)
-        query, out = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
-        lane_stride, head_stride, _, _ = keys.stride()
-        look = _Look(
-            *(num_lanes, num_heads, num_rows, keys.shape[2], dim),
-            *(lane_stride, head_stride),
-            *(mask.stride(0), mask.stride(2) if mask.shape[2] > 1 else 0),
-            scale,
-        )
-        tensors = (query, keys, values, mask, out)
-        function(ctypes.addressof(look), *(tensor.data_ptr() for tensor in tensors))
-        return out
-
-    return {"our own": attend}

@@ -18,8 +18,7 @@ passes can be recorded.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,8 +28,9 @@ import torch.nn.functional as F
 from engine.checkpoint.model import LoadedModel
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows, Sight, checked, chosen
-from engine.forward.cpu_operators import attention, operators
+from engine.forward.cpu_attention import cpu_attention
+from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows, checked
+from engine.forward.cpu_operators import operators
 from engine.forward.few_rows import FEW_ROWS_DEVICES, FewRows, num_parts, parts_of
 from engine.forward.forward import (
     LAST,
@@ -57,19 +57,14 @@ from engine.forward.llama_parts import (
 )
 from engine.forward.masks import KindMasks
 from engine.forward.operators import (
-    COMPARED_ROWS,
     Decide,
     Form,
     Packer,
     Product,
     at_once,
-    cache_bytes,
-    in_words,
-    is_never_slower,
     lies_in,
     of_pairs,
     rms_norm,
-    seconds_of_passes,
 )
 from engine.forward.small_operators import SmallOperators, Trial
 from engine.layout.slots import LaneLayout, Span
@@ -200,29 +195,21 @@ class FusedBackend(Recordable):
         # would have to choose the same forms.
         can_choose = timed and self._is_recorded and self._rank is None
         few_rows = FewRows() if can_choose and self._device.type in FEW_ROWS_DEVICES else None
-        is_on_cpu = timed and self._device.type == "cpu"
+        is_on_cpu = self._device.type == "cpu"
         # Of several ranks only some may find the library; a recording holds operators of torch.
         is_alone = is_on_cpu and self._rank is None and not self._is_recorded
-        if is_on_cpu:
-            self._attention.choose_forms(attention(self.cache.dtype, self._dim) if is_alone else {})
-        is_given = self._is_quantised or self._rank is not None  # nothing to compare
-        tiles = is_on_cpu and (is_given or (is_alone and self._is_as_fast_in_tiles()))
+        tiles = is_alone or (is_on_cpu and (self._is_quantised or self._rank is not None))
         packer = Packer(tiles=tiles, few_rows=few_rows)
         for layer in self._layers:
             for name, product in self._laid_out(layer, packer).items():
                 setattr(layer, name, product)
         self._head = self._head_laid_out(packer)
         if is_alone:
-            self._choose_operators(are_wanted=tiles and not is_given)
+            self._take_own_layers()
 
-    def _laid_out(
-        self, layer: _Layer, packer: Packer, *, leave: bool = False
-    ) -> Mapping[str, Product]:
-        """Return the products of a layer by their names in `_Layer`, with weights laid out anew.
-
-        leave  True: the model's own weights stay too; else they are freed
-        """
-        fast = partial(take, packer, dtype=self.cache.dtype, leave=leave)
+    def _laid_out(self, layer: _Layer, packer: Packer) -> Mapping[str, Product]:
+        """Return the products of a layer by their names in `_Layer`, with weights laid out anew."""
+        fast = partial(take, packer, dtype=self.cache.dtype)
         attention, mlp = layer.module.self_attn, layer.module.mlp
         return {
             "qkv": fast(qkv_of(layer.module)),
@@ -238,69 +225,30 @@ class FusedBackend(Recordable):
         product = take(packer, [head], dtype=self.cache.dtype, leave=is_tied)
         return joined(product, self._rank, self._vocab_size)
 
-    def _is_as_fast_in_tiles(self) -> bool:
-        """Return True if passes on our C++ are slower than on torch's operators for no row count.
+    def _take_own_layers(self) -> None:
+        """Compute the layers by our own operators and attention, if these give the same numbers.
 
         Overwrites the first slots of the cache.
         """
-        if self._merged_layers() is None:
-            return False
-        packed, tiled = self._trial_of(Packer()), self._trial_of(Packer(tiles=True))
-        layers = tiled._merged_layers()
-        if layers is None or not layers.can_be_one_call:
-            return False  # some matrix has a shape for which there are no tiles
-        row_counts = [count for count in COMPARED_ROWS if count <= self._most_tried_rows]
-        layers.most_rows = max(row_counts)
-        sets = {
-            "C++": partial(tiled._try_pass, layers),
-            "torch": partial(packed._try_pass, None),
-            "torch, merged": partial(packed._try_pass, packed._merged_layers()),
-        }
-        seconds = seconds_of_passes(sets, row_counts)
-        self.cache[:, :, : self._tried_slots].zero_()
-        theirs = {n: min(seconds["torch"][n], seconds["torch, merged"][n]) for n in row_counts}
-        is_as_fast = is_never_slower(seconds["C++"], theirs)
-        name = "tiles of our own" if is_as_fast else "oneDNN's blocks"
-        logger.info("weights lie in %s; ms of a pass: %s", name, in_words(seconds))
-        return is_as_fast
-
-    def _trial_of(self, packer: Packer) -> "FusedBackend":
-        """Return a copy of this backend, for timing, with products laid out anew; weights stay.
-
-        To take little memory, all layers have the products of the first ones, of which there are as
-        many as do not fit into the processor's caches, and the output matrix stays as it is.
-        """
-        size = sum(weight.nbytes for weight in self._layers[0].module.parameters())
-        num_layers = min(len(self._layers), 1 + 2 * cache_bytes() // max(1, size))
-        made = [self._laid_out(layer, packer, leave=True) for layer in self._layers[:num_layers]]
-        twin = copy(self)
-        twin._layers = [
-            replace(layer, **made[number % num_layers]) for number, layer in enumerate(self._layers)
-        ]
-        return twin
-
-    def _choose_operators(self, *, are_wanted: bool) -> None:
-        """Merge the operators between products if that is as fast here and gives the same numbers.
-
-        Overwrites the first slots of the cache. `are_wanted`: it is known to be as fast.
-        """
-        layers = self._merged_layers()
+        layers = self._own_layers()
         if layers is None:
             return
         with torch.inference_mode():
-            run, most = self._try_pass, self._most_tried_rows
-            found = checked(layers, run, _PASS_TOLERANCES[self.cache.dtype], most)
-            self._cpu_layers = found and chosen(found, run, most, are_wanted=are_wanted)
+            tolerance = _PASS_TOLERANCES[self.cache.dtype]
+            self._cpu_layers = checked(layers, self._try_pass, tolerance, self._most_tried_rows)
         self.cache[:, :, : self._tried_slots].zero_()
 
-    def _merged_layers(self) -> CpuLayers | None:
-        """Return the layers with merged operators; None: not here, or not for these norms."""
+    def _own_layers(self) -> CpuLayers | None:
+        """Return the layers with our own operators; None: not here, or not for these norms."""
         epsilon = epsilon_of_norms(self._modules, self._last_norm_module)
         merged = None if epsilon is None else operators(self.cache.dtype, epsilon)
-        if merged is None:
+        attention = cpu_attention(
+            self._layers[0].cache, num_heads=self._num_heads, scale=self._scale, kinds=self.kinds
+        )
+        if merged is None or attention is None:
             return None
         first = self._layers[0].module.input_layernorm.weight.detach()
-        return CpuLayers(merged, first, self._cpu_parts(), self._scale)
+        return CpuLayers(merged, attention, first, self._cpu_parts())
 
     @property
     def _tried_slots(self) -> int:
@@ -311,14 +259,17 @@ class FusedBackend(Recordable):
         return min(self._tried_slots, self.rotations.shape[1])
 
     def _try_pass(self, which: CpuLayers | None, num_rows: int) -> torch.Tensor:
-        """Run a pass by merged operators, or without any; return its logits in float32."""
+        """Run a pass by our own operators, or without any; return its logits in float32."""
         before, self._cpu_layers = self._cpu_layers, which
-        slots = self._tried_slots
-        masks = [self.cache.new_zeros(1, 1, num_rows, slots) for _ in self.kinds.numbers]
         places = torch.arange(num_rows)
         ids = places % len(self._embeddings)  # a model may have fewer tokens than there are rows
-        rows, spans = torch.stack((ids, places, places)), (Span(0, num_rows),)
-        logits = self._run(rows, spans, masks, slots, None, ()).logits.float()
+        rows, spans = (
+            torch.stack((ids, places, places, places + 1, 0 * places)),
+            (Span(0, num_rows),),
+        )
+        windows = [torch.zeros_like(places)] * (2 * len(self.kinds.windows))
+        rows = torch.cat((rows, torch.stack(windows))) if windows else rows
+        logits = self.forward(rows, spans, num_visible=self._tried_slots).logits.float()
         self._cpu_layers = before
         return logits
 
@@ -333,33 +284,28 @@ class FusedBackend(Recordable):
     ) -> Output:
         """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         with torch.inference_mode():
+            if self._cpu_layers is not None:
+                return self._run_own(self._cpu_layers, rows, spans, keep, layers)
             one = len(spans) == 1
             counts = (rows.shape[1],) if one else tuple(span.num_rows for span in spans)
             rows, masks = self._masks.build(rows, num_visible, counts)
-            return self._run(rows, spans, masks, num_visible, keep, layers)
+            made = self._attention.projections(rows.shape[1])
+            plan = self._attention.plan(made.apart, spans, masks, num_visible)
+            return self._compute(rows, made, plan, keep, layers)
 
-    def _run(
+    def _run_own(
         self,
+        own: CpuLayers,
         rows: torch.Tensor,
         spans: Spans,
-        masks: Sequence[torch.Tensor],
-        num_visible: int,
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
-        """Run a pass that is not recorded; `masks` as for `LaneAttention.plan`."""
-        made, cpu = self._attention.projections(rows.shape[1]), self._cpu_layers
-        if cpu is None:
-            plan = self._attention.plan(made.apart, spans, masks, num_visible)
-            return self._compute(rows, made, plan, keep, layers)
+        """Run a pass on a CPU by our own operators."""
+        made = self._attention.projections(rows.shape[1])
         hidden, cos, sin, slots = self._begin(rows)
-        ours = Rows(hidden, cos, sin, slots, made.heads)
-        if cpu.is_one_call(spans):
-            normed, states = cpu.run_whole(ours, layers, Sight(spans, masks, num_visible))
-        else:
-            plan = self._attention.plan(made.apart, spans, masks, num_visible)
-            attended = (self._attention.attend(plan, seen) for seen in plan.layers)
-            normed, states = cpu.run(ours, layers, attended)
+        sight = own.attention.see(rows, spans)
+        normed, states = own.run(Rows(hidden, cos, sin, slots, made.heads, sight), layers)
         if keep is not None:
             normed = normed.index_select(0, keep)
         features = features_of(states, layers)
@@ -578,11 +524,15 @@ class FusedBackend(Recordable):
         with torch.inference_mode():
             read, written = send(torch.tensor((sources, targets), dtype=torch.int64), self._device)
             self.cache.index_copy_(2, written, self.cache.index_select(2, read))
+            if self._cpu_layers is not None:
+                self._cpu_layers.attention.move(read, written)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy `length` slots of the cache from `source` on to `target` on (see `Backend.copy`)."""
         with torch.inference_mode():
             self.cache.narrow(2, target, length).copy_(self.cache.narrow(2, source, length))
+            if self._cpu_layers is not None:
+                self._cpu_layers.attention.copy(source, target, length)
 
     def wipe(self, first: int, length: int) -> None:
         """Write zeros to `length` slots of the cache from `first` on (see `Backend.wipe`)."""

@@ -16,7 +16,6 @@ from engine.checkpoint.files import one_line
 from engine.device import pin_ahead, send
 from engine.errors import kind_of
 from engine.executor import Executor
-from engine.forward.cpu_operators import attention
 from engine.forward.forward import FEWEST_PROMPT_ROWS, PROMPT_ROWS, Layers, Output, rows_of
 from engine.forward.kv_cache import zeros
 from engine.forward.lane_attention import LaneAttention
@@ -404,7 +403,7 @@ class EagleExecutor(Executor):
         the children of one tree node.
         """
         if self._device.type == "cpu":
-            self._attention.choose_forms(attention(self._dtype, self._cache.shape[-1]))
+            self._attention.choose_forms({})
         feature = bytes(self.loaded.feature_bytes)
         self.run(Feed((0,), (1,), (1,), 0, (2,), before=(0,), features=(feature,)), (0,))
         seconds: dict[int, float] = {}
