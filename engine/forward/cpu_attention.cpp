@@ -29,7 +29,7 @@ namespace {
 
 constexpr int64_t MOST_IN_TREE = 64;  // slots of a tree that a row may see
 constexpr int64_t ROWS = 16;          // of a tile register
-constexpr int64_t MOST_ROWS = 8 * ROWS;  // that share what is read of keys and values
+constexpr int64_t MOST_ROWS = 4 * ROWS;  // that share what is read of keys and values
 
 // -- what rows see --------------------------------------------------------------------------------
 
@@ -137,6 +137,11 @@ inline void order(const Row& row, float* scores, int64_t first) {
   memcpy(scores + row.linear - first, tail, (row.num - row.linear) * sizeof(float));
 }
 
+// A weight that is e^69 times smaller than the largest counts as zero. It changes no sum of numbers that float32
+// can hold beside each other, and processors take a hundred times as long for numbers below float32's smallest
+// normal one.
+constexpr float LEAST = -69;
+
 // Makes weights of a row's scores, in place: zero where it sees nothing. `first` is a multiple of 16.
 inline void make_weights(const Row& row, float* scores, int64_t first_position, int64_t stride, float scale) {
   const int64_t low = row.low - first_position, num = std::max(low, row.num - first_position);
@@ -150,7 +155,9 @@ inline void make_weights(const Row& row, float* scores, int64_t first_position, 
   }
   const Floats largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
   for (int64_t j = begin; j < num; j += 16) {
-    const Floats weight = _mm512_maskz_mov_ps(seen(j), exponential(_mm512_sub_ps(load(scores + j), largest)));
+    const Floats below = _mm512_sub_ps(load(scores + j), largest), least = _mm512_set1_ps(LEAST);
+    const __mmask16 counts = seen(j) & _mm512_cmp_ps_mask(below, least, _CMP_NLT_UQ);  // also if it is NaN
+    const Floats weight = _mm512_maskz_mov_ps(counts, exponential(_mm512_mask_mov_ps(least, counts, below)));
     store(scores + j, weight);
     sum = _mm512_add_ps(sum, weight);
   }
@@ -229,29 +236,41 @@ inline Floats add_word(Floats sum, __m512i query, __m512i key, const Half*) {
 #endif
 }
 
-// Computes the products of NUM rows' queries and the 16 keys of `turned` [words][16].
+// Keeps the compiler from reading a number anew for each instruction that takes it.
+template <typename Register>
+inline void in_register(Register& number) {
+  asm("" : "+v"(number));
+}
+
+// Computes the products of NUM rows' queries and 32 keys, `turned` [2][words][16].
 template <int NUM, typename X>
 inline void score_some(const X* const* queries, const int32_t* turned, int64_t num_words, float* scores, int64_t stride) {
-  Floats sum[NUM][2];  // of even and odd words: two sums hide the latency
-  for (int r = 0; r < NUM; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+  Floats sum[NUM][2][2];  // of 16 keys; of even and odd words, because two sums hide the latency
+  for (int r = 0; r < NUM; r++)
+    for (int i = 0; i < 2; i++) sum[r][0][i] = sum[r][1][i] = _mm512_setzero_ps();
   for (int64_t w = 0; w < num_words; w += 2)
     for (int i = 0; i < 2; i++) {
-      const __m512i key = _mm512_loadu_si512(turned + 16 * (w + i));
+      const __m512i some = _mm512_loadu_si512(turned + 16 * (w + i));
+      const __m512i others = _mm512_loadu_si512(turned + 16 * (num_words + w + i));
       for (int r = 0; r < NUM; r++) {
         int32_t word;
         memcpy(&word, (const char*)queries[r] + 4 * (w + i), 4);
-        sum[r][i] = add_word(sum[r][i], _mm512_set1_epi32(word), key, (const X*)nullptr);
+        __m512i query = _mm512_set1_epi32(word);
+        in_register(query);
+        sum[r][0][i] = add_word(sum[r][0][i], query, some, (const X*)nullptr);
+        sum[r][1][i] = add_word(sum[r][1][i], query, others, (const X*)nullptr);
       }
     }
-  for (int r = 0; r < NUM; r++) store(scores + r * stride, _mm512_add_ps(sum[r][0], sum[r][1]));
+  for (int r = 0; r < NUM; r++)
+    for (int k = 0; k < 2; k++) store(scores + r * stride + 16 * k, _mm512_add_ps(sum[r][k][0], sum[r][k][1]));
 }
 
 template <typename X>
 void score(Part<X>& a, const X* keys, int64_t dim) {
   const int64_t num_words = dim * sizeof(X) / 4, num_rows = a.num_rows();
-  a.turned.resize(16 * dim);
-  for (int64_t slot = a.first; slot < a.end; slot += 16) {
-    turn_keys(keys, slot, a.end, dim, a.turned.data());
+  a.turned.resize(32 * dim);
+  for (int64_t slot = a.first; slot < a.end; slot += 32) {
+    for (int k = 0; k < 2; k++) turn_keys(keys, slot + 16 * k, a.end, dim, a.turned.data() + k * 16 * num_words);
     float* to = a.scores.data() + slot - a.first;
     int64_t r = 0;
     for (; r + 4 <= num_rows; r += 4)
@@ -263,20 +282,30 @@ void score(Part<X>& a, const X* keys, int64_t dim) {
 
 constexpr int64_t VALUES = 128;  // that rows read one after another, while they are in the fastest cache
 
-// Adds weights times values [keys, dim] of a head to BLOCKS * 16 sums of NUM rows.
+// Adds weights times values [keys, dim] of a head to BLOCKS * 16 sums of NUM rows. Loops are unrolled, because
+// the compiler keeps sums in registers only if it knows the number of each.
 template <int NUM, int BLOCKS, typename X>
 inline void weigh(const float* weights, int64_t stride, const X* values, int64_t num, int64_t dim, float* sums) {
   Floats sum[NUM][BLOCKS];
+#pragma GCC unroll 4
   for (int r = 0; r < NUM; r++)
+#pragma GCC unroll 4
     for (int b = 0; b < BLOCKS; b++) sum[r][b] = load(sums + r * dim + 16 * b);
   for (int64_t j = 0; j < num; j++, values += dim) {
     Floats value[BLOCKS];
+#pragma GCC unroll 4
     for (int b = 0; b < BLOCKS; b++) value[b] = load(values + 16 * b);
-    for (int r = 0; r < NUM; r++)
-      for (int b = 0; b < BLOCKS; b++)
-        sum[r][b] = _mm512_fmadd_ps(_mm512_set1_ps(weights[r * stride + j]), value[b], sum[r][b]);
+#pragma GCC unroll 4
+    for (int r = 0; r < NUM; r++) {
+      Floats weight = _mm512_set1_ps(weights[r * stride + j]);
+      in_register(weight);
+#pragma GCC unroll 4
+      for (int b = 0; b < BLOCKS; b++) sum[r][b] = _mm512_fmadd_ps(weight, value[b], sum[r][b]);
+    }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < NUM; r++)
+#pragma GCC unroll 4
     for (int b = 0; b < BLOCKS; b++) store(sums + r * dim + 16 * b, sum[r][b]);
 }
 
