@@ -16,7 +16,7 @@ import torch
 
 from engine.checkpoint.model import LoadedModel
 from engine.executor import ModelExecutor
-from engine.forward.operators import COMPARED_ROWS, Seconds, is_never_slower
+from engine.forward.timing import COMPARED_ROWS, Seconds, is_never_slower
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 
@@ -64,20 +64,20 @@ def fastest_dtype(load: Load, *, device: str, make_executor: MakeExecutor) -> st
     return "float32" if is_faster else "auto"
 
 
-def fastest_num_threads(loaded: LoadedModel) -> int:
+def fastest_num_threads(executor: ModelExecutor) -> int:
     """Return the number of torch threads, at most those now set, that is fastest for one token.
 
-    Times the model's own forward; a higher number must be clearly faster than a lower one to be
-    chosen. The number of threads that is set does not change.
+    Times whole passes of one row, as they will run; a higher number must be clearly faster than a
+    lower one to be chosen. The number of threads that is set does not change. Overwrites the first
+    slot, so call it before any text is opened.
     """
     most = torch.get_num_threads()
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < most] + [most]
-    token = torch.zeros(1, 1, dtype=torch.int64, device=loaded.device)
     best, best_s = most, math.inf
     try:
         for count in counts:
             torch.set_num_threads(count)
-            seconds = _seconds_of_a_token(loaded, token)
+            seconds = _steady_seconds(executor)
             if seconds < best_s * _CLEARLY_LESS:
                 best, best_s = count, seconds
     finally:
@@ -93,19 +93,19 @@ def usual_num_threads(loaded: Loaded) -> int:
     return min(torch.get_num_threads(), 1 + loaded.num_parameters // _PARAMETERS_OF_A_THREAD)
 
 
-def _seconds_of_a_token(loaded: LoadedModel, token: torch.Tensor) -> float:
-    """Return the mean seconds of a forward of `token` (int64 [1, 1]), over `_STEADY_S` seconds.
+def _steady_seconds(executor: ModelExecutor) -> float:
+    """Return the mean seconds of passes of one row, over `_STEADY_S` seconds.
 
     A mean and not a minimum, because a CPU quota slows a process only now and then.
     """
-    with torch.inference_mode():
-        loaded.model(token, use_cache=False)
-        started = now = time.perf_counter()
-        num_passes = 0
-        while now - started < _STEADY_S:
-            loaded.model(token, use_cache=False)
-            now = time.perf_counter()
-            num_passes += 1
+    row = Feed.chain(0, 1)
+    executor.run(row, (0,))
+    started = now = time.perf_counter()
+    num_passes = 0
+    while now - started < _STEADY_S:
+        executor.run(row, (0,))
+        now = time.perf_counter()
+        num_passes += 1
     return (now - started) / num_passes
 
 

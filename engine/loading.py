@@ -166,7 +166,7 @@ def load_engine(
         else:
             loaded = _load(model, revision, dtype, device, max_len, backend, quantization, say)
         tokenizer.check_fits(loaded.vocab_size)
-        _prepare(loaded, fixed_rows, say)
+        _make_products(loaded, say)
         max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
         is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
         say("compiling kernels" if is_captured else "checking")
@@ -179,6 +179,7 @@ def load_engine(
             layers=layers,
             say=say,
         )
+        _choose_threads(executor, say)
         _check_and_fix_shapes(executor)
         pass_s = _warm_up(executor, warm_rows, num_children, head_children, chains, say)
         on_failure.pop_all()
@@ -252,12 +253,6 @@ def _load_on_ranks(
     return loaded
 
 
-def _prepare(loaded: LoadedModel, fixed_rows: int | None, say: Callable[[str], None]) -> None:
-    """On a CPU, compile the library if the model needs it, and choose the number of threads."""
-    _make_products(loaded, say)
-    _choose_threads(loaded, fixed_rows, say)
-
-
 def _make_products(loaded: LoadedModel, say: Callable[[str], None]) -> None:
     """Compile our own matrix products for a quantised model on a CPU, which needs them.
 
@@ -272,21 +267,19 @@ def _make_products(loaded: LoadedModel, say: Callable[[str], None]) -> None:
         logger.info("matrix products are torch's own: %s", why)
 
 
-def _choose_threads(
-    loaded: LoadedModel, fixed_rows: int | None, say: Callable[[str], None]
-) -> None:
+def _choose_threads(executor: ModelExecutor, say: Callable[[str], None]) -> None:
     """Set the number of torch threads on a CPU; does nothing on a GPU or with one thread.
 
     The number is timed, except in reproducible mode and with several ranks: there every process
-    must choose the same, so it follows from the model's size. That of a quantised model does too,
-    because its own forward, which is timed, dequantises all weights.
+    must choose the same, so it follows from the model's size.
     """
+    loaded = executor.loaded
     if loaded.device.type != "cpu" or torch.get_num_threads() == 1:
         return
     say("choosing threads")
-    is_timed = fixed_rows is None and loaded.rank is None and not is_quantised(loaded.model)
-    choose = fastest_num_threads if is_timed else usual_num_threads
-    torch.set_num_threads(choose(loaded))
+    is_timed = executor.fixed_rows is None and loaded.rank is None
+    count = fastest_num_threads(executor) if is_timed else usual_num_threads(loaded)
+    torch.set_num_threads(count)
 
 
 def _warm_up(

@@ -23,7 +23,8 @@ import torch.nn.functional as F
 
 from engine.forward.experts import has_experts, matrices
 from engine.forward.masks import MASK_BITS
-from engine.forward.operators import Decide, Product, packed_product, quickest, unmap
+from engine.forward.operators import Product, packed_product, unmap
+from engine.forward.timing import Decide, quickest
 
 logger = logging.getLogger(__name__)
 

@@ -86,8 +86,18 @@ class CpuLayers:
         self._layers = layers
         ours = [found for layer in layers if (found := _Layer.of(layer)) is not None]
         self._ours = (_Layer * len(ours))(*ours)
-        self.is_one_call = len(ours) == len(layers)
-        self._run_ours = _function(layers[0].cache.dtype) if self.is_one_call else None
+        self._run_ours = self._one_call()
+
+    @property
+    def is_one_call(self) -> bool:
+        """True if all products are our own, so that all layers are one call."""
+        return self._run_ours is not None
+
+    def _one_call(self) -> Callable[..., None] | None:
+        """Return the function that runs layers; None: some product is not our own."""
+        if len(self._ours) < len(self._layers):
+            return None
+        return _function(self._layers[0].cache.dtype)
 
     def run(self, rows: Rows, wanted: Layers) -> Result:
         """Run a pass; `wanted` are the layers whose inputs are kept."""

@@ -21,8 +21,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from engine.errors import ModelError
 from engine.forward.forward import Say, Shape, Spans, silent
 from engine.forward.masks import MASK_BITS, lowest_slots
-from engine.forward.operators import Decide, as_timed, quickest
 from engine.forward.split_attention import SplitAttention, Visible
+from engine.forward.timing import Decide, as_timed, quickest
 from engine.layout.attention_windows import FULL, AttentionWindow, LayerKinds
 from engine.layout.slots import LaneLayout, Span
 

@@ -56,17 +56,9 @@ from engine.forward.llama_parts import (
     why_not_fused,
 )
 from engine.forward.masks import KindMasks
-from engine.forward.operators import (
-    Decide,
-    Form,
-    Packer,
-    Product,
-    at_once,
-    lies_in,
-    of_pairs,
-    rms_norm,
-)
+from engine.forward.operators import Form, Packer, Product, at_once, lies_in, of_pairs, rms_norm
 from engine.forward.small_operators import SmallOperators, Trial
+from engine.forward.timing import Decide
 from engine.layout.slots import LaneLayout, Span
 from engine.quantised.linear import is_quantised
 from engine.tensor_parallel.split import first_says, joined, summed
@@ -148,9 +140,7 @@ class FusedBackend(Recordable):
         self._masks = KindMasks(self.kinds, loaded.device, loaded.dtype)
         self._scale = float(attention.scaling)
         self.decide: Decide = partial(first_says, rank=self._rank, device=self._device)
-        self._attention = LaneAttention(
-            self.cache, lanes, self._group, self._scale, self.decide, self.kinds
-        )
+        self._attention = LaneAttention(self.cache, lanes, self._group, self._scale, self.kinds)
         self._last_norm_module = model.norm
         self._last_norm = _norm(model.norm, form)
         self._head_module = loaded.model.lm_head

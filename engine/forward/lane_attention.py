@@ -1,9 +1,9 @@
 """Attention of a pass over one or several lanes (texts) of a cache.
 
 Owns the views of the cache and the layout of the queries, which are made once for each shape of a
-pass, and the choice of the form of attention. Lanes with equally many rows share one call if that
-is faster, which is timed; else each lane has a call of its own. Either way a row sees the keys and
-values of its own lane only. Knows no model.
+pass. Lanes with equally many rows at equal distances share one call; else each lane has a call of
+its own. Either way a row sees the keys and values of its own lane only. Knows no model. On a CPU
+where our own attention is there (`cpu_attention.py`), passes do not need this.
 
 Recorded passes (`graphs.py`) find their lanes while they run: where a lane begins is a number on
 the device. They write to memory of their own (`Room`), which is never freed, because a recording
@@ -11,7 +11,7 @@ writes there as long as it exists.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -23,15 +23,6 @@ from engine.forward.forward import Shape, Spans
 from engine.forward.kv_cache import first_slots
 from engine.forward.masks import words_of
 from engine.forward.operators import (
-    BATCHED_OF_ONE_ROW,
-    BATCHED_OF_ROWS,
-    FORMS_OF_ONE_ROW,
-    FORMS_OF_ROWS,
-    Attention,
-    Decide,
-    as_timed,
-    one_by_one,
-    quickest,
     side_by_side,
 )
 from engine.forward.split_attention import SplitAttention, Visible
@@ -51,8 +42,6 @@ LayerPlan = tuple[Sequence[Seen], Sequence[torch.Tensor | Visible]]
 1, n * group (1 if n is 1), slots seen], added to the scores; for attention that is split over the
 keys, a `Visible` in place of a mask"""
 
-_TIMED_ROWS, _TIMED_SLOTS = 8, 256  # of the passes at which forms of attention are timed
-_LOOP = "lane by lane"
 _MOST_MADE = 64
 
 
@@ -133,18 +122,15 @@ class LaneAttention:
         lanes: LaneLayout,
         group: int,
         scale: float,
-        decide: Decide = as_timed,
         kinds: LayerKinds = FULL,
     ) -> None:
-        """Use a default form of attention until `choose_forms` is called.
+        """Take the cache.
 
         cache   [layers, 2 kv_heads, lanes.total, dim]: keys, then values
         group   number of query heads that share a key head
         scale   factor of the scores
-        decide  chooses the form from the timed ones
         kinds   what the layers see of a text
         """
-        self._decide = decide
         self._kinds = kinds
         self._layers = cache.unbind()
         self._lanes = lanes
@@ -156,13 +142,7 @@ class LaneAttention:
         # (first slot, number of lanes, their distance, slots of each) -> the views of each layer.
         self._seen: dict[tuple[int, int, int, int], list[Seen]] = {}
         self._rooms: dict[Shape, Room] = {}  # memory of recorded passes, never freed
-        self._one_row: Attention = side_by_side  # form for one row in one lane
-        self._rows: Attention = side_by_side  # form for several rows in one lane
-        # Forms for several lanes in one call; None: each lane has a call of its own.
         is_on_cpu = cache.device.type == "cpu"
-        each = None if is_on_cpu else side_by_side
-        self._one_row_each: Attention | None = each
-        self._rows_each: Attention | None = each
         # Attention split over the keys, the better kinds first; one that cannot run is taken away.
         self._splits: list[SplitAttention] = [
             kind(lanes.num_slots, group, num_lanes=lanes.count, kinds=kinds)
@@ -189,37 +169,6 @@ class LaneAttention:
                 self._projections[num_rows] = made
         return made
 
-    def choose_forms(self, more: Mapping[str, Attention]) -> None:
-        """Choose the fastest forms of attention, timed over the first layer's cache.
-
-        more  forms besides those that are everywhere, by name; the same in all ranks
-        """
-        self._one_row = self._quickest({**FORMS_OF_ONE_ROW, **more}, 1, 1)
-        self._rows = self._quickest({**FORMS_OF_ROWS, **more}, _TIMED_ROWS, 1)
-        if self._lanes.count > 1:
-            one, some = {**BATCHED_OF_ONE_ROW, **more}, {**BATCHED_OF_ROWS, **more}
-            self._one_row_each = self._quickest_of_lanes(one, self._one_row, 1)
-            self._rows_each = self._quickest_of_lanes(some, self._rows, _TIMED_ROWS)
-
-    def _quickest_of_lanes(
-        self, forms: Mapping[str, Attention], alone: Attention, num_rows: int
-    ) -> Attention | None:
-        """Return the fastest form for all lanes in one call; None if lane by lane is faster."""
-        loop = one_by_one(alone)
-        found = self._quickest({**forms, _LOOP: loop}, num_rows, self._lanes.count)
-        return None if found is loop else found
-
-    def _quickest(self, forms: Mapping[str, Attention], num_rows: int, num_lanes: int) -> Attention:
-        """Return the fastest form for passes of so many lanes and rows of each."""
-        spans = tuple(Span(self._lanes.first_slot(lane), num_rows) for lane in range(num_lanes))
-        num_visible = min(_TIMED_SLOTS, self._lanes.num_slots)
-        keys, values = _view(self._layers[0], spans, num_visible)
-        query = keys.new_zeros(num_lanes, keys.shape[1], num_rows * self._group, keys.shape[3])
-        num_masks = 1 if num_rows == 1 else query.shape[2]
-        mask = keys.new_zeros(num_lanes, 1, num_masks, num_visible)
-        found = quickest(forms, query, keys, values, mask, self._scale)
-        return forms[self._decide(found, tuple(forms))]
-
     def plan(
         self,
         apart: torch.Tensor,
@@ -239,8 +188,7 @@ class LaneAttention:
             kinds = [self._of_one_lane(spans, mask, num_visible) for mask in masks]
             return Plan(looks, self._by_layer(kinds))
         counts = tuple(span.num_rows for span in spans)
-        form = self._one_row_each if counts[0] == 1 else self._rows_each
-        groups = [spans] if form is not None and is_grid(spans) else [(span,) for span in spans]
+        groups = [spans] if is_grid(spans) else [(span,) for span in spans]
         sizes = [sum(span.num_rows for span in group) for group in groups]
         views = [self._views(group, num_visible) for group in groups]
         seen = list(zip(*views, strict=True))
@@ -375,12 +323,7 @@ class LaneAttention:
         if isinstance(mask, Visible):
             out = self._splits[0].attend(beside, *seen, mask, self._scale)
         else:
-            if num_rows == 1:
-                form = self._one_row if num_lanes == 1 else self._one_row_each
-            else:
-                form = self._rows if num_lanes == 1 else self._rows_each
-            # Recorded passes always run all lanes in one call, also where that is not the fastest.
-            out = (form or side_by_side)(beside, *seen, mask, self._scale)
+            out = side_by_side(beside, *seen, mask, self._scale)
         if num_rows > 1:
             out = out.view(look.query.shape).transpose(1, 2)
         return out.reshape(num_lanes * num_rows, -1)

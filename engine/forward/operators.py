@@ -1,117 +1,19 @@
-"""Matrix products, norms and attention, in several forms, and the clock by which some are chosen.
-
-Theory of operation
--------------------
-Torch has several ways to compute each of them. Attention of one row may take 20 us in one form and
-1,000 us in another on one processor, and the other way round on the next. So this file has several
-forms of attention, and they are timed when a model is loaded. Sets of forms are compared by whole
-passes.
+"""Matrix products, norms and attention of torch's, and our own products on CPUs.
 
 Owns the forms and the layout of weights. Knows no layer, no cache and no model.
 """
 
 import ctypes
-import math
 import mmap
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import ParamSpec, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from engine.quantised.cpu_products import Product as Product
 from engine.quantised.cpu_products import tiled_product
-
-# -- timing ----------------------------------------------------------------------------------------
-
-# Find the fastest of several forms of one computation, by timing them.
-#
-# Owns the clock. Knows neither what is computed nor what for.
-
-P = ParamSpec("P")
-
-_WARM, _TIMED = 3, 20
-_LONG_S = 0.5  # forms that take long are timed at least once each, and no longer than this
-
-
-def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named: P.kwargs) -> str:
-    """Return the name of the fastest form; of each the fewest seconds of up to 20 runs count."""
-    best = dict.fromkeys(forms, math.inf)
-    end = time.perf_counter() + _LONG_S
-    with torch.inference_mode():
-        for turn in range(_WARM + _TIMED):
-            if turn > _WARM and time.perf_counter() > end:
-                break
-            for name, form in forms.items():
-                started = time.perf_counter()
-                form(*inputs, **named)
-                if turn >= _WARM:
-                    best[name] = min(best[name], time.perf_counter() - started)
-    return min(best, key=best.__getitem__)
-
-
-# Rows of the whole passes by which sets of forms are compared: a plain step, and one with one, four
-# and eight drafts. A set is taken only if it is slower for none of them.
-COMPARED_ROWS = (1, 2, 5, 9)
-# A set of which a pass takes this much longer is slower: with less, equal sets would be told apart.
-_AS_FAST = 1.05
-_TURNS, _TURNS_S = 5, 1.0  # most passes of each, and seconds after which two of each must do
-
-Seconds = Mapping[int, float]
-"""Number of rows -> the seconds of a whole pass"""
-
-
-def seconds_of_passes(
-    sets: Mapping[str, Callable[[int], object]], row_counts: Sequence[int]
-) -> Mapping[str, Seconds]:
-    """Return the fewest seconds of whole passes by each set of forms, for numbers of rows.
-
-    The sets take turns, so that other load slows all alike, and a model that does not fit into the
-    caches is read from memory.
-
-    sets  name -> function (number of rows) that runs a pass
-    """
-    best = {name: dict.fromkeys(row_counts, math.inf) for name in sets}
-    end = time.perf_counter() + _TURNS_S
-    with torch.inference_mode():
-        for turn in range(_TURNS):
-            if turn >= 2 and time.perf_counter() > end:
-                break
-            for num_rows in row_counts:
-                for name, run in sets.items():
-                    started = time.perf_counter()
-                    run(num_rows)
-                    taken = time.perf_counter() - started
-                    best[name][num_rows] = min(best[name][num_rows], taken)
-    return best
-
-
-def is_never_slower(one: Seconds, other: Seconds) -> bool:
-    """True if passes of no number of rows are slower by `one` set of forms than by the `other`."""
-    return all(one[num_rows] <= _AS_FAST * other[num_rows] for num_rows in other)
-
-
-def in_words(seconds: Mapping[str, Seconds]) -> str:
-    """Return the milliseconds of passes for a log: "1 row 1.52 (C++), 2.48 (torch); 2 rows ..."."""
-    counts = next(iter(seconds.values()))
-    return "; ".join(
-        f"{count} row{'s' * (count > 1)} "
-        + ", ".join(f"{1e3 * by_rows[count]:.2f} ({name})" for name, by_rows in seconds.items())
-        for count in counts
-    )
-
-
-Decide = Callable[[str, Sequence[str]], str]
-"""Function: (name of the form that was fastest here, names of all) -> name of the form to use"""
-
-
-def as_timed(name: str, _names: Sequence[str]) -> str:
-    """Return `name`: use the form that was fastest here (ranks use another `Decide`)."""
-    return name
-
 
 # -- products --------------------------------------------------------------------------------------
 
@@ -266,15 +168,6 @@ def _agree(one: Product, other: Product, weight: torch.Tensor) -> bool:
     return True
 
 
-def cache_bytes() -> int:
-    """Return the size of the processor's largest cache, at most 128 MiB."""
-    try:
-        size = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
-        return min(int(size.removesuffix("K")) << 10, 1 << 27)
-    except (OSError, ValueError):
-        return 1 << 25
-
-
 def _rows(num_rows: int, weight: torch.Tensor) -> torch.Tensor:
     """Return random inputs [num_rows, in] for a product with `weight`."""
     generator = torch.Generator().manual_seed(num_rows)
@@ -341,77 +234,12 @@ def side_by_side(
     mask: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Return attention by torch's fused kernel, a group's heads as rows over one key head."""
-    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    """Return attention by torch's fused kernel, a group's heads as rows over one key head.
 
-
-def head_by_head(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    """Return attention by torch's fused kernel with grouped heads, for one row per lane."""
-    num_lanes, kv_heads, group, dim = query.shape
-    apart = query.view(num_lanes, kv_heads * group, 1, dim)
-    out = F.scaled_dot_product_attention(
-        apart, keys, values, attn_mask=mask, scale=scale, enable_gqa=group > 1
-    )
-    return out.view(query.shape)
-
-
-def twice(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    """Return attention by torch's fused kernel, each row twice: one row alone may be slow."""
-    both = torch.cat((query, query), dim=2)
-    mask = mask if mask.shape[2] == 1 else torch.cat((mask, mask), dim=2)
-    out = F.scaled_dot_product_attention(both, keys, values, attn_mask=mask, scale=scale)
-    return out[:, :, : query.shape[2]]
-
-
-def products(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    """Return attention by two matrix products and a float32 softmax, for one lane."""
-    scores = torch.baddbmm(mask[0], query[0], keys[0].transpose(1, 2), alpha=scale)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-    return torch.bmm(weights, values[0])[None]
-
-
-FORMS_OF_ONE_ROW: Mapping[str, Attention] = {
-    "side by side": side_by_side,
-    "head by head": head_by_head,
-    "twice": twice,
-    "products": products,
-}
-FORMS_OF_ROWS: Mapping[str, Attention] = {"side by side": side_by_side, "products": products}
-# Forms for several lanes in one call; `products` would have to copy keys and values.
-BATCHED_OF_ONE_ROW = {name: form for name, form in FORMS_OF_ONE_ROW.items() if form is not products}
-BATCHED_OF_ROWS: Mapping[str, Attention] = {"side by side": side_by_side}
-
-
-def one_by_one(form: Attention) -> Attention:
-    """Return attention that calls `form` for one lane after another."""
-
-    def attend(
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        lanes = range(len(query))
-        parts = [[tensor[i : i + 1] for tensor in (query, keys, values, mask)] for i in lanes]
-        return torch.cat([form(q, k, v, shown, scale) for q, k, v, shown in parts])
-
-    return attend
+    On a CPU a row that is alone is computed twice: of one row torch's kernel for a CPU without
+    arithmetic in bfloat16 takes ten times as long as of two.
+    """
+    is_alone = query.shape[2] == 1 and query.device.type == "cpu"
+    rows = query.expand(-1, -1, 2, -1) if is_alone else query
+    out = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+    return out[:, :, :1] if is_alone else out

@@ -402,8 +402,6 @@ class EagleExecutor(Executor):
         Call it before any text is opened. All timed rows follow one row that has a feature, like
         the children of one tree node.
         """
-        if self._device.type == "cpu":
-            self._attention.choose_forms({})
         feature = bytes(self.loaded.feature_bytes)
         self.run(Feed((0,), (1,), (1,), 0, (2,), before=(0,), features=(feature,)), (0,))
         seconds: dict[int, float] = {}

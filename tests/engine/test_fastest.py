@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in
 from engine.executor import ModelExecutor
 from engine.fastest import fastest_dtype, fastest_num_threads, usual_num_threads
-from engine.forward.operators import COMPARED_ROWS, Seconds
+from engine.forward.timing import COMPARED_ROWS, Seconds
 from engine.loading import load_engine, make_executor
 from tests.tiny_models import make_model
 
@@ -113,8 +114,8 @@ def test_as_many_threads_run_as_are_fastest(
     def timed(*_: object) -> float:
         return seconds[torch.get_num_threads()]
 
-    monkeypatch.setattr(engine.fastest, "_seconds_of_a_token", timed)
-    assert fastest_num_threads(load_model(model)) == expected
+    monkeypatch.setattr(engine.fastest, "_steady_seconds", timed)
+    assert fastest_num_threads(make_executor(load_model(model), 64)) == expected
     assert torch.get_num_threads() == 4
 
 
@@ -140,14 +141,16 @@ def test_without_a_clock_a_small_model_has_one_thread(model: str) -> None:
 
 
 @pytest.mark.usefixtures("four_threads")
-def test_a_token_is_timed_on_the_model_itself(model: str) -> None:
-    loaded, counts = load_model(model), []
-    run = loaded.model.forward
+def test_a_token_is_timed_by_the_passes_that_will_run(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, counts = make_executor(load_model(model), 64), []
+    run = executor.run
 
-    def counted(*args: object, **kwargs: object) -> object:
+    def counted(*args: Any) -> torch.Tensor:
         counts.append(torch.get_num_threads())
-        return run(*args, **kwargs)
+        return run(*args)
 
-    loaded.model.forward = counted
-    assert fastest_num_threads(loaded) in counts
+    monkeypatch.setattr(executor, "run", counted)
+    assert fastest_num_threads(executor) in counts
     assert set(counts) == {1, 2, 4}

@@ -1,7 +1,6 @@
 """The merged operators of passes on a CPU give the numbers of torch's, and are used."""
 
 import math
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -9,18 +8,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import engine.forward.cpu_layers
 import engine.forward.fused
+from engine import cpu_library
 from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import load_model
 from engine.cpu_library import library, why_not_here
 from engine.device import cpu_is_fast_in
-from engine.forward.cpu_operators import CpuOperators, attention
+from engine.forward.cpu_layers import CpuLayers
+from engine.forward.cpu_operators import CpuOperators
 from engine.forward.forward import LAST
 from engine.forward.fused import FusedBackend
-from engine.forward.operators import Seconds, side_by_side
-from engine.layout.slots import LaneLayout, Span
+from engine.layout.slots import Feed, LaneLayout, with_near
 from engine.loading import make_executor
+from engine.quantised.cpu_products import TiledProduct
 from tests.engine.forward.test_fused import TOLERANCES, session_differences
 from tests.tiny_models import make_model
 
@@ -102,147 +102,84 @@ def test_heads_are_normed_and_turned_and_written(
     assert not cache[:, [2, 4, 5, 6]].any()
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 24, 200])
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
-@pytest.mark.parametrize("dim", [16, 48, 64, 80, 128])
-def test_attention_is_that_of_torch(dim: int, dtype: torch.dtype, num_rows: int) -> None:
-    (attend,) = attention(dtype, dim).values()
-    for num_keys in (1, 15, 16, 130):
-        for lanes in (1, 2):
-            cache = some(2, lanes, 3, 150, dim).to(dtype)
-            keys, values = cache[:, :, :, :num_keys].unbind()
-            query = some(lanes, 3, num_rows, dim, seed=8).to(dtype)
-            hidden = some(lanes, 1, num_rows, num_keys, seed=9) < 0
-            hidden[..., 0] = False
-            mask = torch.zeros(hidden.shape, dtype=dtype)
-            mask[hidden] = torch.finfo(dtype).min
-            want = side_by_side(query.double(), keys.double(), values.double(), mask.double(), 0.3)
-            assert error(attend(query, keys, values, mask, 0.3), want) < 2 * NEAR[dtype]
-
-
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
-@pytest.mark.parametrize("dim", [48, 64, 128])
-def test_attention_of_a_row_is_the_same_bits_whatever_other_rows_there_are(
-    dim: int, dtype: torch.dtype
-) -> None:
-    (attend,) = attention(dtype, dim).values()
-    keys, values = some(2, 1, 2, 150, dim).to(dtype).unbind()
-    query, mask = some(1, 2, 40, dim, seed=8).to(dtype), some(1, 1, 40, 150, seed=9).to(dtype)
-    rows = [
-        attend(query[:, :, i : i + 1], keys, values, mask[:, :, i : i + 1], 0.3) for i in range(40)
-    ]
-    for count in (2, 5, 16, 17, 40):
-        out = attend(query[:, :, :count], keys, values, mask[:, :, :count], 0.3)
-        assert torch.equal(out, torch.cat(rows[:count], dim=2))
-
-
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
-def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
-    (attend,) = attention(dtype, 64).values()
-    query, keys, values = (some(1, 2, 3, 64, seed=i).to(dtype) for i in range(3))
-    query[0, 0, 1, 5] = math.nan
-    out = attend(query, keys, values, torch.zeros(1, 1, 3, 3, dtype=dtype), 0.3)
-    assert out[0, 0, 1].isnan().all()
-    out[0, 0, 1] = 0
-    assert out.isfinite().all()
-
-
-def always(name: str) -> Callable[..., str]:
-    """A choice of this form wherever there is one of that name."""
-    return lambda forms, *_: name if name in forms else next(iter(forms))
-
-
-def always_fast(name: str) -> Callable[..., Mapping[str, Seconds]]:
-    """Whole passes by this form take half of the time of others."""
-    return lambda sets, row_counts: {
-        one: dict.fromkeys(row_counts, 1.0 if one == name else 2.0) for one in sets
-    }
-
-
-@pytest.mark.parametrize("form", ["merged", "in one call"])
+@pytest.mark.parametrize("quantization", ["", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [*FUSED, "qwen3_wide"])
+@pytest.mark.parametrize("family", [*FUSED, "qwen3_wide", "mistral_window"])
 def test_passes_with_them_get_the_logits_of_the_reference(
-    family: str, dtype: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, dtype: str, quantization: str, tmp_path: Path
 ) -> None:
     if not cpu_is_fast_in(getattr(torch, dtype)):
         pytest.skip(f"this CPU has no {dtype} arithmetic")
-    monkeypatch.setattr(engine.forward.cpu_layers, "seconds_of_passes", always_fast(form))
-    monkeypatch.setattr(engine.forward.lane_attention, "quickest", always("our own"))
     folder = str(make_model(family, tmp_path, 0, scale=0.5))
-    # Weights of 8 bits, because for these there is no product but our own.
-    load = partial(
-        load_model, folder, dtype=dtype, quantization="int8" if form == "in one call" else ""
-    )
+    load = partial(load_model, folder, dtype=dtype, quantization=quantization)
     reference = make_executor(load(), 320, backend="reference")
     fused = make_executor(load(), 320, backend="auto")
     assert isinstance(fused._backend, FusedBackend)
     layers = fused._backend._cpu_layers
     assert layers is not None
-    assert bool(layers.most_rows) == (form == "in one call")
+    assert layers.is_one_call
     for difference in session_differences(reference, fused, seed=1):
         assert difference < TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [*FUSED, "qwen3_wide"])
-def test_layers_in_fewer_calls_are_their_steps_one_by_one(
-    family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", [*FUSED, "qwen3_wide", "mistral_window"])
+def test_layers_in_one_call_are_their_steps_one_by_one(
+    family: str, dtype: str, tmp_path: Path
 ) -> None:
     if not cpu_is_fast_in(getattr(torch, dtype)):
         pytest.skip(f"this CPU has no {dtype} arithmetic")
-    monkeypatch.setattr(engine.forward.cpu_layers, "seconds_of_passes", always_fast("in one call"))
-    monkeypatch.setattr(engine.forward.lane_attention, "quickest", always("our own"))
-    # Weights of 8 bits, because for these there is no product but our own.
     folder = str(make_model(family, tmp_path, 0, scale=0.5))
-    loaded, lanes = load_model(folder, dtype=dtype, quantization="int8"), LaneLayout(2, 64)
-    backend = FusedBackend(loaded, lanes)
-    backend.take_over()
+    executor = make_executor(load_model(folder, dtype=dtype), 64, num_lanes=2)
+    backend = executor._backend
+    assert isinstance(backend, FusedBackend)
     layers = backend._cpu_layers
     assert layers is not None
-    assert layers.most_rows == 16
-    functions = layers._functions
-    assert functions is not None
-    random = torch.Generator().manual_seed(4)
-    # A mask may begin some slots after a lane's first, as those of windows do.
+    in_one_call = layers._run_ours
+    assert in_one_call is not None
     # Of 20 rows and one, the longer lane alone has a second part.
-    every = (((1,), 0), ((7,), 2), ((40,), 0), ((1, 1), 0), ((5, 2), 0), ((20, 1), 0))
-    for counts, num_skipped in every:
-        num_rows, num_visible = sum(counts), max(counts) + 3
-        spans = tuple(Span(lanes.first_slot(i), n) for i, n in enumerate(counts))
-        places = torch.cat([torch.arange(n) for n in counts])
-        first = torch.cat([torch.full((span.num_rows,), span.first_slot) for span in spans])
-        rows = torch.stack((torch.arange(num_rows) * 5 % 199, places, places + first))
-        mask = backend.cache.new_zeros(1, 1, num_rows, num_visible)
-        is_hidden = torch.rand(num_rows, num_visible, generator=random) < 0.3
-        mask[0, 0, is_hidden] = torch.finfo(mask.dtype).min
-        mask[..., num_skipped] = 0
-        found = []
-        for layers._functions, layers.most_rows in (
-            (None, 0),
-            (functions, 0),
-            (functions, 40),
-        ):
+    for counts in ((1,), (7,), (40,), (1, 1), (5, 2), (20, 1)):
+        feeds = [
+            with_near(Feed.chain(lane, n, 199), executor.windows) for lane, n in enumerate(counts)
+        ]
+        step, found = executor.lay_out(feeds, [range(n) for n in counts]), []
+        for layers._run_ours in (None, in_one_call):
             backend.cache.zero_()
-            masks = [mask[..., num_skipped:]] * len(backend.kinds.numbers)
-            with torch.inference_mode():
-                out = backend._run(rows, spans, masks, num_visible, None, (1, LAST))
+            out = executor.forward(step, (1, LAST))
+            assert out.features is not None
             found.append((out.logits, out.features, backend.cache.clone()))
-        for one_by_one, *others in zip(*found, strict=True):
+        for one_by_one, together in zip(*found, strict=True):
             assert one_by_one.any()
-            assert all(torch.equal(one_by_one, other) for other in others)
+            assert torch.equal(one_by_one, together)
 
 
 def test_an_operator_that_errs_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # With products of torch the steps are called one by one.
-    monkeypatch.setattr(engine.forward.fused, "seconds_of_passes", always_fast("torch, merged"))
-    monkeypatch.setattr(engine.forward.cpu_layers, "seconds_of_passes", always_fast("merged"))
+    monkeypatch.setattr(CpuLayers, "_one_call", lambda *_: None)  # the steps are called one by one
     monkeypatch.setattr(CpuOperators, "gate", lambda _, both: both.chunk(2, dim=-1)[0].clone())
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     backend = FusedBackend(loaded, LaneLayout(1, 64))
     backend.take_over()
     assert backend._cpu_layers is None
-    assert "operators (merged) give other logits" in caplog.text
+    assert "our own operators give other logits" in caplog.text
     assert not backend.cache.any()
+
+
+def test_a_model_of_fewer_tokens_than_rows_is_tried_too(tmp_path: Path) -> None:
+    loaded = load_model(str(make_model("llama", tmp_path, vocab=4, scale=0.5)), dtype="float32")
+    backend = FusedBackend(loaded, LaneLayout(1, 64))
+    backend.take_over()
+    with torch.inference_mode():
+        assert backend._try_pass(None, 9).isfinite().all()
+
+
+def test_without_the_library_torch_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_library, "_kept", lambda: None)
+    loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
+    backend = FusedBackend(loaded, LaneLayout(1, 64))
+    backend.take_over()
+    assert backend._cpu_layers is None
+    assert not isinstance(backend._head, TiledProduct)

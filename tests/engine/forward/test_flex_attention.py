@@ -23,7 +23,7 @@ from engine.forward.forward import Shape
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
 from engine.forward.masks import as_words, from_words
-from engine.forward.operators import quickest
+from engine.forward.timing import quickest
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from tests.engine.flex_forms import always, counted, spelt_out

@@ -14,7 +14,7 @@ from engine import cpu_library
 from engine.cpu_library import library, why_not_here
 from engine.quantised.cpu_products import quantised_product, tiled_product
 from engine.quantised.matrix import QuantisedMatrix, stacked
-from tests.engine.forward import test_cpu_operators
+from tests.engine.forward import test_cpu_attention
 
 NUM_INPUTS = 512
 NUM_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 40)
@@ -248,7 +248,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     assert library() is None
-    assert "cpu_operators.cpp cannot be compiled (no room); name another compiler" in caplog.text
+    assert "cpu_attention.cpp cannot be compiled (no room); name another compiler" in caplog.text
     assert not list(tmp_path.rglob("*.so"))
 
 
@@ -307,5 +307,5 @@ def test_a_processor_with_fewer_instructions_computes_the_same(
         test_a_row_is_the_same_bits_whatever_other_rows_there_are(kind, torch.bfloat16)
     test_a_plain_matrix_may_lie_in_tiles_too(torch.bfloat16, 100)
     for dim in (48, 64):
-        test_cpu_operators.test_attention_is_that_of_torch(dim, torch.bfloat16, 7)
+        test_cpu_attention.test_attention_is_that_of_its_definition(dim, torch.bfloat16, 7)
     assert len(list((tmp_path / "slipstream" / "products").glob("*.so"))) == 1

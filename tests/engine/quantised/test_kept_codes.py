@@ -24,7 +24,6 @@ from engine.quantised.matrix import QuantisedMatrix, stacked
 from tests import packed_models
 from tests.engine.conftest import Folder
 from tests.packed_models import RECIPES, save_packed
-from tests.tiny_models import make_model
 
 IDS = torch.randint(0, 199, (1, 40), generator=torch.Generator().manual_seed(3))
 
@@ -240,24 +239,3 @@ def test_matrices_of_two_kinds_are_not_stacked() -> None:
     both = stacked([four, four])
     assert isinstance(both, QuantisedMatrix)
     assert torch.equal(both.dequantised(), torch.cat([four.dequantised()] * 2))
-
-
-def test_a_quantised_model_is_not_timed_by_its_own_forward(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.loading.fastest_num_threads", lambda _: pytest.fail("it was timed"))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    chosen: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    load_engine(
-        str(make_model("llama", folder("llama").parent / "again")),
-        revision=None,
-        dtype="float32",
-        device="cpu",
-        max_len=64,
-        fixed_rows=None,
-        warm_rows=(1,),
-        say=print,
-        quantization="int8",
-    )
-    assert chosen == [1]

@@ -167,17 +167,3 @@ def test_what_one_rank_cannot_merge_none_merges(
     ):
         assert isinstance(executor._backend, GraphBackend)
         assert not executor._backend._fused.is_merged
-
-
-def test_forms_on_cores_are_those_of_the_first_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.forward.lane_attention, "quickest", by_rank(1, 0))
-    threads = Threads(make_model("llama", tmp_path), 2)
-    first, second = threads.run(lambda loaded: laid_out(loaded, "fused", num_lanes=2))
-    assert isinstance(first._backend, FusedBackend)
-    assert isinstance(second._backend, FusedBackend)
-    ours, theirs = first._backend._attention, second._backend._attention
-    assert (ours._one_row, ours._rows) == (theirs._one_row, theirs._rows)
-    forms = tuple(engine.forward.lane_attention.FORMS_OF_ONE_ROW.values())
-    assert ours._one_row is forms[1]
