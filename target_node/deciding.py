@@ -382,10 +382,19 @@ def _held_until(asked: Sequence[_Asked], view: View, held_since: float, now: flo
     prices, p = view.prices, view.p
     num_more = sum(num_right(p, text.num_awaited) for text in waiting)
     num_tokens = len(waiting) + sum(1.0 + num_right(p, text.num_in_row) for text in ready)
-    due_at = [text.ready_at + prices.reply.value for text in waiting]
+    due_at = [text.ready_at + _due_s(text, prices) for text in waiting]
     worth_s = worth_holding_s(num_tokens, num_more, prices.pass_s)
     until = min(held_since, *due_at) + worth_s
     return now if max(due_at) > until else until
+
+
+def _due_s(text: TextView, prices: Prices) -> float:
+    """Return how long after it could start a text is expected to have the drafts that it awaits.
+
+    The first one takes as long as an answer, each further one a draft step.
+    """
+    num_more = max(0, text.num_awaited - text.num_in_row - 1)
+    return prices.reply.value + num_more * prices.draft.value
 
 
 def num_right(p: float, num_drafts: int) -> float:

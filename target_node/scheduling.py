@@ -20,7 +20,7 @@ On CPUs each pass is told on which cores it runs (`placing.py`), and its time is
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.layout.slots import Move
@@ -157,8 +157,10 @@ class Schedule:
                 texts[session].lane.copied(copy)
                 return (copy, *self._next(texts, now))
             case Read(session, cores):
+                self._leave_out(texts, (session,), now)
                 return (self._read(texts[session], cores, now),)
             case Start() as start:
+                self._leave_out(texts, start.causes, now)
                 return (self._write(start, texts, now),)
             case Wait(until):
                 return (WaitUntil(until),) if until < math.inf else ()
@@ -202,6 +204,12 @@ class Schedule:
         for session in decision.awaiting:
             texts[session].waits()
         self._held_since = decision.held_since
+
+    def _leave_out(self, texts: Texts, chosen: Collection[int], now: float) -> None:
+        """Note which texts the next pass leaves out; `chosen` are the sessions of the others."""
+        for session, text in texts.items():
+            if session not in chosen:
+                text.is_left_out(now)
 
     def _read(self, text: Verifying, cores: Cores | None, now: float) -> Compute:
         """Begin a prefill of a chunk of one text; return it."""

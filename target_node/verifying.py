@@ -354,6 +354,10 @@ class Verifying:
         """Note that there was no reason to start a pass."""
         self._waiting.began()
 
+    def is_left_out(self, now: float) -> None:
+        """Note that a pass without this text begins."""
+        self._waiting.left_out(now)
+
     def _num_drafts_max(self) -> int:
         """Return the most drafts worth verifying now; a pass also feeds missing text tokens."""
         return min(self._num_awaited_max(), self._num_rows_max - self.num_missing)

@@ -9,6 +9,7 @@ known. The first draft of a life answers an `Open`, with all its prefill, and is
 
     began                 there is no reason to start a pass        -> WAITING
     started, went_along   a pass with this text begins              -> BLIND, until the next `began`
+    left_out              a pass without it begins                  -> BLIND, if it was WAITING
 
 A life begins FRESH. While BLIND, perhaps no messages have been received since the pass began. That
 is so if the host itself computes; there it costs up to 13 % to mistake the pass for the time of an
@@ -49,6 +50,7 @@ class Waiting:
         self._num_late = NUM_LATE_UNTIL_QUIET  # waits in a row that have passed their deadline
         self._told_at: dict[int, float] = {}  # root -> when its verdict was sent; the newest ones
         self._state = State.FRESH
+        self._is_cut = False  # a pass without this text has run while it waited
         self._pass_at = 0.0  # when the last pass began
         self._heard_at = 0.0  # when the last draft arrived
 
@@ -80,12 +82,20 @@ class Waiting:
 
         It cuts the wait short, so it is not measured.
         """
-        self._state, self._pass_at = State.BLIND, now
+        self._state, self._pass_at, self._is_cut = State.BLIND, now, False
+
+    def left_out(self, now: float) -> None:
+        """Note a pass of others: what arrives while it runs may be heard only when it ends.
+
+        So a wait that it has cut is not measured.
+        """
+        if self._state is State.WAITING:
+            self._state, self._pass_at, self._is_cut = State.BLIND, now, True
 
     def started(self, cause: Cause, ready_at: float, now: float) -> None:
         """Note that a pass of this text begins at `now`; it could have begun at `ready_at`."""
-        has_waited = self._state is State.WAITING
-        self._state, self._pass_at = State.BLIND, now
+        has_waited = self._state is State.WAITING and not self._is_cut
+        self._state, self._pass_at, self._is_cut = State.BLIND, now, False
         if cause is Cause.LATE:
             self._num_late += 1
         elif cause is Cause.CHEAP:
@@ -111,8 +121,8 @@ class Waiting:
             return
         self._num_late = 0
         self._heard_at = now
-        if draft.tokens and draft.first_number == draft.number:  # else it is a repetition
-            self._costs.draft.add(draft.model_us / 1e6 / max(1, draft.num_steps))
+        if draft.num_steps:  # else it says again what was said, or what was held back
+            self._costs.draft.add(draft.model_us / 1e6 / draft.num_steps)
         told_at = self._told_at.pop(draft.parent_hash, None)  # only the first draft is the answer
         if told_at is not None and draft.num_steps and not first_of_life:
             self._answered(told_at + self._later_s(draft), now)

@@ -303,6 +303,13 @@ def test_a_pass_is_not_held_for_drafts_that_come_too_late() -> None:
     assert drafts(target.ticks()) == {1: (), 2: (60, 61)}
 
 
+def test_nor_where_the_first_comes_soon_and_the_others_too_late() -> None:
+    target = beside_one_that_waits()
+    target.known.costs.reply.add(0.2)
+    target.known.costs.draft.add(5.0)
+    assert drafts(target.ticks()) == {1: (), 2: (60, 61)}
+
+
 def test_nor_for_drafts_that_are_hardly_ever_right() -> None:
     target = beside_one_that_waits()
     target.known.costs.reply.add(0.2)

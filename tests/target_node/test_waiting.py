@@ -140,8 +140,45 @@ def test_what_is_said_again_was_not_drafted_for_nothing() -> None:
     text = Text(SYNC_4)
     waiting, costs = text.waiting, text.costs
     waiting.heard(draft((1, 2), 5, 6, model_us=20_000), 1.0, first_of_life=True)
-    waiting.heard(draft((1, 2), 5, 6, number=2, first_number=1), 1.0, first_of_life=False)
-    assert costs.draft.value == 0.01
+    again = draft((1, 2), 5, 6, number=2, first_number=1, num_steps=0)
+    waiting.heard(again, 1.0, first_of_life=False)
+    assert (costs.draft.value, costs.draft.num) == (0.01, 1)
+
+
+def test_a_last_message_with_new_drafts_counts() -> None:
+    text = Text(SYNC_4)
+    waiting, costs = text.waiting, text.costs
+    waiting.heard(draft((1, 2), 5, 6, model_us=20_000), 1.0, first_of_life=True)
+    last = draft((1, 2), 5, 6, 7, number=2, first_number=1, done=True, num_steps=1, model_us=30_000)
+    waiting.heard(last, 1.0, first_of_life=False)
+    assert costs.draft.num == 2
+    assert costs.draft.value > 0.01
+
+
+def test_a_pass_of_others_is_no_part_of_a_wait_or_of_an_answer() -> None:
+    text = Text(SYNC_4)
+    waiting, costs = text.waiting, text.costs
+    costs.reply.add(0.004)
+    waiting.told(name(1, 2), 1.0)
+    waiting.began()
+    waiting.left_out(1.001)  # a pass of another text, which takes five seconds
+    text.hears(6.001)
+    assert costs.reply.value == pytest.approx(0.004), "as long as it usually takes"
+    waiting.began()
+    waiting.started(Cause.READY, 1.0, 6.001)
+    assert costs.wait.num == 0
+
+
+def test_a_wait_after_one_that_was_cut_is_measured() -> None:
+    text = Text(SYNC_4)
+    waiting, costs = text.waiting, text.costs
+    waiting.began()
+    waiting.left_out(1.0)
+    waiting.started(Cause.LATE, 1.0, 2.0)
+    waiting.began()
+    text.hears(3.5)
+    waiting.started(Cause.READY, 3.0, 3.5)
+    assert (costs.wait.num, costs.wait.value) == (1, 0.5)
 
 
 def ends_after(text: Text, wait_s: float) -> None:
