@@ -134,6 +134,13 @@ def is_kept() -> bool:
     return _kept() is not None
 
 
+def why_not_used() -> str | None:
+    """Return why this process has no library; None: it has one."""
+    if is_kept():
+        return None
+    return why_not_here() or "our C++ is not compiled yet"
+
+
 def library_name() -> str:
     """Return the name of this process's library, which changes with its sources; "" for none."""
     path = _path_or_none()

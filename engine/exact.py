@@ -8,20 +8,55 @@ nothing.
 """
 
 import contextlib
+import hashlib
+import json
+import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from engine.executor import ModelExecutor
+from engine.cpu_library import library_name
 from engine.forward.forward import PROMPT_ROWS
 from engine.layout.slots import NUM_TREE_SLOTS, Feed, with_near
+from engine.model_executor import ModelExecutor
+from proto.system import cache_folder
+
+logger = logging.getLogger(__name__)
 
 _NUM_ROWS = 17  # that are compared: one more than tile registers hold
 _LONGEST = PROMPT_ROWS + 3 * _NUM_ROWS  # tokens of the text: more than one chunk of a prompt
 _SHORTEST = 2 * _NUM_ROWS
+_NUM_DIGITS = 16  # of a digest
+_FILE, _MOST_KEPT = "exact.json", 64
 _PIECES = (1, 2, 5, 9, 40)  # rows of the passes in which the text is read another time
+
+
+def bits_of(executor: ModelExecutor) -> str:
+    """Return a digest of what decides the bits of logits; "" if a row's depend on other rows.
+
+    Two targets with one digest give the same logits, for all that can be told: it is made of our
+    library, the number type and the logits of some rows. A target that has passed the check is not
+    checked again on this machine.
+
+    Overwrites the first slots of the first two lanes, so call it before any text is opened.
+    """
+    tokens = _text(executor) if executor.is_by_row else None
+    if tokens is None:
+        return ""
+    alone = _alone(executor, tokens)
+    about = library_name(), str(executor.loaded.dtype), len(tokens), alone.numpy().tobytes()
+    bits = hashlib.sha256(repr(about).encode()).hexdigest()[:_NUM_DIGITS]
+    if bits in _kept():
+        return bits
+    why = _difference(executor, tokens, alone)
+    if why is not None:
+        logger.warning("a row has other bits %s than alone; texts may differ at near ties", why)
+        return ""
+    _keep(bits)
+    return bits
 
 
 def why_not_exact(executor: ModelExecutor) -> str | None:
@@ -29,13 +64,20 @@ def why_not_exact(executor: ModelExecutor) -> str | None:
 
     Overwrites the first slots of the first two lanes, so call it before any text is opened.
     """
-    if executor.fixed_rows is not None:
-        return "passes are padded"
+    tokens = _text(executor)
+    if tokens is None:
+        return "texts are too short to try"
+    return _difference(executor, tokens, _alone(executor, tokens))
+
+
+def _text(executor: ModelExecutor) -> Sequence[int] | None:
+    """Return the tokens of the text that is tried; None: there is no room for one."""
     length = min(_LONGEST, executor.capacity - NUM_TREE_SLOTS, executor.loaded.max_model_len)
-    if length < _SHORTEST:
-        return f"{length} tokens are too few to try"
-    tokens = _tokens(executor.loaded.vocab_size, length)
-    alone = _alone(executor, tokens)
+    return _tokens(executor.loaded.vocab_size, length) if length >= _SHORTEST else None
+
+
+def _difference(executor: ModelExecutor, tokens: Sequence[int], alone: torch.Tensor) -> str | None:
+    """Return in which kind of pass the last rows of a text have other logits than `alone`."""
     for threads in dict.fromkeys((torch.get_num_threads(), 1)):
         with _num_threads(threads):
             for kind, logits in _passes(executor, tokens):
@@ -123,3 +165,22 @@ def _num_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _kept() -> Sequence[str]:
+    """Return the digests of targets that have passed the check on this machine."""
+    try:
+        found = json.loads(cache_folder(_FILE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return ()
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else ()
+
+
+def _keep(bits: str) -> None:
+    kept = [*_kept(), bits][-_MOST_KEPT:]
+    with contextlib.suppress(OSError):
+        path = cache_folder(_FILE)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(kept))
+        unfinished.replace(path)

@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 
 from engine.checkpoint.model import LoadedModel
-from engine.executor import ModelExecutor
 from engine.forward.timing import COMPARED_ROWS, Seconds, is_never_slower
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
+from engine.model_executor import ModelExecutor
 
 FASTEST = "fastest"
 MAX_PARAMETERS = 1_500_000_000  # larger models keep the checkpoint's dtype: memory traffic decides

@@ -19,13 +19,17 @@ from engine.checkpoint.tokenizer_files import TOKENIZER, read_tokenizer, refuse_
 from engine.choice.coupling import rare_choices, usual_chains, usual_choices
 from engine.device import pin
 from engine.errors import ModelError
-from engine.executor import Executor, ModelExecutor
+from engine.exact import bits_of
+from engine.executor import Executor
 from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
+from engine.forward.cpu_attention import NAMES
 from engine.forward.forward import Layers, Say, silent
+from engine.forward.llama_parts import why_not_fused
 from engine.heads.loaded import Loaded
 from engine.heads.stated import refuse_head
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import USUAL, Utilization, limits
+from engine.model_executor import ModelExecutor
 from engine.places import Places
 from engine.quantised.asked import KEEPING, refuse_elsewhere
 from engine.quantised.linear import is_quantised
@@ -104,6 +108,8 @@ class Engine:
     load_s       seconds that loading, checking and warming up took
     pass_s       number of rows -> seconds of a pass of so many rows, over few cache slots
     device       name of its device; the names of all ranks' devices, joined by commas
+    bits         digest of what decides the bits of logits, if a row's do not depend on other rows
+                 (`exact.py`); else ""
     heads        the engine of the drafting heads in the target's process; None: there are none
     places       the CPU cores between which passes may move; None: there is no choice
     """
@@ -116,6 +122,7 @@ class Engine:
     load_s: float
     pass_s: Mapping[int, float]
     device: str
+    bits: str = ""
     heads: "Engine | None" = None
     places: Places | None = None
 
@@ -132,6 +139,7 @@ def load_engine(
     fixed_rows: int | None,
     warm_rows: Sequence[int],
     say: Callable[[str], None],
+    checks_bits: bool = False,
     backend: str = "auto",
     row_counts: Sequence[int] = (),
     num_children: Sequence[int] = (),
@@ -148,13 +156,14 @@ def load_engine(
     max_len, part, utilization  maximum length of a text and its memory, as for `limits`
     num_lanes  texts at once; fewer if there is no memory for them
     fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
+    checks_bits  True: find out whether a row's logits depend on other rows (`Engine.bits`)
     row_counts, layers  as for `ModelExecutor`
     num_children, chains, head_children  numbers of a drafter's children per tree node, of its draft
              steps at once, and of children per node of heads in this process
     backend  one of `BACKENDS`: which implementation of the forward runs
     tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
 
-    Raises ModelError, with one line that says what to do, and RankError: another rank has ended.
+    Raises ModelError, and RankError: another rank has ended.
     """
     started, devices = time.monotonic(), rank_devices(device, tensor_parallel_size)
     refuse_elsewhere(model, quantization, backend=backend, num_ranks=len(devices))
@@ -166,21 +175,19 @@ def load_engine(
         else:
             loaded = _load(model, revision, dtype, device, max_len, backend, quantization, say)
         tokenizer.check_fits(loaded.vocab_size)
-        _make_products(loaded, say)
+        _make_products(loaded, fixed_rows, say)
         max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
-        is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
-        say("compiling kernels" if is_captured else "checking")
         executor = make_executor(
             *(loaded, max_len + NUM_TREE_SLOTS),
             num_lanes=num_lanes,
-            fixed_rows=fixed_rows,
+            fixed_rows=None if may_be_exact(loaded, backend) else fixed_rows,
             backend=backend,
             row_counts=row_counts if backend in ("auto", "graphs") else (),
             layers=layers,
             say=say,
         )
         _choose_threads(executor, say)
-        _check_and_fix_shapes(executor)
+        bits = _bits(executor, fixed_rows, say) if checks_bits or fixed_rows else ""
         pass_s = _warm_up(executor, warm_rows, num_children, head_children, chains, say)
         on_failure.pop_all()
     return Engine(
@@ -190,6 +197,7 @@ def load_engine(
         load_s=time.monotonic() - started,
         pass_s=pass_s,
         device=",".join(devices),
+        bits=bits,
     )
 
 
@@ -253,18 +261,45 @@ def _load_on_ranks(
     return loaded
 
 
-def _make_products(loaded: LoadedModel, say: Callable[[str], None]) -> None:
-    """Compile our own matrix products for a quantised model on a CPU, which needs them.
+def _make_products(loaded: LoadedModel, fixed_rows: int | None, say: Callable[[str], None]) -> None:
+    """Compile our C++ on a CPU for a quantised model, which needs it, and in reproducible mode.
 
-    Other models start without them if they are not there yet (`cpu_library` says how they come).
+    Other models start without it if it is not there yet (`cpu_library` says how it comes). In
+    reproducible mode the text may not depend on whether somebody has compiled it before.
     """
-    is_needed = loaded.device.type == "cpu" and is_quantised(loaded.model)
-    if not is_needed or cpu_library.is_kept():
+    is_needed = is_quantised(loaded.model) or fixed_rows is not None
+    if loaded.device.type != "cpu" or not is_needed or cpu_library.is_kept():
         return
     say("compiling products for this processor, once")
     _, why = cpu_library.made()
     if why is not None:
         logger.info("matrix products are torch's own: %s", why)
+
+
+def may_be_exact(loaded: LoadedModel, backend: str) -> bool:
+    """True if passes need no padding to be reproducible: all is computed by our own operators."""
+    is_fused = backend in ("auto", "fused") and why_not_fused(loaded.model) is None
+    is_alone = loaded.device.type == "cpu" and loaded.rank is None
+    return is_fused and is_alone and loaded.dtype in NAMES and cpu_library.is_kept()
+
+
+def _bits(executor: ModelExecutor, fixed_rows: int | None, say: Callable[[str], None]) -> str:
+    """Return the digest of what decides bits (`Engine.bits`).
+
+    Raises ModelError in reproducible mode (`fixed_rows`) if passes are not reproducible.
+    """
+    if executor.fixed_rows is not None:
+        check_reproducible(executor)
+        if executor.lanes.count > 1:
+            executor.set_total(executor.capacity)
+        return ""
+    say("checking that every pass has the same bits")
+    bits = bits_of(executor)
+    if fixed_rows is not None and not bits:
+        raise ModelError(
+            f"{executor.loaded.name}: its rows are not reproducible here; use --backend reference"
+        )
+    return bits
 
 
 def _choose_threads(executor: ModelExecutor, say: Callable[[str], None]) -> None:
@@ -290,13 +325,13 @@ def _warm_up(
     chains: Sequence[int],
     say: Callable[[str], None],
 ) -> Mapping[int, float]:
-    """Warm the executor up; return number of rows -> seconds of a pass.
+    """Warm the executor up; return number of rows -> seconds of a pass (of padded ones alone).
 
     Records the usual choices: a drafter's if `num_children` is given, else a target's.
     """
     say("warming up")
     return executor.warm_up(
-        row_counts,
+        row_counts if executor.fixed_rows is None else (executor.fixed_rows,),
         choices=usual_choices(num_children),
         beside=usual_choices(head_children) if head_children else (),
         rare=rare_choices(num_children),
@@ -304,18 +339,6 @@ def _warm_up(
         chained=usual_chains(),
         say=say,
     )
-
-
-def _check_and_fix_shapes(executor: ModelExecutor) -> None:
-    """In reproducible mode, check the executor and fix the shape of all its passes.
-
-    Does nothing in other modes. Raises ModelError if passes are not reproducible.
-    """
-    if executor.fixed_rows is None:
-        return
-    check_reproducible(executor)
-    if executor.lanes.count > 1:
-        executor.set_total(executor.capacity)
 
 
 def make_executor(
@@ -345,6 +368,8 @@ def make_executor(
         ModelError: this engine's logits are not the model's own, or this backend cannot run it.
     """
     assert backend in BACKENDS
+    is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
+    say("compiling kernels" if is_captured else "checking")
     plain = plain_logits(loaded)
     for name in _candidates(backend, loaded):
         executor = None

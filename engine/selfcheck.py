@@ -15,8 +15,8 @@ from engine.checkpoint.files import one_line
 from engine.checkpoint.model import LoadedModel
 from engine.choice.sampling import NOT_FINITE
 from engine.errors import ModelError, OutOfMemory
-from engine.executor import ModelExecutor
 from engine.layout.slots import Feed, Move, SlotMap, with_near
+from engine.model_executor import ModelExecutor
 
 # Largest relative error allowed in a row of logits (after subtracting its mean). In half precision
 # two orders of summation differ by some per cent, and a wrong mask by tens of per cent.

@@ -144,7 +144,7 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
 def _ready(config: NodeConfig, engine: Engine) -> str:
     """Return the state of a node that has loaded; on a CPU, have our C++ compiled if it is not.
 
-    Not in reproducible mode, in which only quantised models use it, and they have compiled it.
+    Not in reproducible mode, which has tried to compile it.
     """
     if config.fixed_rows or engine.loaded.device.type != "cpu" or not compile_in_background():
         return "ready"
@@ -187,8 +187,9 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         utilization=_utilization(config),
         num_lanes=config.max_num_seqs,
         fixed_rows=config.fixed_rows or None,
-        warm_rows=(config.fixed_rows,) if config.fixed_rows else TIMED_ROWS[config.role],
+        warm_rows=TIMED_ROWS[config.role],
         say=say,
+        checks_bits=config.role is Role.TARGET,
         backend=config.backend,
         row_counts=RECORDED_ROWS[config.role],
         num_children=RECORDED_CHILDREN if config.role is Role.DRAFTER else (),
@@ -243,7 +244,7 @@ def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> E
     Nothing changes in reproducible mode, where no time may decide; with several ranks, on a GPU and
     for a drafter.
     """
-    if config.role is Role.DRAFTER or config.fixed_rows:
+    if config.role is Role.DRAFTER or engine.executor.fixed_rows:
         return engine
     loaded, backend = engine.loaded, engine.executor.backend
     if loaded.device.type != "cpu" or loaded.rank is not None:
@@ -302,6 +303,8 @@ def introduce(
         hidden_size=loaded.hidden_size,
         num_layers=0 if isinstance(loaded, LoadedHead) else loaded.num_layers,
         heads="" if engine.heads is None else engine.heads.executor.backend,
+        forms=engine.executor.forms,
+        bits=engine.bits,
     )
     welcome = shake_hands(connection, hello, limit_s)
     if welcome.traced:

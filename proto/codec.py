@@ -445,7 +445,7 @@ _SCHEMAS: dict[type[Any], Field] = {
         *[_MICROSECONDS] * 2,
         _LAYERS,
         *[integer(0, I31)] * 2,
-        text(64),
+        *(text(64), text(200), text(64)),
     ),
     m.Welcome: record(
         m.Welcome, integer(1, I31), _SOURCE, FLAG, binary(1, 0, m.MAX_TOKENIZER_BYTES)

@@ -18,7 +18,7 @@ from proto.sampling import SamplingSpec as SamplingSpec
 
 # The handshake: the roles, and what each side tells about itself before any work.
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 
 
 class Role(StrEnum):
@@ -73,6 +73,9 @@ class Hello:
     hidden_size width of the features: the target's own, or that for which the head was made
     num_layers  number of the target's layers
     heads       of a target with heads of its own: their kind, for people
+    forms       what computes its passes, for people
+    bits        of a target whose logits do not depend on drafts, other texts or how a text was
+                read: a digest of what decides their bits. "": texts may differ at near ties
     """
 
     version: int
@@ -95,6 +98,8 @@ class Hello:
     hidden_size: int = 0
     num_layers: int = 0
     heads: str = ""
+    forms: str = ""
+    bits: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def serve(
     places = engine.places
     elsewhere = {} if places is None else {Place.SHARED: places.measured[Place.SHARED]}
     known = Known(
-        fixed_rows=config.fixed_rows or None,
+        fixed_rows=engine.executor.fixed_rows,
         costs=Costs(device.at_least(engine.pass_s), {k: v for k, v in elsewhere.items() if v}),
         placing=None if places is None else placing_of(places, config.placement),
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],

@@ -30,6 +30,9 @@ from proto.errors import NodeError
 # Every wait has a limit. An answer is read up to a limit of bytes, and used only as far as it has
 # the expected form.
 
+EXACT = "exact: a text is the same with drafts, without, and beside others"
+NOT_EXACT = "not exact: texts may differ at near ties, but for float32 or --reproducible"
+
 LONG_S = 1.0  # a pass that takes longer is shown
 LIMIT_S = 5.0  # longer than a coordinator takes to say that its loop hangs
 AGAIN_S = 0.1
@@ -210,6 +213,10 @@ def _about(node: Answer) -> list[str]:
         words.append(f"on {node['host']}" + (f", process {node['pid']}" if node["pid"] else ""))
     if node["backend"]:
         words.append(f"{node['backend']}, {node['forwards']} forwards")
+    if node.get("forms"):
+        words.append(f"computed by {node['forms']}")
+    if node.get("is_exact") is not None:
+        words.append(EXACT if node["is_exact"] else NOT_EXACT)
     trip, first = node["round_trip_ms"], node["round_trip_at_start_ms"]
     if trip is not None and first is not None and trip > 2 * first + 1:
         words.append(f"round trip at the start {first:.1f} ms")

@@ -174,6 +174,7 @@ def engines(nodes: Iterable[Node]) -> str:
     return "; ".join(
         f"{hello.role}: {hello.backend}, {hello.dtype}, {hello.device}"
         + (f", {hello.heads} heads" if hello.heads else "")
+        + (", exact" if hello.bits and hello.role is Role.TARGET else "")
         for node in nodes
         if (hello := node.hello) is not None
     )
@@ -185,6 +186,8 @@ def ran_on(pair: Pair, *, compares: bool = True) -> list[str]:
     compares  False: it was not shown
     """
     lines = [engines(pair.service.registry.nodes)]
+    if pair.hello(Role.TARGET).forms:
+        lines.append(f"target computed by {pair.hello(Role.TARGET).forms}")
     if compares:
         hello, also = pair.hello(Role.TARGET), pair.service.alone_on
         where = hello.device

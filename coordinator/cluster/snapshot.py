@@ -94,6 +94,9 @@ class NodeState:
     bad_frames  frames from it that were dropped: not decodable, or outside of their text
     ready_s     seconds since it was ready; None: it never was
     silent_s    seconds since its last message
+    forms       what computes its passes
+    is_exact    a target's logits do not depend on drafts, other texts or how a text was read, so
+                that its texts are the same in every number type; None: it is no target
     round_trip_ms, round_trip_at_start_ms  time of a message to it and back; None: not known yet
     """
 
@@ -118,6 +121,8 @@ class NodeState:
     silent_s: float
     round_trip_ms: float | None
     round_trip_at_start_ms: float | None
+    forms: str
+    is_exact: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,8 @@ def _node(node: Node, texts: tuple[SessionNodes, ...], pid: int | None, now: flo
         silent_s=_rounded(node.detector.silence_s(now)),
         round_trip_ms=_ms(trips.now_s),
         round_trip_at_start_ms=_ms(trips.at_start_s),
+        forms=_cut(hello.forms) if hello else "",
+        is_exact=bool(hello.bits) if hello and node.role is Role.TARGET else None,
     )
 
 

@@ -214,6 +214,7 @@ class Backend(Protocol):
     num_uncaptured  number of decode passes that had no recording and ran kernel by kernel
     num_late     number of recordings made after load, while texts waited
     row_counts   numbers of rows for which it has programs or graphs, ascending; (): any number
+    is_by_row    True: its forms are made so that a row's logits do not depend on the rest of a pass
     """
 
     name: str
@@ -222,6 +223,12 @@ class Backend(Protocol):
     num_uncaptured: int = 0
     num_late: int = 0
     row_counts: tuple[int, ...] = ()
+    is_by_row: bool = False
+
+    @property
+    def forms(self) -> str:
+        """Return in words what computes its passes, for people."""
+        return "transformers' operators"
 
     def forward(
         self,

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.checkpoint.model import LoadedModel
+from engine.cpu_library import why_not_used
 from engine.device import send
 from engine.errors import ModelError
 from engine.forward.cpu_attention import cpu_attention
@@ -60,6 +61,7 @@ from engine.forward.operators import Form, Packer, Product, at_once, lies_in, of
 from engine.forward.small_operators import SmallOperators, Trial
 from engine.forward.timing import Decide
 from engine.layout.slots import LaneLayout, Span
+from engine.quantised.cpu_products import TiledProduct
 from engine.quantised.linear import is_quantised
 from engine.tensor_parallel.split import first_says, joined, summed
 
@@ -227,6 +229,22 @@ class FusedBackend(Recordable):
             tolerance = _PASS_TOLERANCES[self.cache.dtype]
             self._cpu_layers = checked(layers, self._try_pass, tolerance, self._most_tried_rows)
         self.cache[:, :, : self._tried_slots].zero_()
+
+    @property
+    def is_by_row(self) -> bool:  # type: ignore[override]
+        """True if all is computed by our own operators and products."""
+        own = self._cpu_layers
+        return own is not None and own.is_one_call and isinstance(self._head, TiledProduct)
+
+    @property
+    def forms(self) -> str:
+        """Return in words what computes its passes, for people."""
+        if self._device.type != "cpu":
+            return "torch's operators"
+        if self._cpu_layers is None:
+            return f"torch's operators ({why_not_used() or 'several ranks, or other norms'})"
+        calls = "one call" if self._cpu_layers.is_one_call else "single calls"
+        return f"our C++, layers in {calls}"
 
     def _own_layers(self) -> CpuLayers | None:
         """Return the layers with our own operators; None: not here, or not for these norms."""

@@ -37,8 +37,8 @@ TOP_K, LENGTH = 3, 4
 TEMPERATURE = 1.5
 GREEDY_LENGTH, SEED_LENGTH = 64, 48
 NUM_TIMED = 5  # short texts that are timed to predict how long all checks take
-# Two tokens whose logprobs are closer than this are a near tie. With --reproducible there is none:
-# every pass has the same shape, and so rounds alike.
+# Two tokens whose logprobs are closer than this are a near tie. Of an exact target, and with
+# --reproducible, there is none: every pass has the same bits.
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
 ALTERNATIVES = 5  # logprobs (of the likeliest tokens) that are asked for each greedy token
 POLICIES = (
@@ -137,9 +137,14 @@ def _rows(logprobs: Logprobs) -> list[dict[int, float]]:
     return [dict(entries[i * width : (i + 1) * width]) for i in range(len(logprobs))]
 
 
-def near_tie(dtype: str, *, reproducible: bool) -> float:
+def near_tie(dtype: str, *, is_exact: bool) -> float:
     """Return the difference of two logprobs below which they are a near tie; 0: there are none."""
-    return 0.0 if reproducible else NEAR_TIE[dtype]
+    return 0.0 if is_exact else NEAR_TIE[dtype]
+
+
+def is_exact(pair: Pair) -> bool:
+    """True if no bit of a text may depend on drafts, on other texts or on how it was read."""
+    return pair.config.reproducible or bool(pair.hello(Role.TARGET).bits)
 
 
 def greedy(
@@ -147,7 +152,7 @@ def greedy(
 ) -> list[Check]:
     """Compare each policy's greedy texts with the target's alone; return a line per policy."""
     params = SamplingParams(max_tokens=GREEDY_LENGTH, ignore_eos=True)
-    near = near_tie(pair.hello(Role.TARGET).dtype, reproducible=pair.config.reproducible)
+    near = near_tie(pair.hello(Role.TARGET).dtype, is_exact=is_exact(pair))
     with_logprobs = params.model_copy(update={"logprobs": ALTERNATIVES})
     alone = [_write(pair, prompt, ALONE, with_logprobs) for prompt in prompts]
     checks = []
@@ -218,7 +223,7 @@ def seeds(
     texts are not promised.
     """
     dtype = pair.hello(Role.TARGET).dtype
-    if not seeds_promised(dtype, reproducible=pair.config.reproducible):
+    if not seeds_promised(dtype, is_exact=is_exact(pair)):
         return [not_tested(dtype)]
     each = [
         SamplingParams(temperature=0.8, seed=seed, max_tokens=SEED_LENGTH, ignore_eos=True)
@@ -239,9 +244,9 @@ def seeds(
     return checks
 
 
-def seeds_promised(dtype: str, *, reproducible: bool) -> bool:
+def seeds_promised(dtype: str, *, is_exact: bool) -> bool:
     """True if the seed alone decides a text, whatever the policy."""
-    return dtype == "float32" or reproducible
+    return dtype == "float32" or is_exact
 
 
 def not_tested(dtype: str) -> Check:

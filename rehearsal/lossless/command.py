@@ -179,8 +179,9 @@ def _proved(pair: Pair) -> str:
     """Return in words what the checks hold for: number type, backend and device of the target."""
     target = pair.hello(Role.TARGET)
     reproducible = " with --reproducible" if pair.config.reproducible else ""
+    exact = ", exact" if target.bits else ""
     backend = f", backend {target.backend}" if target.backend else ""
-    return f"target in {target.dtype}{reproducible} on {target.device}{backend}"
+    return f"target in {target.dtype}{exact}{reproducible} on {target.device}{backend}"
 
 
 def how_long(seconds: float) -> str:

@@ -14,8 +14,8 @@ from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
 from drafter_node.worker import Worker
 from engine.checkpoint.model import load_model
-from engine.executor import ModelExecutor
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from node.costs import NOTHING_KNOWN, Passes
 from node.dispatcher import Dispatcher
 from node.events import Afterwards, Allocate, Arrived, MoveRows, Send, Tick, WaitUntil, Wipe

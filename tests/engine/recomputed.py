@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from engine.executor import ModelExecutor
 from engine.layout.slots import Move, SlotMap
+from engine.model_executor import ModelExecutor
 from tests.engine.random_session import Drawn, Path, RandomSession
 from tests.engine.test_slot_cache import difference
 

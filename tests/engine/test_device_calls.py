@@ -27,11 +27,11 @@ from engine.choice.coupling_on_gpu import chosen_there
 from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling
 from engine.device import fetch
-from engine.executor import ModelExecutor
 from engine.forward.forward import Output
 from engine.forward.fused import FusedBackend
 from engine.layout.slots import Feed
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.flex_forms import always, spelt_out
 from tests.engine.stand_in import (
     BLOCKING,

@@ -12,12 +12,12 @@ from engine.checkpoint.model import load_model
 from engine.cpu_library import library, why_not_here
 from engine.device import cpu_is_fast_in
 from engine.exact import why_not_exact
-from engine.executor import ModelExecutor
 from engine.forward.cpu_attention import CpuAttention
 from engine.forward.cpu_operators import CpuOperators
 from engine.forward.fused import FusedBackend
 from engine.layout.slots import Feed, with_near
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from engine.quantised.cpu_products import TiledProduct
 from tests.tiny_models import make_model
 

@@ -10,8 +10,8 @@ import pytest
 
 from engine.checkpoint import families
 from engine.checkpoint.model import load_model
-from engine.executor import ModelExecutor
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.recomputed import errors
 from tests.engine.stand_in import StandIn, device
 from tests.families import (

@@ -16,13 +16,13 @@ import engine.forward.flex_attention
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.executor import ModelExecutor
 from engine.forward.flex_attention import FlexAttention, sees
 from engine.forward.forward import HuggingFaceBackend
 from engine.forward.graphs import GraphBackend
 from engine.forward.lane_attention import LaneAttention
 from engine.layout.slots import LaneLayout, Move, SlotMap
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.flex_forms import always, counted
 from tests.engine.forward.test_fused import save, session_differences
 from tests.engine.layout.test_lanes import CAPACITY, check

@@ -15,7 +15,7 @@ from engine.checkpoint.files import stated_eos_ids
 from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in, pin, torch_device
 from engine.errors import EngineError, ModelError
-from engine.executor import ModelExecutor
+from engine.model_executor import ModelExecutor
 from engine.selfcheck import check_slot_attention
 from tests.engine.conftest import Folder, Load
 from tests.tiny_models import MIN_DISTINCT, SUPPORTED, make_model, make_noised

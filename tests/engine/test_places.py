@@ -10,9 +10,9 @@ import torch
 
 from engine import places as module
 from engine.checkpoint.model import load_model
-from engine.executor import ModelExecutor
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from engine.places import LIMIT_S, Places, places_of, time_places
 from proto.installation import MODELS
 

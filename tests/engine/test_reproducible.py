@@ -8,9 +8,9 @@ import torch
 
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
-from engine.executor import ModelExecutor
 from engine.forward.forward import Output, Spans
 from engine.layout.slots import Feed, SlotMap
+from engine.model_executor import ModelExecutor
 from engine.selfcheck import check_reproducible, check_slot_attention
 from tests.engine.conftest import Load
 

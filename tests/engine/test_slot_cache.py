@@ -8,9 +8,9 @@ import torch
 
 from engine.checkpoint.model import LoadedModel
 from engine.errors import lacks_memory
-from engine.executor import ModelExecutor
 from engine.forward.kv_cache import zeros
 from engine.layout.slots import Feed, Move, SlotMap
+from engine.model_executor import ModelExecutor
 from engine.selfcheck import check_slot_attention
 from tests.engine.conftest import Load
 from tests.engine.random_session import Drawn, RandomSession

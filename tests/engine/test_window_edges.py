@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from engine.checkpoint.model import load_model
-from engine.executor import ModelExecutor
 from engine.layout.slots import Feed, SlotMap
+from engine.model_executor import ModelExecutor
 from tests.engine.random_session import Path
 from tests.engine.recomputed import from_scratch
 from tests.engine.test_slot_cache import difference

@@ -15,11 +15,11 @@ from engine.checkpoint.model import load_model
 from engine.choice.coupling import choose, rank_scored, rare_choices, usual_choices
 from engine.choice.sampling import Sampling
 from engine.device import fetch, free_bytes
-from engine.executor import ModelExecutor
 from engine.forward.forward import Output
 from engine.forward.graphs import GraphBackend
 from engine.layout.slots import Feed, SlotMap
 from engine.loading import load_engine, make_executor
+from engine.model_executor import ModelExecutor
 from engine.selfcheck import check_reproducible
 from engine.tensor_parallel.group import Rank
 from node.forwards import Forwards, SimulatedDevice

@@ -10,9 +10,9 @@ import torch._inductor.metrics
 import engine.forward.graphs
 from engine.checkpoint.families import FUSED as FAMILIES
 from engine.checkpoint.model import load_model
-from engine.executor import ModelExecutor
 from engine.forward import small_operators
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.flex_forms import always
 from tests.engine.forward.test_fused import save, session_differences
 from tests.engine.forward.test_small_operators import KERNELS, MISTAKES, Program, fused_in

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from engine.executor import ModelExecutor
+from engine.model_executor import ModelExecutor
 from node.costs import NOTHING_KNOWN, Costs
 from node.dispatcher import Dispatcher
 from node.events import (

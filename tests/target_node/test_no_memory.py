@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.errors import EngineError
-from engine.executor import ModelExecutor
+from engine.model_executor import ModelExecutor
 from node.forwards import Forwards, SimulatedDevice
 from node.loop import Loop
 from proto.errors import NodeError

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from engine.checkpoint.model import load_model
-from engine.executor import ModelExecutor
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from proto.messages import (
     Close,
     Draft,

@@ -13,9 +13,9 @@ import torch
 from engine.checkpoint.files import one_line
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError, OutOfMemory
-from engine.executor import ModelExecutor
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import BACKENDS, make_executor
+from engine.model_executor import ModelExecutor
 from lab.gpu_kit.steps.context import Context, run_step, say
 from lab.gpu_kit.steps.models import long_model, models_in
 from lab.measure.passes import chain, read_up_to

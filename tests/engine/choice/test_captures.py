@@ -25,11 +25,11 @@ from engine.choice.coupling_on_gpu import (
 from engine.choice.logit_graphs import Captures, Compute
 from engine.choice.processors import BannedWords, Bias, MinTokens, Penalties
 from engine.choice.sampling import Sampling
-from engine.executor import ModelExecutor
 from engine.forward.forward import FEWEST_PROMPT_ROWS, Layers
 from engine.forward.graphs import RanShort
 from engine.layout.slots import Feed
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.choice.test_device_choice import SETTINGS, some_logits
 from tests.engine.forward.test_graphs import NUM_SLOTS, recordings
 from tests.engine.stand_in import StandIn, device

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.executor import ModelExecutor
 from engine.forward.forward import LAST, Layers, Output
 from engine.forward.graphs import GraphBackend
 from engine.layout.slots import Feed
 from engine.loading import Engine, load_engine, make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.conftest import Load
 from tests.engine.forward.test_graphs import recordings  # noqa: F401 (a fixture)
 from tests.engine.test_slot_cache import TOLERANCE, difference

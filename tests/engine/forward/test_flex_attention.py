@@ -17,7 +17,6 @@ import engine.forward.flex_attention
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.executor import ModelExecutor
 from engine.forward.flex_attention import EVERY_LENGTH, FlexAttention, sees
 from engine.forward.forward import Shape
 from engine.forward.fused import FusedBackend
@@ -26,6 +25,7 @@ from engine.forward.masks import as_words, from_words
 from engine.forward.timing import quickest
 from engine.layout.slots import Feed
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.flex_forms import always, counted, spelt_out
 from tests.engine.forward.test_fused import TOLERANCES, UPPER, save, session_differences
 from tests.engine.forward.test_graphs import NUM_SLOTS, ROW_COUNTS, pair, recordings  # noqa: F401 (a fixture)

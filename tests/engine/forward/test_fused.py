@@ -13,10 +13,10 @@ from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
-from engine.executor import ModelExecutor
 from engine.layout.attention_windows import AttentionWindow
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from engine.selfcheck import check_reproducible
 from tests.engine.random_session import Drawn, Path, RandomSession
 from tests.engine.test_slot_cache import difference

@@ -17,12 +17,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError, OutOfMemory
-from engine.executor import ModelExecutor
 from engine.forward import operators
 from engine.forward.graphs import Compute, GraphBackend, captured_len
 from engine.forward.masks import Masks, as_words, from_words
 from engine.layout.slots import Feed
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from engine.selfcheck import check_reproducible
 from tests.engine.forward.test_fused import TOLERANCES, save, session_differences
 from tests.engine.test_slot_cache import difference

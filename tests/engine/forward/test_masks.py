@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import engine.forward.masks
-from engine.executor import ModelExecutor
 from engine.forward.forward import _first_of_run
 from engine.forward.masks import (
     KindMasks,
@@ -21,6 +20,7 @@ from engine.forward.masks import (
 from engine.forward.masks import words_of as masks_words_of
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed
+from engine.model_executor import ModelExecutor
 from tests.engine.conftest import Load
 
 

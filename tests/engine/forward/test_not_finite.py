@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.executor import ModelExecutor
 from engine.forward.not_finite import run_again
 from engine.layout.slots import Feed, SlotMap
+from engine.model_executor import ModelExecutor
 from tests.engine.conftest import Load
 from tests.engine.tensor_parallel.test_leading import Told
 from tests.engine.tensor_parallel.threads import Threads

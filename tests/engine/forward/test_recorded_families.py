@@ -18,11 +18,11 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from engine.checkpoint.model import load_model
 from engine.choice.coupling import usual_chains, usual_choices
 from engine.errors import ModelError
-from engine.executor import ModelExecutor
 from engine.forward.experts import compute
 from engine.forward.graphs import GraphBackend, refusing_to_wait
 from engine.layout.slots import Feed
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.conftest import Folder
 from tests.engine.forward.test_fused import session_differences
 from tests.engine.stand_in import CAPTURE, StandIn, device

@@ -22,7 +22,6 @@ from engine.checkpoint.families import FUSED
 from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in
 from engine.errors import ModelError
-from engine.executor import ModelExecutor
 from engine.forward import operators, small_operators
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
@@ -31,6 +30,7 @@ from engine.forward.small_operators import gate as small_gate
 from engine.forward.small_operators import turn_and_write as small_turn
 from engine.layout.slots import SlotMap
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.flex_forms import always, counted
 from tests.engine.forward.test_fused import TOLERANCES, save, session_differences
 from tests.engine.test_slot_cache import difference

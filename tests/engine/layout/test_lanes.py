@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from engine.checkpoint.model import load_model
-from engine.executor import ModelExecutor
 from engine.forward.kv_cache import slot_bytes
 from engine.layout.slots import Feed, LaneLayout, Move, SlotMap, Span, is_grid, num_lanes_within
 from engine.loading import make_executor
+from engine.model_executor import ModelExecutor
 from tests.engine.conftest import Load
 from tests.engine.forward.test_graphs import recordings  # noqa: F401 (a fixture)
 from tests.engine.random_session import Drawn, Path, RandomSession

@@ -16,10 +16,10 @@ import engine.forward.small_operators
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.choice.logit_graphs import Compute, Record
 from engine.errors import ModelError
-from engine.executor import ModelExecutor
 from engine.forward.forward import Shape
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
+from engine.model_executor import ModelExecutor
 from tests.engine.flex_forms import counted, spelt_out
 from tests.engine.forward.test_fused import TOLERANCES, session_differences
 from tests.engine.tensor_parallel.threads import Threads

@@ -11,7 +11,7 @@ import pytest
 
 import engine.forward.graphs
 from engine.checkpoint.model import load_model
-from engine.executor import ModelExecutor
+from engine.model_executor import ModelExecutor
 from engine.tensor_parallel import group
 from tests.engine.flex_forms import counted
 from tests.engine.tensor_parallel.test_parts import rank_of

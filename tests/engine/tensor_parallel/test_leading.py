@@ -16,10 +16,10 @@ import engine.memory
 import engine.tensor_parallel.follower
 from engine.checkpoint.model import LoadedModel
 from engine.errors import EngineError, OutOfMemory
-from engine.executor import ModelExecutor
 from engine.forward.fused import FusedBackend
 from engine.layout.slots import LaneLayout
 from engine.memory import limits
+from engine.model_executor import ModelExecutor
 from engine.tensor_parallel.backend import LeadingBackend
 from engine.tensor_parallel.calls import Call, Forward, Loading, MakeBackend, TakeOver, WipeSlots
 from engine.tensor_parallel.follower import FollowerRank

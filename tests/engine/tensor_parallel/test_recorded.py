@@ -19,9 +19,9 @@ from engine.choice.coupling import chain_choice, chain_inputs
 from engine.choice.logit_graphs import Compute, Record
 from engine.choice.sampling import Sampling
 from engine.errors import ModelError, OutOfMemory, RankError
-from engine.executor import ModelExecutor
 from engine.forward.forward import HuggingFaceBackend
 from engine.forward.graphs import GraphBackend
+from engine.model_executor import ModelExecutor
 from engine.tensor_parallel.group import Rank
 from tests.engine.forward.test_fused import TOLERANCES, session_differences
 from tests.engine.stand_in import Graph, StandIn, _Capture, _FromHost, _Refusing

@@ -7,8 +7,8 @@ import torch
 
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.errors import ModelError
-from engine.executor import ModelExecutor
 from engine.layout.slots import Move, SlotMap
+from engine.model_executor import ModelExecutor
 from tests.engine.forward.test_fused import save
 from tests.engine.random_session import Path as TreePath
 from tests.engine.random_session import RandomSession
