@@ -153,15 +153,13 @@ def load_engine(
     """Load a model, check it against its own plain forward and warm it up; return the engine.
 
     dtype, quantization  as for `load_model`; dtype also FASTEST: the one that is fastest here
-    max_len, part, utilization  maximum length of a text and its memory, as for `limits`
-    num_lanes  texts at once; fewer if there is no memory for them
+    max_len, num_lanes, part, utilization  as for `limits`
     fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
     checks_bits  True: find out whether a row's logits depend on other rows (`Engine.bits`)
     row_counts, layers  as for `ModelExecutor`
-    num_children, chains, head_children  numbers of a drafter's children per tree node, of its draft
-             steps at once, and of children per node of heads in this process
-    backend  one of `BACKENDS`: which implementation of the forward runs
-    tensor_parallel_size  number of processes that share the model; 1: as many as `device` names
+    num_children, head_children, chains  a drafter's, heads' children per node; draft steps at once
+    backend, tensor_parallel_size  one of `BACKENDS`; processes that share the model, 1: as many as
+             `device` names
 
     Raises ModelError, and RankError: another rank has ended.
     """

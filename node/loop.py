@@ -241,10 +241,10 @@ def _utilization(config: NodeConfig) -> Utilization:
 def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> Engine:
     """Return the engine with the CPU cores that its passes may use, and their times where wanted.
 
-    Nothing changes in reproducible mode, where no time may decide; with several ranks, on a GPU and
-    for a drafter.
+    Nothing changes where passes are padded, because there no time may decide; with several ranks,
+    on a GPU and for a drafter.
     """
-    if config.role is Role.DRAFTER or engine.executor.fixed_rows:
+    if config.role is Role.DRAFTER or (config.fixed_rows and not engine.bits):
         return engine
     loaded, backend = engine.loaded, engine.executor.backend
     if loaded.device.type != "cpu" or loaded.rank is not None:

@@ -354,7 +354,7 @@ def test_only_what_a_user_must_mend_is_an_error_of_the_model(
 def test_what_was_loaded_is_not_looked_through_for_rubbish_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine: list[str] = []  # stands for hundreds of thousands of objects
+    engine = SimpleNamespace(bits="")  # stands for hundreds of thousands of objects
     monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine)
     try:
         load(CONFIG, cast(Any, Heart()))
@@ -386,14 +386,19 @@ def test_prompts_of_a_target_are_run_again_once_its_heads_are_loaded(
     assert did == ["target loaded", "heads loaded", "prompts of target"]
 
 
-def test_with_fixed_rows_passes_of_no_other_number_are_warmed(
+def test_a_target_is_asked_for_fixed_rows_and_whether_its_bits_depend_on_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(loop, "load_engine", lambda model, **wanted: asked.update(wanted))
+
+    def load_engine(model: str, **wanted: Any) -> Any:
+        asked.update(wanted)
+        return SimpleNamespace(bits="")
+
+    monkeypatch.setattr(loop, "load_engine", load_engine)
     heart = Heart()
     load(CONFIG, cast(Any, heart))
-    assert (asked["fixed_rows"], asked["warm_rows"]) == (16, (16,))
+    assert (asked["fixed_rows"], asked["checks_bits"]) == (16, True)
     assert heart.state == "ready"
 
 
@@ -423,17 +428,8 @@ def test_a_node_records_only_if_its_coordinator_wants_a_trace(
     heart: Any = SimpleNamespace(record=lambda: recorded.append(True))
     loaded = SimpleNamespace(eos_token_ids=(), vocab_size=9, dtype="torch.float32")
     loaded.num_parameters, loaded.hidden_size, loaded.num_layers = 9, 4, 1
-    lanes = SimpleNamespace(lanes=SimpleNamespace(count=1), backend="fused")
-    engine: Any = SimpleNamespace(
-        loaded=loaded,
-        vocab_size=9,
-        digests=("", ""),
-        max_len=9,
-        load_s=0.1,
-        executor=lanes,
-        device="cpu",
-    )
-    engine.heads = None
+    lanes: Any = SimpleNamespace(lanes=SimpleNamespace(count=1), backend="fused", forms="torch's")
+    engine = Engine(lanes, cast(Any, loaded), 9, 9, ("", ""), 0.1, {}, "cpu")
     introduce(CONFIG, cast(Any, None), engine, heart)
     assert recorded == [True] * traced
 

@@ -90,17 +90,17 @@ def test_texts_are_written_again_where_the_drafter_has_only_rested(
 
 
 def test_a_reproducible_text_has_no_near_ties() -> None:
-    near = near_tie("bfloat16", reproducible=True)
+    near = near_tie("bfloat16", is_exact=True)
     check = greedy_check("auto", (5,) * 64, [Difference(9, 0.0)], 40, near)
     assert not check.held
     assert check.num_near_ties == 0
 
 
 def test_seeds_are_tested_in_float32_and_wherever_a_text_is_reproducible() -> None:
-    assert seeds_promised("float32", reproducible=False)
-    assert seeds_promised("bfloat16", reproducible=True)
-    assert not seeds_promised("bfloat16", reproducible=False)
-    assert not seeds_promised("float16", reproducible=False)
+    assert seeds_promised("float32", is_exact=False)
+    assert seeds_promised("bfloat16", is_exact=True)
+    assert not seeds_promised("bfloat16", is_exact=False)
+    assert not seeds_promised("float16", is_exact=False)
 
 
 # -- what is said ----------------------------------------------------------------------------------
