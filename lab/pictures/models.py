@@ -71,12 +71,32 @@ target alone do ([tests/process/test_families.py](../tests/process/test_families
 test runs it.
 
 **Every model is checked when it is loaded**, tested or not. A small tree of drafts must have the
-logits that the model has without a tree, or the model is refused. `--reproducible` checks in
-addition that no bit of a row depends on its place or on other rows. `verify-lossless` compares
-whole texts of your pair ([the command line](command-line.md)).
+logits that the model has without a tree, or the model is refused. `verify-lossless` compares whole
+texts of your pair ([the command line](command-line.md)).
 
 With `--tensor-parallel-size` fewer families run: those whose layers have q, k, v, o and gate, up,
 down projections, or common experts ([the command line](command-line.md)).
+
+## Exact targets
+
+A target is *exact* if no bit of a token's logits depends on anything but its text: not on drafts,
+on other texts, on how a prompt was cut into passes, on a restart or on threads. Then every policy
+writes the same text in every number type, also at near ties. `status` and `--verbose` say whether a
+target is exact.
+
+It is if a CPU computes it with our forward (*fused* in the table), in float32 or bfloat16, with
+plain weights or those of 8 or 4 bits, in one process, and the
+[C++ library](installing.md#c-for-cpus) is there. Its products and its attention are made for that:
+a product adds up in one order for any number of rows, and attention adds up in the order of
+positions, whatever slots of the cache a tree of drafts lies in. When such a target is loaded, a
+check compares rows alone with rows in other passes, bit for bit: in a chunk of a prompt, among
+seventeen rows, in a tree, beside another text, on one thread and on several. What has passed is
+kept in `~/.cache/slipstream/exact.json` and is not compared again.
+
+All others (float16, GPUs, several ranks, other families, no C++ library) may differ from plain
+decoding where two tokens nearly tie. For these `--reproducible` pads every pass to 16 rows and
+checks at load that no bit of a row then depends on its place or on other rows. It does not pad a
+target that is exact.
 
 ## Models of several modalities
 
