@@ -553,9 +553,9 @@ struct Look {
 // For less work than this, waking a thread costs more.
 constexpr int64_t PRODUCTS_WORTH_THREADS = 1 << 16;
 
-// queries [rows][row_stride], cache [2 kv_heads, slots, dim] (keys, then values), outs [rows][heads * dim].
+// queries [rows][row_stride], all_keys, all_values [kv_heads, slots, dim], outs [rows][heads * dim].
 template <typename X>
-void attend(const Look& a, const X* queries, const X* cache, X* outs) {
+void attend(const Look& a, const X* queries, const X* all_keys, const X* all_values, X* outs) {
   const int64_t group = a.num_heads / a.num_kv_heads, width = a.num_heads * a.dim, head_stride = a.num_slots * a.dim;
   int64_t most_rows = 0, num_rows = 0, most_seen = 0;
   for (int64_t i = 0; i < a.num_lanes; i++) {
@@ -579,8 +579,8 @@ void attend(const Look& a, const X* queries, const X* cache, X* outs) {
       else memset(outs + m * width + at, 0, a.dim * sizeof(X));
     }
     if (!part.num_rows()) continue;  // another lane has more parts
-    const X* keys = cache + head * head_stride + lane.first_slot * a.dim;
-    attend_part(part, keys, keys + a.num_kv_heads * head_stride, a.dim, a.scale);
+    const int64_t at = head * head_stride + lane.first_slot * a.dim;
+    attend_part(part, all_keys + at, all_values + at, a.dim, a.scale);
   }
 }
 
@@ -591,10 +591,10 @@ extern "C" void slipstream_see(const void* told, void* seen) { see(*(const Told*
 
 extern "C" int64_t slipstream_row_bytes() { return sizeof(Row); }
 
-extern "C" void slipstream_attend_float32(const void* look, const void* queries, const void* cache, void* outs) {
-  attend(*(const Look*)look, (const float*)queries, (const float*)cache, (float*)outs);
-}
-
-extern "C" void slipstream_attend_bfloat16(const void* look, const void* queries, const void* cache, void* outs) {
-  attend(*(const Look*)look, (const Half*)queries, (const Half*)cache, (Half*)outs);
-}
+#define ATTEND(NAME, X) \
+  extern "C" void slipstream_attend_##NAME(const void* look, const void* queries, const void* keys, const void* values, \
+                                           void* outs) { \
+    attend(*(const Look*)look, (const X*)queries, (const X*)keys, (const X*)values, (X*)outs); \
+  }
+ATTEND(float32, float)
+ATTEND(bfloat16, Half)

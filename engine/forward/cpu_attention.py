@@ -8,9 +8,8 @@ Knows no layer and no model.
 """
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -55,57 +54,52 @@ class _Look(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sight:
     """What the rows of a pass see, as the library reads it.
 
-    looks  per kind of layer, how its attention is computed
-    memory  what these point to
+    lanes  of the pass
+    seen   per kind of layer, what each row sees
+    size   bytes of one kind
     """
 
-    looks: "ctypes.Array[_Look]"
-    memory: tuple[object, ...]
+    lanes: "ctypes.Array[_Lane]"
+    seen: torch.Tensor
+    size: int
 
-    @cached_property
-    def addresses(self) -> "ctypes.Array[ctypes.c_void_p]":
-        """The addresses of `looks`."""
-        first, size = ctypes.addressof(self.looks), ctypes.sizeof(_Look)
-        return (_POINTER * len(self.looks))(*(first + i * size for i in range(len(self.looks))))
+    def look(self, kind: int, heads: "Heads", row_stride: int, scale: float) -> _Look:
+        """Return how attention in layers of a kind is computed."""
+        of_lanes = len(self.lanes), ctypes.addressof(self.lanes)
+        seen = self.seen.data_ptr() + kind * self.size
+        return _Look(*heads, row_stride, scale, *of_lanes, seen)
+
+
+class Heads(NamedTuple):
+    """The heads of a layer's attention, and the slots of its cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    num_slots: int
 
 
 class CpuAttention:
-    """Attention over layers' caches [2 kv_heads, slots, dim] (keys, then values)."""
+    """Attention of a model over its layers' caches."""
 
     def __init__(
-        self,
-        found: ctypes.CDLL,
-        cache: torch.Tensor,
-        *,
-        num_heads: int,
-        scale: float,
-        kinds: LayerKinds,
+        self, found: ctypes.CDLL, dtype: torch.dtype, num_slots: int, kinds: LayerKinds
     ) -> None:
-        """Take the library and the cache of any layer.
-
-        num_heads  number of query heads
-        scale      factor of the scores
-        kinds      what the layers see of a text
-        """
-        self._attend = found[f"slipstream_attend_{NAMES[cache.dtype]}"]
-        self._attend.argtypes, self._attend.restype = (_POINTER,) * 4, None
+        """Take the library, the numbers' type, the slots of all lanes and what the layers see."""
+        self._attend = found[f"slipstream_attend_{NAMES[dtype]}"]
+        self._attend.argtypes, self._attend.restype = (_POINTER,) * 5, None
         self._see = found.slipstream_see
         self._see.argtypes, self._see.restype = (_POINTER,) * 2, None
         row_bytes = found.slipstream_row_bytes
         row_bytes.argtypes, row_bytes.restype = (), _SIZE
         self._row_bytes = int(row_bytes())
-        num_kv_heads, self._num_slots, dim = len(cache) // 2, *cache.shape[1:]
-        self._heads = num_heads, num_kv_heads, dim, self._num_slots
-        self._row_stride = (num_heads + 2 * num_kv_heads) * dim
-        self._width = num_heads * dim
-        self._scale = scale
         lines = [0 if one is None else _NUM_FIRST + 2 * one for one in kinds.numbers]
         self._windows = (_SIZE * len(lines))(*lines)
-        self._placed = torch.zeros(self._num_slots, dtype=torch.int32)
+        self._placed = torch.zeros(num_slots, dtype=torch.int32)
 
     def see(self, rows: torch.Tensor, spans: Spans) -> Sight:
         """Note where the tokens of a pass lie; return what its rows see.
@@ -113,35 +107,32 @@ class CpuAttention:
         rows, spans  as in `Backend.forward`; all rows must be seen before any layer is computed
         """
         rows = rows.contiguous()
-        num_rows, num_kinds = rows.shape[1], len(self._windows)
-        starts = [0]
+        num_rows, num_kinds, first = rows.shape[1], len(self._windows), 0
+        made = []
         for span in spans:
-            starts.append(starts[-1] + span.num_rows)
-        assert starts[-1] == num_rows
-        made = [_Lane(*one) for one in zip(starts, *zip(*_sizes(spans), strict=True), strict=False)]
-        lanes = (_Lane * len(made))(*made)
-        seen = torch.empty(num_kinds * num_rows * self._row_bytes, dtype=torch.uint8)
+            made.append(_Lane(first, span.num_rows, span.first_slot))
+            first += span.num_rows
+        assert first == num_rows
+        lanes, size = (_Lane * len(made))(*made), num_rows * self._row_bytes
+        seen = torch.empty(num_kinds * size, dtype=torch.uint8)
         told = _Told(
             *(rows.data_ptr(), num_rows, len(lanes), ctypes.addressof(lanes), num_kinds),
             *(ctypes.addressof(self._windows), self._placed.data_ptr()),
         )
         self._see(ctypes.addressof(told), seen.data_ptr())
-        fixed = *self._heads, self._row_stride, self._scale, len(lanes), ctypes.addressof(lanes)
-        size = num_rows * self._row_bytes
-        looks = [_Look(*fixed, seen.data_ptr() + kind * size) for kind in range(num_kinds)]
-        return Sight((_Look * num_kinds)(*looks), (lanes, seen))
+        return Sight(lanes, seen, size)
 
     def attend(
-        self, sight: Sight, kind: int, queries: torch.Tensor, cache: torch.Tensor
+        self, look: _Look, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Return the outputs of attention [n, heads * dim] in a layer of a kind.
+        """Return the outputs of attention [n, heads * dim] in a layer.
 
-        queries  [n, (heads + 2 kv_heads) * dim], of which the first heads are read
-        cache    [2 kv_heads, slots, dim]
+        queries  [n, row stride], of which the first heads * dim are read
+        keys, values  [kv_heads, slots, dim]: from the first slot of the cache on
         """
-        out = queries.new_empty(len(queries), self._width)
-        look = ctypes.addressof(sight.looks) + kind * ctypes.sizeof(_Look)
-        self._attend(look, queries.data_ptr(), cache.data_ptr(), out.data_ptr())
+        out = queries.new_empty(len(queries), look.num_heads * look.dim)
+        tensors = queries, keys, values, out
+        self._attend(ctypes.addressof(look), *(tensor.data_ptr() for tensor in tensors))
         return out
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
@@ -153,16 +144,15 @@ class CpuAttention:
         self._placed[target : target + length] = self._placed[source : source + length]
 
 
-def _sizes(spans: Spans) -> Sequence[tuple[int, int]]:
-    return [(span.num_rows, span.first_slot) for span in spans]
+def fits(dtype: torch.dtype, dim: int) -> bool:
+    """True if there is attention of our own for heads of this type and so many numbers."""
+    return dtype in NAMES and dim % _MULTIPLE == 0
 
 
-def cpu_attention(
-    cache: torch.Tensor, *, num_heads: int, scale: float, kinds: LayerKinds
-) -> CpuAttention | None:
-    """Return our attention over a layer's cache; None: not for such heads, or not compiled."""
-    fits = cache.dtype in NAMES and cache.shape[2] % _MULTIPLE == 0
-    found = library(compiles=False) if fits and cache.device.type == "cpu" else None
-    if found is None:
-        return None
-    return CpuAttention(found, cache, num_heads=num_heads, scale=scale, kinds=kinds)
+def cpu_attention(dtype: torch.dtype, num_slots: int, kinds: LayerKinds) -> CpuAttention | None:
+    """Return our attention for numbers of a type; None: not for this one, or not compiled.
+
+    num_slots  of all lanes of the cache
+    """
+    found = library(compiles=False) if dtype in NAMES else None
+    return None if found is None else CpuAttention(found, dtype, num_slots, kinds)

@@ -12,12 +12,13 @@ import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from engine.cpu_library import library
-from engine.forward.cpu_attention import NAMES, CpuAttention, Sight
-from engine.forward.cpu_operators import CpuOperators, Heads
+from engine.forward.cpu_attention import NAMES, CpuAttention, Heads, Sight
+from engine.forward.cpu_operators import CpuOperators, Sizes
 from engine.forward.forward import LAST, Layers
 from engine.forward.operators import Product
 from engine.quantised.cpu_products import TiledProduct
@@ -41,7 +42,7 @@ class CpuLayer:
               (None: it has none); [hidden] before the feed-forward block; [hidden] after the layer,
               the next layer's first or the model's last
     cache     [2 kv_heads, slots, dim]: keys, then values
-    kind      index of what it sees (`Sight.looks`)
+    kind      index of what it sees (`Sight.look`)
     """
 
     products: tuple[Product, Product, Product, Product]
@@ -78,12 +79,20 @@ class CpuLayers:
         attention: CpuAttention,
         first_norm: torch.Tensor,
         layers: Sequence[CpuLayer],
+        num_heads: int,
+        scale: float,
     ) -> None:
-        """Take operators, attention, the weight [hidden] of the first norm, and the layers."""
+        """Take operators, attention, the weight [hidden] of the first norm, and the layers.
+
+        num_heads, scale  number of query heads; factor of attention's scores
+        """
         self.attention = attention
         self._merged = merged
         self._first_norm = first_norm
         self._layers = layers
+        twice_kv_heads, num_slots, dim = layers[0].cache.shape
+        self._heads = Heads(num_heads, twice_kv_heads // 2, dim, num_slots)
+        self._scale = scale
         ours = [found for layer in layers if (found := _Layer.of(layer)) is not None]
         self._ours = (_Layer * len(ours))(*ours)
         self._run_ours = self._one_call()
@@ -102,11 +111,14 @@ class CpuLayers:
     def run(self, rows: Rows, wanted: Layers) -> Result:
         """Run a pass; `wanted` are the layers whose inputs are kept."""
         normed = self._merged.add_and_norm(rows.hidden, None, self._first_norm)
+        kinds = range(1 + max(layer.kind for layer in self._layers))
+        about = self._heads, rows.queries.shape[1], self._scale
+        looks = [rows.sight.look(kind, *about) for kind in kinds]
         steps: _OneByOne | _Together
         if self._run_ours is None:
-            steps = _OneByOne(self._merged, self.attention, self._layers, rows, normed)
+            steps = _OneByOne(self._merged, self.attention, self._layers, rows, looks, normed)
         else:
-            structure = _Structure(self._layers[0], rows, normed, self._merged.epsilon)
+            structure = _Structure(self._layers[0], rows, looks, normed, self._merged.epsilon)
             steps = _Together(self._run_ours, self._ours, structure)
         states: dict[int, torch.Tensor] = {}
         first, last = 0, len(self._layers)
@@ -150,10 +162,11 @@ class _OneByOne:
         attention: CpuAttention,
         layers: Sequence[CpuLayer],
         rows: Rows,
+        looks: Sequence[Any],
         normed: torch.Tensor,
     ) -> None:
         self._merged, self._attention, self._layers = merged, attention, layers
-        self._rows, self._normed = rows, normed
+        self._rows, self._looks, self._normed = rows, looks, normed
 
     def run(self, first: int, last: int) -> torch.Tensor:
         """Run the layers from `first` on that are before `last`; return the norm after them."""
@@ -168,7 +181,7 @@ class _OneByOne:
         self._merged.turn_and_write(
             *(qkv, head_norm, rows.cos, rows.sin, rows.slots, rows.queries, layer.cache)
         )
-        return self._attention.attend(rows.sight, layer.kind, rows.queries, layer.cache)
+        return self._attention.attend(self._looks[layer.kind], rows.queries, *layer.cache.chunk(2))
 
     def _after_attention(self, layer: CpuLayer, attended: torch.Tensor) -> torch.Tensor:
         """Take outputs of attention [n, heads * dim]; return the norm after the layer."""
@@ -204,7 +217,7 @@ class _Pass(ctypes.Structure):
     """The structure `Pass` of cpu_operators.cpp."""
 
     _fields_ = (
-        ("heads", Heads),
+        ("heads", Sizes),
         *((name, _SIZE) for name in ("size", "inner")),
         *((name, _POINTER) for name in ("hidden", "normed", "change", "qkv", "queries")),
         *((name, _POINTER) for name in ("both", "gated", "cos", "sin", "slots")),
@@ -228,6 +241,7 @@ class _Structure:
         self,
         first: CpuLayer,
         rows: Rows,
+        looks: Sequence[Any],
         normed: torch.Tensor,
         epsilon: float,
     ) -> None:
@@ -243,15 +257,15 @@ class _Structure:
             starts.append(starts[-1] + -(-num_bytes // _LINE) * _LINE)
         room, slots = torch.empty(starts[-1], dtype=torch.uint8), rows.slots.contiguous()
         change, qkv, both, gated, attended = (room.data_ptr() + start for start in starts[:-1])
-        looks = rows.sight.addresses
+        addresses = (_POINTER * len(looks))(*map(ctypes.addressof, looks))
         self.normed = normed
-        self._kept = room, slots, rows, looks  # what the structure points to
+        self._kept = room, slots, rows, looks, addresses  # what the structure points to
         self._pass = _Pass(
-            Heads.of(rows.queries, first.cache, epsilon),
+            Sizes.of(rows.queries, first.cache, epsilon),
             *(hidden.shape[1], inner, hidden.data_ptr(), normed.data_ptr(), change),
             *(qkv, rows.queries.data_ptr(), both, gated),
             *(tensor.data_ptr() for tensor in (rows.cos, rows.sin, slots)),
-            *(ctypes.addressof(looks), attended),
+            *(ctypes.addressof(addresses), attended),
         )
         self.address = ctypes.addressof(self._pass)
 

@@ -11,9 +11,13 @@
 
 // Of cpu_products.cpp: y [rows, outputs] = product of x [rows, inputs] with a matrix.
 extern "C" int slipstream_product(const void* matrix, int is_float32, const void* x, void* y, int64_t rows);
-// Of cpu_attention.cpp: outs [rows, heads * dim] = attention of queries over a layer's cache.
-extern "C" void slipstream_attend_float32(const void* look, const void* queries, const void* cache, void* outs);
-extern "C" void slipstream_attend_bfloat16(const void* look, const void* queries, const void* cache, void* outs);
+// Of cpu_attention.cpp: outs [rows, heads * dim] = attention of queries over a layer's keys and values.
+#define ATTEND(NAME) \
+  extern "C" void slipstream_attend_##NAME(const void* look, const void* queries, const void* keys, const void* values, \
+                                           void* outs);
+ATTEND(float32)
+ATTEND(bfloat16)
+#undef ATTEND
 
 namespace {
 
@@ -160,11 +164,11 @@ void before_attention(const Layer& a, const Pass& p) {
                  (X*)p.queries, (X*)a.cache);
 }
 
-inline void attend(const void* look, const float* queries, const void* cache, void* outs) {
-  slipstream_attend_float32(look, queries, cache, outs);
+inline void attend(const void* look, const float* queries, const float* keys, const float* values, void* outs) {
+  slipstream_attend_float32(look, queries, keys, values, outs);
 }
-inline void attend(const void* look, const Half* queries, const void* cache, void* outs) {
-  slipstream_attend_bfloat16(look, queries, cache, outs);
+inline void attend(const void* look, const Half* queries, const Half* keys, const Half* values, void* outs) {
+  slipstream_attend_bfloat16(look, queries, keys, values, outs);
 }
 
 // From attention's outputs to `normed` for the next layer.
@@ -182,7 +186,9 @@ template <typename X>
 void layers(const Layer* all, int64_t first, int64_t last, const Pass& p) {
   for (int64_t i = first; i < last; i++) {
     before_attention<X>(all[i], p);
-    attend(p.looks[all[i].kind], (const X*)p.queries, all[i].cache, p.attended);
+    const X* keys = (const X*)all[i].cache;
+    const X* values = keys + p.heads.num_kv_heads * p.heads.num_slots * p.heads.dim;
+    attend(p.looks[all[i].kind], (const X*)p.queries, keys, values, p.attended);
     after_attention<X>(all[i], p);
   }
 }

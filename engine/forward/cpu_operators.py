@@ -18,7 +18,7 @@ from engine.forward.cpu_attention import NAMES
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-class Heads(ctypes.Structure):
+class Sizes(ctypes.Structure):
     """The structure `Heads` of cpu_operators.cpp."""
 
     _fields_ = (
@@ -27,7 +27,7 @@ class Heads(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, qkv: torch.Tensor, cache: torch.Tensor, epsilon: float) -> "Heads":
+    def of(cls, qkv: torch.Tensor, cache: torch.Tensor, epsilon: float) -> "Sizes":
         """Return the sizes of a pass (rows, heads, key heads, slots) for the C++ code.
 
         `qkv` and `cache` are as for `CpuOperators.turn_and_write`.
@@ -90,7 +90,7 @@ class CpuOperators:
         slots         [n] int64
         cache         [2 kv_heads, slots, dim]
         """
-        heads = Heads.of(qkv, cache, self.epsilon)
+        heads = Sizes.of(qkv, cache, self.epsilon)
         tensors = (cos, sin, slots.contiguous(), queries, cache)
         address = 0 if weights is None else weights.data_ptr()
         rest = [tensor.data_ptr() for tensor in tensors]

@@ -29,7 +29,7 @@ from engine.checkpoint.model import LoadedModel
 from engine.cpu_library import why_not_used
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward.cpu_attention import cpu_attention
+from engine.forward.cpu_attention import cpu_attention, fits
 from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows, checked
 from engine.forward.cpu_operators import operators
 from engine.forward.few_rows import FEW_ROWS_DEVICES, FewRows, num_parts, parts_of
@@ -250,13 +250,12 @@ class FusedBackend(Recordable):
         """Return the layers with our own operators; None: not here, or not for these norms."""
         epsilon = epsilon_of_norms(self._modules, self._last_norm_module)
         merged = None if epsilon is None else operators(self.cache.dtype, epsilon)
-        attention = cpu_attention(
-            self._layers[0].cache, num_heads=self._num_heads, scale=self._scale, kinds=self.kinds
-        )
-        if merged is None or attention is None:
+        attention = cpu_attention(self.cache.dtype, self.cache.shape[2], self.kinds)
+        if merged is None or attention is None or not fits(self.cache.dtype, self._dim):
             return None
         first = self._layers[0].module.input_layernorm.weight.detach()
-        return CpuLayers(merged, attention, first, self._cpu_parts())
+        about = self._num_heads, self._scale
+        return CpuLayers(merged, attention, first, self._cpu_parts(), *about)
 
     @property
     def _tried_slots(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.cpu_library import library, why_not_here
-from engine.forward.cpu_attention import CpuAttention, cpu_attention
+from engine.forward.cpu_attention import CpuAttention, Heads, cpu_attention
 from engine.layout.attention_windows import FULL, AttentionWindow, LayerKinds
 from engine.layout.slots import Span
 
@@ -35,7 +35,7 @@ class Text:
         self.keys, self.values = some(2, KV_HEADS, 320, dim, seed=dim).to(dtype).unbind()
         self.queries = some(320, (HEADS + 2 * KV_HEADS) * dim, seed=1).to(dtype)
         self.cache = 10 * some(2 * KV_HEADS, 2 * NUM_SLOTS, dim, seed=2).to(dtype)
-        found = cpu_attention(self.cache, num_heads=HEADS, scale=SCALE, kinds=kinds)
+        found = cpu_attention(dtype, 2 * NUM_SLOTS, kinds)
         assert isinstance(found, CpuAttention)
         self.attention = found
 
@@ -59,8 +59,10 @@ class Text:
     def attend(self, rows: torch.Tensor, *counts: int, kind: int = 0) -> torch.Tensor:
         """The outputs of rows, whose first line has the position of each one's query."""
         spans = tuple(Span(lane * NUM_SLOTS, count) for lane, count in enumerate(counts))
+        heads = Heads(HEADS, KV_HEADS, self.dim, 2 * NUM_SLOTS)
         sight = self.attention.see(rows, spans)
-        return self.attention.attend(sight, kind, self.queries[rows[0]], self.cache)
+        look = sight.look(kind, heads, self.queries.shape[1], SCALE)
+        return self.attention.attend(look, self.queries[rows[0]], *self.cache.chunk(2))
 
 
 def error(found: torch.Tensor, want: torch.Tensor) -> float:
