@@ -19,15 +19,15 @@ import numpy as np
 import torch
 
 from engine.cpu_library import library_name
-from engine.forward.forward import PROMPT_ROWS
 from engine.layout.slots import NUM_TREE_SLOTS, Feed, with_near
 from engine.model_executor import ModelExecutor
 from proto.system import cache_folder
 
 logger = logging.getLogger(__name__)
 
+_CHUNK = 256  # rows of a pass that reads a prompt
 _NUM_ROWS = 17  # that are compared: one more than tile registers hold
-_LONGEST = PROMPT_ROWS + 3 * _NUM_ROWS  # tokens of the text: more than one chunk of a prompt
+_LONGEST = _CHUNK + 3 * _NUM_ROWS  # tokens of the text: more than one chunk of a prompt
 _SHORTEST = 2 * _NUM_ROWS
 _NUM_DIGITS = 16  # of a digest
 _FILE, _MOST_KEPT = "exact.json", 64
@@ -89,7 +89,7 @@ def _difference(executor: ModelExecutor, tokens: Sequence[int], alone: torch.Ten
 def _alone(executor: ModelExecutor, tokens: Sequence[int]) -> torch.Tensor:
     """Return the logits of the last rows of a text, each computed alone, [17, V]."""
     start = len(tokens) - _NUM_ROWS
-    _read(executor, tokens[:start], (PROMPT_ROWS,))
+    _read(executor, tokens[:start], (_CHUNK,))
     return torch.cat(
         [_run(executor, _chain(tokens, at, at + 1)) for at in range(start, len(tokens))]
     )
@@ -98,7 +98,7 @@ def _alone(executor: ModelExecutor, tokens: Sequence[int]) -> torch.Tensor:
 def _passes(executor: ModelExecutor, tokens: Sequence[int]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the logits of a text's last rows in other passes, and what these are."""
     start = len(tokens) - _NUM_ROWS
-    yield "in a chunk of a prompt", _read(executor, tokens, (PROMPT_ROWS,))[-_NUM_ROWS:]
+    yield "in a chunk of a prompt", _read(executor, tokens, (_CHUNK,))[-_NUM_ROWS:]
     _read(executor, tokens[:start], _PIECES)
     yield f"in a pass of {_NUM_ROWS} rows", _run(executor, _chain(tokens, start, len(tokens)))
     tree = _tree(executor, tokens, start)

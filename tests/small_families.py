@@ -46,7 +46,10 @@ _FIELDS: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 1,
 }
+_EXPERTS = ("num_experts", "num_local_experts", "moe_num_experts", "n_routed_experts")
 _FLAGS = {"use_sliding_window": True}
+
+_WIDE = {_HIDDEN: 64, _INNER: 128}
 _OF_KIND: dict[str, dict[str, Any]] = {
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
@@ -64,13 +67,16 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     "flint": {"mlp_only_layers": []},
     "gemma4_text": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
     "gemma3n_text": {"laurel_rank": 8, "activation_sparsity_pattern": [0.0, 0.0]},
-    "helium": {"head_dim": 8},
+    "helium": {"head_dim": 8},  # hidden_size / num_attention_heads
     "lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_dense_layers": 1},
 }
 
 
-def make_small(kind: str, folder: Path) -> Path:
+def make_small(kind: str, folder: Path, *, is_wide: bool = False) -> Path:
     """Save a small random model of a model type in `folder`; return `folder`.
+
+    is_wide  True: rows of 64 and 128 numbers and 32 experts, which fill whole vectors as those of
+             real models do
 
     It has two layers, of all kinds that the family has: full attention, windows of 16, chunks.
     """
@@ -86,7 +92,12 @@ def make_small(kind: str, folder: Path) -> Path:
         fields["layer_types"] = (kinds * 2)[:2]
     if known.get("mlp_layer_types"):
         fields["mlp_layer_types"] = ["dense", "sparse"]
-    config = CONFIG_MAPPING[kind](**{**fields, **_OF_KIND.get(kind, {})})
+    fields |= _OF_KIND.get(kind, {})
+    if is_wide:
+        sizes = {name: value for name, value in fields.items() if type(value) is int}
+        fields |= {name: _WIDE.get(value, value) for name, value in sizes.items()}
+        fields |= {name: 32 for name in _EXPERTS if name in fields}
+    config = CONFIG_MAPPING[kind](**fields)
     torch.manual_seed(1)
     model: Any = hf.AutoModelForCausalLM
     widened(model.from_config(config).float().eval(), 2.0, 1).save_pretrained(folder)

@@ -124,6 +124,21 @@ _OTHERS = {
 }
 # Model types that our own forward (`fused`) runs.
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
+# Model types whose rows do not depend on each other with linear layers and attention of our own
+# (`forward/by_row.py`): those that tests/engine/test_exact.py has found so.
+BY_ROW = frozenset(
+    (
+        *("afmoe", "apertus", "arcee", "aria_text", "beam", "biogpt", "bitnet", "cohere"),
+        *("cohere2", "cohere2_moe", "cohere_compass_text", "ctrl", "cwm", "doge", "ernie4_5"),
+        *("ernie4_5_moe", "exaone4", "flex_olmo", "gemma", "gemma3_text", "gemma3n_text"),
+        *("gemma4_unified_text", "glm", "glm4", "gpt_bigcode", "gpt_neox", "granite"),
+        *("granitemoe", "granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax"),
+        *("internlm3", "iquestcoder", "jais2", "lfm2", "lfm2_moe", "mellum", "minimax_m2"),
+        *("minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nanochat", "nemotron"),
+        *("olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "qwen2_moe"),
+        *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    )
+)
 # Model types with experts in transformers' common form (in some, only if config.json says so).
 _MIXTURES = {
     *("afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1"),
@@ -265,6 +280,7 @@ class Family:
     has_windows  True: sliding windows or chunks run, if config.json states them
     has_chunks   True: these are chunks
     is_fused     True: our own forward runs it
+    is_by_row    True: on a CPU its rows do not depend on each other (docs/models.md, exact targets)
     experts      "": it has none; "common" or "own": whose code computes them
     is_eager     True: transformers computes its attention in single operators
     is_recorded  True: its passes can be recorded as CUDA graphs
@@ -276,6 +292,7 @@ class Family:
     has_windows: bool
     has_chunks: bool
     is_fused: bool
+    is_by_row: bool
     experts: str
     is_eager: bool
     is_recorded: bool
@@ -292,6 +309,7 @@ def family(kind: str) -> Family:
         has_windows=kind in _WITH_WINDOWS,
         has_chunks=kind in _BY_DEFAULT[_CHUNKED],
         is_fused=kind in FUSED,
+        is_by_row=kind in FUSED or kind in BY_ROW,
         experts="common" if kind in _MIXTURES else own,
         is_eager=kind in _EAGER,
         is_recorded=not _OWN_EXPERTS.get(kind, False),

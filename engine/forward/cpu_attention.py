@@ -8,14 +8,15 @@ Knows no layer and no model.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from engine.cpu_library import library
-from engine.forward.forward import Spans
 from engine.layout.attention_windows import LayerKinds
+from engine.layout.slots import Span
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _MULTIPLE = 16  # a head has a multiple of so many numbers
@@ -101,7 +102,7 @@ class CpuAttention:
         self._windows = (_SIZE * len(lines))(*lines)
         self._placed = torch.zeros(num_slots, dtype=torch.int32)
 
-    def see(self, rows: torch.Tensor, spans: Spans) -> Sight:
+    def see(self, rows: torch.Tensor, spans: Sequence[Span]) -> Sight:
         """Note where the tokens of a pass lie; return what its rows see.
 
         rows, spans  as in `Backend.forward`; all rows must be seen before any layer is computed

@@ -25,6 +25,7 @@ from engine.forward.experts import has_experts, matrices
 from engine.forward.masks import MASK_BITS
 from engine.forward.operators import Product, packed_product, unmap
 from engine.forward.timing import Decide, quickest
+from engine.quantised.cpu_products import tiled_product
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class _ByRows:
         return (self._one if len(hidden) == 1 else self._several)(hidden, chosen, weights)
 
 
-def take_over(model: Any, decide: Decide, *, timed: bool) -> None:
+def take_over(model: Any, decide: Decide, *, timed: bool, is_by_row: bool = False) -> None:
     """Let a model's experts run in the fastest form, in place; packed weights replace the model's.
 
     Works one expert at a time (where it is timed: one module), so that memory holds all weights
@@ -124,6 +125,7 @@ def take_over(model: Any, decide: Decide, *, timed: bool) -> None:
 
     decide  chooses the form from the timed ones
     timed   False: reproducible mode
+    is_by_row  True: by our own products, whose rows do not depend on each other; nothing is timed
     """
     found: dict[object, tuple[str, str]] = {}
     for part in filter(has_experts, model.modules()):
@@ -131,6 +133,11 @@ def take_over(model: Any, decide: Decide, *, timed: bool) -> None:
             continue  # by an earlier call
         weights = [getattr(part, name) for name in matrices(part)]
         key = tuple((weight.shape, weight.dtype) for weight in weights)
+        if is_by_row:
+            tiled = _packed(part, leave=False, layout=tiled_product)
+            if tiled is not None:
+                part.forward = SortedExperts(part, tiled, is_fixed=False)
+                continue
         if not timed:
             packed = _packed(part, leave=False)
             part.forward = SortedExperts(part, packed or _plain(part), is_fixed=True)
@@ -212,18 +219,25 @@ def _plain(part: Any) -> Mapping[str, Sequence[Product]]:
     }
 
 
-def _packed(part: Any, *, leave: bool) -> Mapping[str, Sequence[Product]] | None:
+Layout = Callable[[torch.Tensor, torch.Tensor | None], Product | None]
+"""Function: (weight [out, in], bias [out] or None) -> the product with a copy laid out anew"""
+
+
+def _packed(
+    part: Any, *, leave: bool, layout: Layout = packed_product
+) -> Mapping[str, Sequence[Product]] | None:
     """Return the products with packed copies of all matrices; None if they cannot be packed.
 
-    leave  False: the module's own matrices are freed (they have no elements afterwards)
+    leave   False: the module's own matrices are freed (they have no elements afterwards)
+    layout  how they are laid out
     """
     made: dict[str, list[Product]] = {name: [] for name in matrices(part)}
     # Ask for one of each first: a module must not lose some of its matrices.
-    if any(packed_product(*next(iter(_of_each(part, name)))) is None for name in made):
+    if any(layout(*next(iter(_of_each(part, name)))) is None for name in made):
         return None
     for name, products in made.items():
         for weight, bias in _of_each(part, name):
-            product = packed_product(weight, bias)
+            product = layout(weight.contiguous(), bias)
             assert product is not None, "matrices of one shape are packed alike"
             products.append(product)
             if not leave:

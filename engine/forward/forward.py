@@ -6,6 +6,7 @@ compiled or recorded as CUDA graphs. It knows rows and slots, but no text and no
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,16 +14,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from engine.checkpoint.families import BY_ROW, FUSED
 from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import Choice
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward import cpu_experts
+from engine.forward import by_row, cpu_experts
+from engine.forward.by_row import ByRow
 from engine.forward.experts import RecordedExperts
 from engine.forward.kv_cache import SlotCache, first_not_finite
 from engine.forward.masks import KindMasks, as_words, window_words
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed, LaneLayout, Span
+from engine.quantised.linear import is_quantised
 from engine.tensor_parallel.split import first_says
 
 # -- filling ---------------------------------------------------------------------------------------
@@ -348,6 +352,8 @@ class HuggingFaceBackend(Recordable):
         self.cache = SlotCache(loaded.model, lanes.total, loaded.device, self.kinds.of_layers)
         parameters = inspect.signature(loaded.model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
+        self._by_row: ByRow | None = None  # linear layers and attention of our own, on CPUs
+        self._is_recorded = False
 
     def forward(
         self,
@@ -392,6 +398,8 @@ class HuggingFaceBackend(Recordable):
         first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
         lengths = tuple(mask.shape[3] for mask in masks)
         self.cache.begin(slots, first_slot, span.first_slot + num_visible, lengths)
+        if self._by_row is not None:
+            self._by_row.see(rows, (span,))
         options: dict[str, Any] = {}
         if keep is not None and self._keeps_logits:
             options["logits_to_keep"] = keep
@@ -416,7 +424,8 @@ class HuggingFaceBackend(Recordable):
             mask: Any = masks[0]
         else:  # transformers' models with layers of several kinds take their masks by name
             mask = dict(zip(self.kinds.layer_types, masks, strict=True))
-        with self.experts:
+        linear_layers = nullcontext() if self._by_row is None else self._by_row.linear_layers()
+        with self.experts, linear_layers:
             out = self._model(
                 ids,
                 attention_mask=mask,
@@ -430,9 +439,24 @@ class HuggingFaceBackend(Recordable):
         states = {layer: out.hidden_states[layer].flatten(0, 1) for layer in layers}
         return Output(out.logits.flatten(0, 1), features_of(states, layers))
 
+    @property
+    def is_by_row(self) -> bool:  # type: ignore[override]
+        """True if all linear layers and all attention so far were computed by our own."""
+        own = self._by_row
+        return own is not None and own.num_own > 0 and not own.num_others
+
+    @property
+    def forms(self) -> str:
+        """Return in words what computes its passes, for people."""
+        if self._by_row is None:
+            return "transformers' operators"
+        what = "linear layers" + (" and attention" if self._by_row.num_own else "")
+        return f"transformers' modules, {what} in our C++"
+
     def make_rooms(self, shapes: Iterable[Shape]) -> None:
-        """Do nothing: recordings of this backend allocate their own memory, except the cache."""
+        """Recordings of this backend allocate their own memory, except the cache."""
         del shapes
+        self._is_recorded = True
 
     def empty_features(self, num_rows: int, layers: Layers) -> torch.Tensor:
         """Return uninitialised memory for features, [num_rows, len(layers) * hidden_size]."""
@@ -457,11 +481,15 @@ class HuggingFaceBackend(Recordable):
         """Copy slots of the cache, all reads before any write (see `Backend.move`)."""
         with torch.inference_mode():
             self.cache.move(sources, targets)
+            if self._by_row is not None:
+                self._by_row.attention.move(*torch.tensor((sources, targets)).unbind())
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy `length` slots of the cache from `source` on to `target` on (see `Backend.copy`)."""
         with torch.inference_mode():
             self.cache.copy(source, target, length)
+            if self._by_row is not None:
+                self._by_row.attention.copy(source, target, length)
 
     def wipe(self, first: int, length: int) -> None:
         """Write zeros to `length` slots of the cache from `first` on (see `Backend.wipe`)."""
@@ -477,14 +505,22 @@ class HuggingFaceBackend(Recordable):
         """On a CPU let a mixture's experts run in their fastest form (`cpu_experts.py`).
 
         If `timed`, also read fewer keys in windows: how many are read depends on all rows of a
-        pass, and a row's last bits on that. Apart from that the model runs as it is.
+        pass, and a row's last bits on that. Where our C++ is there, linear layers and attention
+        are ours (`by_row.py`). Apart from that the model runs as it is.
         """
         self._masks.are_cut = timed
+        is_alone = self._device.type == "cpu" and self._rank is None and not self._is_recorded
+        is_known = self._model.config.model_type in {*FUSED, *BY_ROW}
+        if timed and is_alone and is_known and not is_quantised(self._model):
+            with torch.inference_mode():
+                self._by_row = by_row.take_over(self._model, self.cache, self.kinds)
+
         if self._device.type == "cpu" and self.experts and not self.experts.is_used:
             say("laying out experts")
             decide = partial(first_says, rank=self._rank, device=self._device)
             with torch.inference_mode():
-                cpu_experts.take_over(self._model, decide, timed=timed)
+                is_by_row = self._by_row is not None
+                cpu_experts.take_over(self._model, decide, timed=timed, is_by_row=is_by_row)
 
 
 def _first_of_run(slots: torch.Tensor) -> int | None:

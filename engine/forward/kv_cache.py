@@ -159,6 +159,10 @@ class SlotCache(Cache):
         for buffer in self.buffers.values():
             buffer.narrow(3, first, length).zero_()
 
+    def layers_parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and the values of a layer, [heads, capacity, dim] each."""
+        return self._slot_layers[layer].parts()
+
     def parts(self) -> Iterator[torch.Tensor]:
         """Yield the keys, then the values of each layer, [heads, capacity, dim]."""
         for layer in self._slot_layers:

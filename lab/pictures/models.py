@@ -26,8 +26,8 @@ line before anything is loaded. [Choosing](choosing.md) says which pairs pay,
 
 ## What runs
 
-| `model_type` | attention | experts | on a CPU | on a GPU | tested |
-|---|---|---|---|---|---|
+| `model_type` | attention | experts | on a CPU | exact there | on a GPU | tested |
+|---|---|---|---|---|---|---|
 """
 BETWEEN = """
 **attention.** *full*: every token sees the whole text before it. *windows* and *chunks*: by
@@ -48,9 +48,12 @@ the GPU.
 
 **on a CPU.** *fused*: our own forward. It lays out the weights anew, computes all texts of a pass
 together. *transformers*: the modules of transformers
-over our cache (`--backend reference`). They compute the texts of a pass one after another, so
-several texts at once gain less. Weights stay as the checkpoint has them, except those of experts,
-and each layer has more Python and smaller operators, which small models feel most.
+over our cache (`--backend reference`), with linear layers, experts and attention in our C++ where
+it is there. They compute the texts of a pass one after another, so
+several texts at once gain less, and each layer has more Python and smaller operators, which small
+models feel most.
+
+**exact there.** *yes*: the target is exact ([below](#exact-targets)).
 
 **on a GPU.** *fused*, *transformers*: as above, recorded as CUDA graphs, so that a pass is one
 launch for the host. *not recorded*: the host launches each operator by itself, and a pass of few
@@ -84,16 +87,16 @@ on other texts, on how a prompt was cut into passes, on a restart or on threads.
 writes the same text in every number type, also at near ties. `status` and `--verbose` say whether a
 target is exact.
 
-It is if a CPU computes it with our forward (*fused* in the table), in float32 or bfloat16, with
-plain weights or those of 8 or 4 bits, in one process, and the
-[C++ library](installing.md#c-for-cpus) is there. Its products and its attention are made for that:
-a product adds up in one order for any number of rows, and attention adds up in the order of
+It is if a CPU computes it in one process, its family is exact in the table, its numbers are float32
+or bfloat16, and the [C++ library](installing.md#c-for-cpus) is there; of the families that run
+*fused* also with weights of 8 or 4 bits. Linear layers and attention are then ours, and made for
+that: a product adds up in one order for any number of rows, and attention adds up in the order of
 positions, whatever slots of the cache a tree of drafts lies in. When such a target is loaded, a
 check compares rows alone with rows in other passes, bit for bit: in a chunk of a prompt, among
 seventeen rows, in a tree, beside another text, on one thread and on several. What has passed is
 kept in `~/.cache/slipstream/exact.json` and is not compared again.
 
-All others (float16, GPUs, several ranks, other families, no C++ library) may differ from plain
+All others (float16, GPUs, several ranks, other families, no library) may differ from plain
 decoding where two tokens nearly tie. For these `--reproducible` pads every pass to 16 rows and
 checks at load that no bit of a row then depends on its place or on other rows. It does not pad a
 target that is exact.
@@ -160,6 +163,7 @@ def _row(of: Family) -> str:
         _attention(of),
         {"": "", "common": "yes", "own": "own"}[of.experts],
         form,
+        "yes" if of.is_by_row else "",
         form if of.is_recorded else "not recorded",
         "yes" if of.is_tested else "at load",
     )

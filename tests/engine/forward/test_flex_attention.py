@@ -338,4 +338,4 @@ def test_a_program_that_takes_long_to_compile_is_said_and_which_of_how_many(
     said: list[str] = []
     loaded = load_model(str(make_model("llama", tmp_path)))
     make_executor(loaded, 300, backend="graphs", row_counts=(1, 4, 8), say=said.append)
-    assert said == ["compiling attention: 2 of 3"]
+    assert said == ["checking", "compiling attention: 2 of 3"]
