@@ -224,14 +224,15 @@ Layout = Callable[[torch.Tensor, torch.Tensor | None], Product | None]
 
 
 def _packed(
-    part: Any, *, leave: bool, layout: Layout = packed_product
+    part: Any, *, leave: bool, layout: Layout | None = None
 ) -> Mapping[str, Sequence[Product]] | None:
     """Return the products with packed copies of all matrices; None if they cannot be packed.
 
     leave   False: the module's own matrices are freed (they have no elements afterwards)
-    layout  how they are laid out
+    layout  how they are laid out; None: as `packed_product` does
     """
     made: dict[str, list[Product]] = {name: [] for name in matrices(part)}
+    layout = layout or packed_product
     # Ask for one of each first: a module must not lose some of its matrices.
     if any(layout(*next(iter(_of_each(part, name)))) is None for name in made):
         return None
