@@ -20,7 +20,7 @@ CODE = (
     *("coordinator", "rehearsal", "deploy"),
 )
 # Files that are read when the program runs, by the ending of their names.
-DATA = ("*.json", "*.yaml", "*.cpp", "*.service")
+DATA = ("*.json", "*.yaml", "*.cpp", "*.h", "*.service")
 PAGE = tuple(f"page/*.{ending}" for ending in ("html", "css", "js", "svg"))  # of the server
 
 

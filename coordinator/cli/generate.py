@@ -191,7 +191,7 @@ def generate(
             if trace is not None:
                 running.write_trace(trace)
         if isinstance(writer, TextWriter):
-            for line in ran_on(running, compares=writer.compares):
+            for line in ran_on(running, compares=writer.compares, with_forms=verbose):
                 typer.echo(for_stderr(line), err=True)
         if trace is not None:
             words = f"trace: {trace} (for ui.perfetto.dev, or trace-summary)"

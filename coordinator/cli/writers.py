@@ -180,13 +180,14 @@ def engines(nodes: Iterable[Node]) -> str:
     )
 
 
-def ran_on(pair: Pair, *, compares: bool = True) -> list[str]:
+def ran_on(pair: Pair, *, compares: bool = True, with_forms: bool = False) -> list[str]:
     """Return what ran the models, in a line, and what `x plain` compares with, in another.
 
-    compares  False: it was not shown
+    compares    False: it was not shown
+    with_forms  True: also what computed the target's passes
     """
     lines = [engines(pair.service.registry.nodes)]
-    if pair.hello(Role.TARGET).forms:
+    if with_forms:
         lines.append(f"target computed by {pair.hello(Role.TARGET).forms}")
     if compares:
         hello, also = pair.hello(Role.TARGET), pair.service.alone_on

@@ -127,6 +127,7 @@ def test_a_node_runs_with_them_but_where_no_clock_may_decide(
 ) -> None:
     monkeypatch.setattr(engine.loading, "fastest_num_threads", lambda _: 3)
     monkeypatch.setattr(engine.loading, "usual_num_threads", lambda _: 2)
+    monkeypatch.setattr(engine.loading, "may_be_exact", lambda *_: False)
     options = {"revision": None, "dtype": "float32", "device": "cpu", "max_len": 128}
     load_engine(model, **options, fixed_rows=fixed_rows, warm_rows=(1,), say=print)  # type: ignore[arg-type]
     assert torch.get_num_threads() == (3 if fixed_rows is None else 2)

@@ -37,7 +37,7 @@ def test_it_passes_for_a_pair_and_sees_the_planted_mistake(pair: list[str]) -> N
     report = json.loads(run.stdout)
     assert report["passed"]
     assert report["verdict"] == "lossless"
-    assert report["proved_for"].startswith("target in float32 on cpu")
+    assert report["proved_for"].startswith("target in float32, exact on cpu")
     assert report["expected_s"] > 0
     kinds = [check["kind"] for check in report["checks"]]
     assert kinds == ["greedy", "seeds", *["sampled"] * 4]
