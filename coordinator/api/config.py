@@ -171,8 +171,8 @@ class PairConfig(ModelsConfig):
     reproducible: Annotated[
         bool,
         Field(
-            description="The same seed gives the same text in every number type and under every "
-            "policy. It costs speed where the target is not exact (see status)."
+            description="The same seed gives the same text in every number type. This holds for "
+            "every policy, and costs speed where the target is not exact (see status)."
         ),
     ] = False
     max_num_seqs: Annotated[
