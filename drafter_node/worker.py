@@ -57,31 +57,44 @@ def serve(
     has_lifeline: bool = True,
 ) -> NoReturn:
     """Draft for the coordinator that has sent this Welcome; never returns (see `Loop.run`)."""
-    executor, device = engine.executor, SimulatedDevice.of(config)
-    steps = Passes(device.at_least(engine.pass_s))
+    device = SimulatedDevice.of(config)
     languages = languages_of(config, engine, welcome)
     if languages is not None:
         heart.trouble(words_on(shared(languages.own, languages.target)))
-    known = Known(
-        max_len=engine.max_len,
-        source=welcome.source,
-        steps=steps,
-        chunk=PREFILL_CHUNKS[engine.loaded.device.type],
-        is_translated=languages is not None,
-        **about_head(engine),
-    )
-    count, capacity = executor.lanes.count, executor.capacity
-    lanes = Lanes(count, capacity, is_head=known.is_head, windows=executor.windows)
-    schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
-    inner: Dispatcher[Drafting, Proposed, Action] = Dispatcher(lanes, schedule)
+    known = known_of(engine, device, welcome.source, is_translated=languages is not None)
+    inner = machines_of(engine, known, engine.executor.lanes.count)
     dispatcher = (
         inner if languages is None else TranslatingDispatcher(inner, languages, known.max_len)
     )
-    forwards = Forwards(executor, heart, device, vocabulary_of(config), engine.pass_s)
+    forwards = Forwards(engine.executor, heart, device, vocabulary_of(config), engine.pass_s)
     worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames, languages)
     own = Own(Role.DRAFTER, features=bytes_of_features(engine))
     entrance: Entrance[Proposed, Action] = Entrance(dispatcher, own)
-    Loop(connection, heart, executor, entrance, worker.launch).run(has_lifeline=has_lifeline)
+    Loop(connection, heart, engine.executor, entrance, worker.launch).run(has_lifeline=has_lifeline)
+
+
+def known_of(
+    engine: Engine, device: SimulatedDevice, source: int, *, is_translated: bool = False
+) -> Known:
+    """Return what is known of this drafter; `source` is its number in drafts and acks."""
+    return Known(
+        max_len=engine.max_len,
+        source=source,
+        steps=Passes(device.at_least(engine.pass_s)),
+        chunk=PREFILL_CHUNKS[engine.loaded.device.type],
+        is_translated=is_translated,
+        **about_head(engine),
+    )
+
+
+def machines_of(
+    engine: Engine, known: Known, num_lanes: int
+) -> Dispatcher[Drafting, Proposed, Action]:
+    """Return what holds the machines of the texts that this drafter drafts, one in each lane."""
+    executor = engine.executor
+    lanes = Lanes(num_lanes, executor.capacity, is_head=known.is_head, windows=executor.windows)
+    together = min(executor.num_lanes_per_pass, num_lanes)
+    return Dispatcher(lanes, Schedule(lanes, known, num_per_pass=together))
 
 
 def languages_of(config: NodeConfig, engine: Engine, welcome: Welcome) -> Languages | None:

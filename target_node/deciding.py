@@ -39,6 +39,10 @@ not join twice in a row, since drafts that always come during the pass would nev
 How many drafts of each text are verified is decided for all texts together: the likeliest of all
 (`shared_out`). It is asked apart, because copies of earlier text are only looked for when a pass
 starts.
+
+A drafter in the target's process uses the same device, so the two take turns there: before `decide`
+is asked, `worth_drafting` says for which texts one more draft step is worth its time. It is made
+for all texts that have a step to make; then the same is asked again (`at_home.py`).
 """
 
 import math
@@ -47,9 +51,12 @@ from dataclasses import dataclass
 
 from node.costs import Prices, crowd
 from node.economics import (
+    drafting_pays,
     drafts_worth_awaiting,
     num_expected,
     rows_worth,
+    step_pays,
+    token_s,
     verifying_pays,
     wait_limit_s,
     waiting_pays,
@@ -64,6 +71,7 @@ NUM_FIRST = 4  # waits that are made first, to measure how long they are
 NUM_SKIPPED_MAX = 32  # possible waits in a row that are skipped before one is made to measure
 UNLIKELY = 0.01  # below this probability, bad luck does not explain that no drafts were there
 MOST_AWAITED = 8  # most drafts in a row to wait for, if costs decide
+TRY_AGAIN_AFTER = 32  # number of tokens without a draft of the drafter at home
 
 
 # -- what is asked ---------------------------------------------------------------------------------
@@ -441,3 +449,54 @@ def shared_out(
     for index, count in zip(priced, worth, strict=True):
         counts[index] = count
     return counts
+
+
+# -- a drafter at home -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HomeStep:
+    """The next step of a drafter in the target's process, for one text.
+
+    chance     that the text reaches the node below which it drafts
+    is_first   that node is the last committed token
+    num_since  tokens since drafts were begun below a committed token; None: never
+    """
+
+    session: int
+    policy: Policy
+    chance: float
+    is_first: bool
+    num_since: int | None
+
+
+def worth_drafting(
+    steps: Sequence[HomeStep], num_texts: int, p: float, step_s: float, prices: Prices
+) -> Sequence[HomeStep]:
+    """Return the steps that are worth their time; (): it is the target's turn.
+
+    num_texts  texts that share the passes
+    p          chance that the first draft of a token is right
+    step_s     seconds of a step
+    """
+    return [step for step in steps if _is_worth_it(step, num_texts, p, step_s, prices)]
+
+
+def _is_worth_it(step: HomeStep, num_texts: int, p: float, step_s: float, prices: Prices) -> bool:
+    """True if the step is to be made before the next pass.
+
+    The first one, if drafts are right often enough, or were not tried on this text for long; a
+    further one, if it saves more time of passes than it costs. A policy that weighs no costs drafts
+    on: a chain to the end of its window, where there are no more steps; but no tree, which has no
+    end.
+    """
+    if not step.policy.prices_waits and (step.is_first or step.policy.branches == 1):
+        return True
+    if not step.is_first:
+        return step_pays(step.chance, step_s, prices.pass_s)
+    # After a new Open a text may be shorter than it was.
+    if step.num_since is None or not 0 < step.num_since < TRY_AGAIN_AFTER:
+        return True
+    passes = prices.passes(num_texts)
+    each_s = token_s(passes.of(num_texts), num_texts, passes)
+    return drafting_pays(p, step_s, num_texts * each_s)

@@ -80,9 +80,9 @@ def serve(
     if engine.heads is None:
         entrance: Entrance[Computed, Action] = Entrance(dispatcher, own)
         Loop(connection, heart, executor, entrance, worker.launch).run(has_lifeline=has_lifeline)
-    from target_node.head_worker import WithHeads  # a target without heads loads no drafter
+    from target_node.home_worker import WithDrafter  # a target without heads loads no drafter
 
-    both = WithHeads(
+    both = WithDrafter(
         config, engine, engine.heads, dispatcher, known, worker.launch, welcome.vocab_size, heart
     )
     both.loop(connection, heart, own).run(has_lifeline=has_lifeline)

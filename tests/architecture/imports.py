@@ -39,8 +39,8 @@ MAY_ALSO_IMPORT = {
     # Grammars are compiled by the same code as on the nodes, which needs no torch either.
     "coordinator/api/compiling.py": {"engine"},
     # Heads in the target's process are a drafter beside the target.
-    "target_node/colocated_heads.py": {"drafter_node"},
-    "target_node/head_worker.py": {"drafter_node"},
+    "target_node/at_home.py": {"drafter_node"},
+    "target_node/home_worker.py": {"drafter_node"},
 }
 # The folders of `coordinator`: each may import those before it.
 ROOMS = ("text", "launching", "tracing", "cluster", "api", "http", "cli")
@@ -70,7 +70,7 @@ SHELLS = (
     *("node/process.py", "node/joining.py", "node/loop.py", "node/forwards.py"),
     *("node/starting.py", "node/ending.py"),
     *("drafter_node/__main__.py", "drafter_node/worker.py"),
-    *("target_node/__main__.py", "target_node/worker.py", "target_node/head_worker.py"),
+    *("target_node/__main__.py", "target_node/worker.py", "target_node/home_worker.py"),
     *("coordinator/text/stream.py", "coordinator/tracing/writing.py"),
     *("coordinator/cluster/service.py", "coordinator/cluster/simulated_network.py"),
     "coordinator/cluster/status_socket.py",

@@ -40,7 +40,7 @@ def test_every_test_is_a_sentence_with_an_assertion(check: Check) -> None:
 
 def test_only_a_process_who_starts_one_and_who_runs_the_code_of_heads_catches_everything() -> None:
     found = {file.path.as_posix() for file in sources(*PACKAGES) if style.broad_excepts(file)}
-    assert found == {"coordinator/cluster/service.py", "target_node/head_worker.py"}
+    assert found == {"coordinator/cluster/service.py", "target_node/home_worker.py"}
 
 
 def test_no_message_is_longer_than_a_line() -> None:

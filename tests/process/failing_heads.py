@@ -14,7 +14,7 @@ from engine.forward.forward import Output
 from engine.heads.eagle import EagleExecutor
 from engine.heads.medusa_executor import MedusaExecutor
 from node.starting import start
-from target_node import head_worker as heads
+from target_node import home_worker as heads
 from target_node.__main__ import load_serve
 
 FAILING_STEP = "12"  # by then some drafts have been accepted
@@ -40,7 +40,7 @@ WAYS: dict[str, Callable[[Output], Output]] = {one.__name__: one for one in (mem
 
 def main() -> int:
     """A node whose heads fail when they have drafted for a while."""
-    fail, begin = WAYS[os.environ["SLIPSTREAM_TEST_FAILURE"]], heads.WithHeads.__init__
+    fail, begin = WAYS[os.environ["SLIPSTREAM_TEST_FAILURE"]], heads.WithDrafter.__init__
     failing_step = int(os.environ.get("SLIPSTREAM_TEST_FAILING_STEP", FAILING_STEP))
     steps = 0
 
@@ -60,7 +60,7 @@ def main() -> int:
             spoil(kind)
         begin(self, *args)
 
-    heads.WithHeads.__init__ = begin_to_count  # type: ignore[method-assign]
+    heads.WithDrafter.__init__ = begin_to_count  # type: ignore[method-assign]
     return start("target", load_serve)
 
 

@@ -12,13 +12,13 @@ from engine.layout.slots import Move
 from node.events import CopyPrefix, MoveRows, Wipe
 from node.loop import Launched
 from target_node import compute as target
-from target_node.colocated_heads import ForHeads, HeadsDone, HeadsFailed
-from target_node.head_worker import WithHeads
+from target_node.at_home import DrafterDone, DrafterFailed, ForDrafter
+from target_node.home_worker import WithDrafter
 
-STEP = ForHeads(drafter.Compute(1, ()))
-MOVE = ForHeads(MoveRows((Move((1,), (0,)),)))
-COPY = ForHeads(CopyPrefix(0, 1, 4))
-WIPE = ForHeads(Wipe(0, 4))
+STEP = ForDrafter(drafter.Compute(1, ()))
+MOVE = ForDrafter(MoveRows((Move((1,), (0,)),)))
+COPY = ForDrafter(CopyPrefix(0, 1, 4))
+WIPE = ForDrafter(Wipe(0, 4))
 ERRORS = [
     EngineError("the model's logits are not finite"),
     OutOfMemory("no room"),
@@ -50,27 +50,27 @@ class Heads:
     move = copy_prefix = wipe = compute
 
 
-def both(heads: Heads, said: list[str]) -> WithHeads:
+def both(heads: Heads, said: list[str]) -> WithDrafter:
     """A target that answers, with these heads."""
-    made = WithHeads.__new__(WithHeads)
+    made = WithDrafter.__new__(WithDrafter)
     made._launch = lambda action: Launched(target.Computed(action.ticket, (), 1))
-    made._heads, made._executor = cast(Any, heads), cast(Any, heads)
+    made._drafter, made._executor = cast(Any, heads), cast(Any, heads)
     made._steps = cast(Any, SimpleNamespace(wait=lambda: None))
     made._heart = cast(Any, SimpleNamespace(trouble=said.append))
-    made._have_failed = False
+    made._has_failed = False
     return made
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("wanted", [STEP, MOVE, COPY, WIPE], ids=["step", "move", "copy", "wipe"])
 def test_whatever_heads_raise_is_said_once_and_they_are_not_asked_again(
-    wanted: ForHeads, error: Exception
+    wanted: ForDrafter, error: Exception
 ) -> None:
     heads, said = Heads(error), list[str]()
     node = both(heads, said)
-    assert node.launch(wanted) == Launched(HeadsFailed(was_step=wanted is STEP))
-    assert node.launch(STEP) == Launched(HeadsFailed(was_step=True))
-    assert node.launch(COPY) == Launched(HeadsFailed(was_step=False))
+    assert node.launch(wanted) == Launched(DrafterFailed(was_step=wanted is STEP))
+    assert node.launch(STEP) == Launched(DrafterFailed(was_step=True))
+    assert node.launch(COPY) == Launched(DrafterFailed(was_step=False))
     assert said == [f"its heads have failed, and draft no more: {error}"]
     assert heads.num_asked == 1
     assert node.launch(target.Compute(3, ())) == Launched(target.Computed(3, (), 1))
@@ -79,8 +79,8 @@ def test_whatever_heads_raise_is_said_once_and_they_are_not_asked_again(
 def test_heads_that_work_are_asked_again() -> None:
     heads, said = Heads(None), list[str]()
     node = both(heads, said)
-    assert node.launch(STEP) == Launched(HeadsDone(drafter.Proposed(1, (), 1)))
-    assert node.launch(MOVE) == node.launch(COPY) == node.launch(WIPE) == Launched(HeadsDone())
+    assert node.launch(STEP) == Launched(DrafterDone(drafter.Proposed(1, (), 1)))
+    assert node.launch(MOVE) == node.launch(COPY) == node.launch(WIPE) == Launched(DrafterDone())
     assert heads.num_asked == 4
     assert said == []
 

@@ -30,7 +30,7 @@ from rehearsal.cache import HeadCache, VirtualCache
 from rehearsal.node import with_features
 from target_node import compute as target
 from target_node import scheduling as verifying
-from target_node.colocated_heads import ForHeads, HeadsDone, HeadsFailed, Home
+from target_node.at_home import DrafterDone, DrafterFailed, ForDrafter, Home
 from target_node.statistics import Known
 from tests.simulation.models import Deterministic
 from tests.simulation.toys import ToyModel
@@ -93,29 +93,29 @@ class Node:
                     self.caches[move.lane].move(move)
             case CopyPrefix(source, to, length):
                 self.caches[to].copy(self.caches[source], length)
-            case ForHeads(MoveRows(moves)):
+            case ForDrafter(MoveRows(moves)):
                 for move in moves:
                     self.heads[move.lane].move(move)
-                self.handle(HeadsDone())
-            case ForHeads(CopyPrefix(source, to, length)):
+                self.handle(DrafterDone())
+            case ForDrafter(CopyPrefix(source, to, length)):
                 self.heads[to].copy(self.heads[source], length)
-                self.handle(HeadsDone())
-            case ForHeads(Wipe(lane, start)):
+                self.handle(DrafterDone())
+            case ForDrafter(Wipe(lane, start)):
                 self.wiped.append((lane, start))
                 self.heads[lane].wipe(start)
-                self.handle(HeadsDone())
-            case ForHeads(drafter.Compute(ticket, parts)):
+                self.handle(DrafterDone())
+            case ForDrafter(drafter.Compute(ticket, parts)):
                 self.turns.append("heads")
                 self.now += self.step_s
                 if self.turns.count("heads") - 1 == self.fails_at:
-                    self.handle(HeadsFailed(was_step=True))
+                    self.handle(DrafterFailed(was_step=True))
                     return True
                 children = []
                 for part in parts:
                     seen = self.heads[part.feed.lane].run(part.feed)
                     asked = seen[len(seen) - part.num_asked :]
                     children.append(self.models.draft(part, asked, 0))
-                self.handle(HeadsDone(drafter.Proposed(ticket, tuple(children), 1)))
+                self.handle(DrafterDone(drafter.Proposed(ticket, tuple(children), 1)))
                 return True
             case target.Compute(ticket, parts):
                 self.turns.append("target")
@@ -269,7 +269,7 @@ def test_several_texts_and_the_same_one_opened_anew() -> None:
 
 def test_the_story_of_a_text_has_what_its_heads_have_met_too() -> None:
     node = written(opening(1))
-    at_target, at_heads = node.home.story(1).split("; at the heads ")
+    at_target, at_heads = node.home.story(1).split("; at the drafter ")
     assert "Computed" in at_target
     assert "Proposed" in at_heads
     assert node.home.story(2) == ""
@@ -301,8 +301,8 @@ def test_a_move_of_heads_that_fails_does_not_let_a_pass_begin_twice() -> None:
     while not node.turns.count("heads"):
         node.handle(Tick())
     started = node.home.handle(Tick(), node.now)
-    assert any(isinstance(one, ForHeads | target.Compute) for one in started)
-    assert node.home.handle(HeadsFailed(was_step=False), node.now) == ()
+    assert any(isinstance(one, ForDrafter | target.Compute) for one in started)
+    assert node.home.handle(DrafterFailed(was_step=False), node.now) == ()
     assert node.home.handle(Tick(), node.now) == (), "what was begun has not come back"
 
 

@@ -1,25 +1,19 @@
-"""The state machine of heads beside that of their target, in one process (pure).
+"""A drafter at home: its machine beside that of the target, in one process (pure).
 
 Theory of operation
 -------------------
-A head on a device of its own and a head in the target's process have the same state machine
-(`drafter_node`) and the same messages. Here the messages are handed over within the process:
+A drafter in the target's process has the state machine of every drafter (`drafter_node`), and the
+same messages. Here they are handed over within the process:
 
-    Verdict, Features of the target's machine   go to the coordinator, and to the heads as well
-    Draft of the heads                          goes to the target's machine
-    Open                                        opens the text at both, as the target has it
-    Tick                                        the heads draft first, then the target verifies
-    Computed, Proposed                          are handled in full at once, because the next
-                                                forward depends on them
+    Open, Close, Heartbeat, Welcome, Verdict, Features   are for both, the target first
+    Draft                                                goes to the target's machine
 
-Both take turns on one device. So the heads do not draft as far as they can: after each verdict they
-go on as long as a step costs less than it saves (`step_pays`), or under a policy that does not
-weigh costs until a chain has as many drafts as a pass verifies; then it is the target's turn. Heads
-that are hardly ever right do not draft at all (`drafting_pays`), except for a step now and then,
-which shows whether they have become better.
+Both use one device, so they take turns: `worth_drafting` (`deciding.py`) says whose turn it is at
+each Tick. Computed and Proposed are handled in full at once, because the next forward depends on
+them.
 
-Actions for the heads are wrapped as `ForHeads`, and their results are `HeadsDone`. Heads that fail
-(`HeadsFailed`) get no more actions and no more messages; the target goes on alone.
+Actions for the drafter are wrapped as `ForDrafter`, and their results are `DrafterDone`. A drafter
+that fails (`DrafterFailed`) gets no more actions and no more messages; the target goes on alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +24,7 @@ from drafter_node import compute as drafter
 from drafter_node.drafting import Drafting
 from drafter_node.statistics import Known
 from node.dispatcher import Dispatcher
-from node.economics import FIRST_OF_HEADS, drafting_pays, step_pays, token_s
+from node.economics import FIRST_OF_HEADS
 from node.events import (
     Afterwards,
     Allocate,
@@ -58,22 +52,28 @@ from proto.messages import (
 )
 from proto.policies import without_prices
 from target_node import compute as target
+from target_node.deciding import HomeStep, worth_drafting
 from target_node.statistics import Known as TargetKnown
 from target_node.verifying import Verifying
 
-TRY_AGAIN_AFTER = 32  # number of tokens without a draft of the heads
-
 
 @dataclass(frozen=True, slots=True)
-class ForHeads:
-    """Perform this action with the heads' model and cache."""
+class ForDrafter:
+    """Perform this action with the drafter's model and cache."""
 
     action: MoveRows | CopyPrefix | Wipe | drafter.Compute
 
 
 @dataclass(frozen=True, slots=True)
-class HeadsFailed:
-    """An action for the heads has failed: they draft no more.
+class DrafterDone:
+    """An action for the drafter is done; `proposed` is the result of a Compute."""
+
+    proposed: drafter.Proposed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFailed:
+    """An action for the drafter has failed: it drafts no more.
 
     was_step  True: the action was a Compute
     """
@@ -81,49 +81,42 @@ class HeadsFailed:
     was_step: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HeadsDone:
-    """An action for the heads is done; `proposed` is the result of a Compute."""
-
-    proposed: drafter.Proposed | None = None
-
-
-Event = Arrived | Tick | Afterwards | target.Computed | HeadsDone | HeadsFailed
-Action = target.Action | ForHeads
+Event = Arrived | Tick | Afterwards | target.Computed | DrafterDone | DrafterFailed
+Action = target.Action | ForDrafter
 Targets = Dispatcher[Verifying, target.Computed, target.Action]
-Heads = Dispatcher[Drafting, drafter.Proposed, drafter.Action]
+Drafters = Dispatcher[Drafting, drafter.Proposed, drafter.Action]
 Result = TypeVar("Result")
 Done = TypeVar("Done")
 
 
 class Home:
-    """The state machine of a target with heads; takes the place of `node.dispatcher.Dispatcher`.
+    """The state machine of a target and a drafter; takes the place of `node.dispatcher.Dispatcher`.
 
-    known      properties and figures of the heads
+    known      properties and figures of the drafter
     of_target  figures of the target, acceptance rates included
-    layers     layers of the target whose features the heads read
+    layers     layers of the target whose features the drafter reads; (): it reads none
     """
 
     def __init__(
         self,
         targets: Targets,
-        heads: Heads,
+        drafters: Drafters,
         *,
         known: Known,
         of_target: TargetKnown,
         layers: tuple[int, ...],
     ) -> None:
         self._targets = targets
-        self._heads = heads
+        self._drafters = drafters
         self._known = known
         self._costs = of_target.costs
         self._acceptance = of_target.acceptance
         self._layers = layers
         self._told: set[int] = set()  # texts whose features a drafter elsewhere wants as well
-        self._drafted_at: dict[int, int] = {}  # a text's length when heads last began to draft
+        self._drafted_at: dict[int, int] = {}  # a text's length when its root was last expanded
         self._is_busy = False  # a Compute is running
         self._place = Place.APART  # where the target's last pass ran
-        self._have_failed = False  # the heads have failed, and get no more messages and actions
+        self._has_failed = False  # the drafter has, and gets no more messages and actions
 
     @property
     def texts(self) -> Mapping[int, Verifying]:
@@ -136,9 +129,9 @@ class Home:
         return self._targets.marks
 
     def story(self, session: int | None = None) -> str:
-        """Return the last events of a text, or of all, at target and heads, in one line."""
-        stories = self._targets.story(session), self._heads.story(session)
-        return "; at the heads ".join(filter(None, stories))
+        """Return the last events of a text, or of all, at both, in one line."""
+        stories = self._targets.story(session), self._drafters.story(session)
+        return "; at the drafter ".join(filter(None, stories))
 
     def handle(self, event: Event, now: float) -> Sequence[Action]:
         """Handle an event at `now` (seconds, monotonic); returns the actions that it asks for."""
@@ -147,13 +140,13 @@ class Home:
                 return () if self._is_busy else self._tick(now)
             case Afterwards():
                 return ()
-            case HeadsDone(proposed):
+            case DrafterDone(proposed):
                 if proposed is None:
                     return ()
                 self._is_busy = False
-                return self._of_heads(_both(self._heads, proposed, now), now)
-            case HeadsFailed(was_step):
-                self._have_failed = True
+                return self._of_drafter(_both(self._drafters, proposed, now), now)
+            case DrafterFailed(was_step):
+                self._has_failed = True
                 self._is_busy = self._is_busy and not was_step
                 return ()
             case target.Computed():
@@ -166,7 +159,7 @@ class Home:
                     self._told.discard(message.session)
                     self._drafted_at.pop(message.session, None)
                 said = self._of_target(self._targets.handle(event, now), now)
-                return (*said, *self._tell_heads(event, now))
+                return (*said, *self._tell_drafter(event, now))
         return self._of_target(self._targets.handle(event, now), now)
 
     # -- texts ------------------------------------------------------------------------------------
@@ -184,23 +177,22 @@ class Home:
         text = self.texts.get(session)
         if text is None or text.opened is not opened:
             return actions  # the Open was ignored
-        return (*actions, *self._open_for_heads(text, now))
+        return (*actions, *self._open_for_drafter(text, now))
 
     def _drafts_for(self, message: Open) -> bool:
-        """True if the heads draft for a text; by a classical rule only if no other source does.
+        """True if the drafter drafts for a text; by a classical rule only if no other source does.
 
-        If a drafter reads other features than the heads, the target's features are sent to it
-        alone.
+        If a drafter elsewhere reads other features, the target's features are sent to it alone.
         """
         policy, is_coupled = message.policy, message.rule is Rule.COUPLED
-        if self._have_failed:
+        if self._has_failed:
             return False
         if not policy.num_speculative_tokens or message.layers not in ((), self._layers):
             return False
         return is_coupled or not (policy.has_drafter or message.lookup is not None)
 
-    def _open_for_heads(self, text: Verifying, now: float) -> Sequence[Action]:
-        """Open a text at the heads, with all tokens that the target has; return actions."""
+    def _open_for_drafter(self, text: Verifying, now: float) -> Sequence[Action]:
+        """Open a text at the drafter, with all tokens that the target has; return actions."""
         opened, tokens = text.opened, tuple(text.tree.text.tokens)
         if len(tokens) >= opened.limits.max_len:
             return ()
@@ -212,67 +204,59 @@ class Home:
             lookup=None,
             layers=(),
         )
-        return self._tell_heads(Arrived(told), now)
+        return self._tell_drafter(Arrived(told), now)
 
-    def _tell_heads(self, event: Arrived | Tick, now: float) -> Sequence[Action]:
-        """Give the heads an event; returns the actions that follow."""
-        if self._have_failed:
+    def _tell_drafter(self, event: Arrived | Tick, now: float) -> Sequence[Action]:
+        """Give the drafter an event; returns the actions that follow."""
+        if self._has_failed:
             return ()
-        return self._of_heads(self._heads.handle(event, now), now)
+        return self._of_drafter(self._drafters.handle(event, now), now)
 
     # -- turns ------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> Sequence[Action]:
-        """Let the heads draft if that is worth it, else the target; returns actions."""
+        """Let the drafter draft if that is worth it, else the target compute; returns actions."""
         said: Sequence[Action] = ()
-        if self._is_heads_turn:
-            said = self._tell_heads(Tick(), now)
+        if worth := self._worth_drafting():
+            said = self._tell_drafter(Tick(), now)
             if self._is_busy:
+                self._note_begun(worth)
                 return said
         return (*said, *self._of_target(self._targets.handle(Tick(), now), now))
 
-    @property
-    def _is_heads_turn(self) -> bool:
-        if self._have_failed:
-            return False
-        return any(self._is_worth_drafting(text) for text in self._heads.texts.values())
+    def _worth_drafting(self) -> Sequence[HomeStep]:
+        """Return the steps that are worth their time; (): it is the target's turn."""
+        if self._has_failed:
+            return ()
+        return worth_drafting(
+            [step for text in self._drafters.texts.values() if (step := self._step(text))],
+            sum(not text.finished for text in self.texts.values()),
+            self._acceptance.chance(FIRST_OF_HEADS),
+            self._known.steps.of(1),
+            self._costs.at(self._place),
+        )
 
-    def _is_worth_drafting(self, text: Drafting) -> bool:
-        """True if one more draft step for a text is worth its time."""
-        if text.rests or not (tips := text.tips):
-            return False
-        served = self.texts.get(text.opened.session)
-        if served is None or served.finished:
-            return False
-        policy, step_s = served.opened.policy, self._known.steps.of(1)
-        if tips[0].key == text.tree.root:
-            return not policy.prices_waits or self._drafting_pays(served, step_s)
-        if not policy.prices_waits and policy.branches == 1:
-            return True  # no tips are left at the end of its window
-        return step_pays(tips[0].chance, step_s, self._costs.pass_s(self._place))
+    def _note_begun(self, steps: Sequence[HomeStep]) -> None:
+        """Note how long the texts are whose first step below a committed token was begun."""
+        for step in steps:
+            if step.is_first:
+                self._drafted_at[step.session] = len(self.texts[step.session].tree.text)
 
-    def _drafting_pays(self, text: Verifying, step_s: float) -> bool:
-        """True if the heads should draft for this text; then note where they draft.
-
-        They are right often enough, or were not tried on this text for long.
-        """
-        session, length = text.opened.session, len(text.tree.text)
-        num_texts = sum(not other.finished for other in self.texts.values())
-        passes = self._costs.passes(num_texts, self._place)
-        each_s = token_s(passes.of(num_texts), num_texts, passes)
-        p = self._acceptance.chance(FIRST_OF_HEADS)
-        drafted_at = self._drafted_at.get(session, length - TRY_AGAIN_AFTER)
-        # After a new Open a text may be shorter than it was.
-        is_tried = 0 < length - drafted_at < TRY_AGAIN_AFTER
-        if is_tried and not drafting_pays(p, step_s, num_texts * each_s):
-            return False
-        self._drafted_at[session] = length
-        return True
+    def _step(self, text: Drafting) -> HomeStep | None:
+        """Return the next draft step of a text; None: there is none to make."""
+        session = text.opened.session
+        served = self.texts.get(session)
+        if text.rests or served is None or served.finished or not (tips := text.tips):
+            return None
+        tip, drafted_at = tips[0], self._drafted_at.get(session)
+        num_since = None if drafted_at is None else len(served.tree.text) - drafted_at
+        is_first = tip.key == text.tree.root
+        return HomeStep(session, served.opened.policy, tip.chance, is_first, num_since)
 
     # -- routing of actions -----------------------------------------------------------------------
 
     def _of_target(self, actions: Iterable[target.Action], now: float) -> Sequence[Action]:
-        """Route the target's actions: give verdicts and features to the heads, return the rest."""
+        """Route the target's actions: verdicts and features to the drafter; return the rest."""
         done: list[Action] = []
         for action in actions:
             match action:
@@ -280,15 +264,15 @@ class Home:
                     session = message.session
                     if isinstance(message, Verdict) or session in self._told:
                         done.append(action)
-                    done += self._tell_heads(Arrived(_for_heads(message)), now)
+                    done += self._tell_drafter(Arrived(_for_drafter(message)), now)
                     continue
                 case target.Compute():
                     self._is_busy, self._place = True, action.place
             done.append(action)
         return done
 
-    def _of_heads(self, actions: Iterable[drafter.Action], now: float) -> Sequence[Action]:
-        """Route the heads' actions: drafts to the target's machine, the rest to the executor."""
+    def _of_drafter(self, actions: Iterable[drafter.Action], now: float) -> Sequence[Action]:
+        """Route the drafter's actions: drafts to the target's machine, the rest to the executor."""
         done: list[Action] = []
         for action in actions:
             match action:
@@ -298,18 +282,18 @@ class Home:
                     pass  # within the process no message is lost, so no repair is needed
                 case drafter.Compute():
                     self._is_busy = True
-                    done.append(ForHeads(action))
+                    done.append(ForDrafter(action))
                 case MoveRows() | CopyPrefix() | Wipe():
-                    done.append(ForHeads(action))
+                    done.append(ForDrafter(action))
         return done
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
         self._targets.check()
-        if self._have_failed:
+        if self._has_failed:
             return
-        self._heads.check()
-        for session, text in self._heads.texts.items():
+        self._drafters.check()
+        for session, text in self._drafters.texts.items():
             if session in self.texts and not self.texts[session].finished:
                 assert text.tree.text.tokens == self.texts[session].tree.text.tokens
 
@@ -321,13 +305,13 @@ def _both(
     return (*dispatcher.handle(result, now), *dispatcher.handle(Afterwards(), now))
 
 
-def _for_heads(message: Verdict | Features) -> Verdict | Features:
-    """Return the message as the heads get it: their target takes whatever drafts are there."""
+def _for_drafter(message: Verdict | Features) -> Verdict | Features:
+    """Return the message as the drafter gets it: its target takes whatever drafts are there."""
     return replace(message, num_awaited=0) if isinstance(message, Verdict) else message
 
 
 def policy_at_home(policy: Policy) -> Policy:
-    """Return the policy for heads whose target waits for them: they draft what a pass verifies."""
+    """Return the policy for a drafter whose target waits for it: it drafts what a pass verifies."""
     return replace(
         without_prices(policy),
         window=max(1, policy.num_speculative_tokens),
