@@ -469,7 +469,7 @@ class Drafting:
     # -- sending ----------------------------------------------------------------------------------
 
     @property
-    def is_awaited(self) -> bool:
+    def target_waits(self) -> bool:
         """True if the target waits for these drafts, and no more may follow before its verdict."""
         policy = self.opened.policy
         is_ahead = policy.window > policy.num_speculative_tokens and not self._least

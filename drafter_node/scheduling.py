@@ -169,7 +169,7 @@ class Schedule:
         step_s = (now - self._started) / result.num_steps
         num_rows = 0 if result.has_failed else self._num_rows  # a failure tells nothing of costs
         self._ended = _Ended(still_open, num_rows, step_s)
-        if len(still_open) == len(texts) == 1 and still_open[0].is_awaited:
+        if len(still_open) == len(texts) == 1 and still_open[0].target_waits:
             actions += still_open[0].send(now)
         return actions
 

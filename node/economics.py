@@ -82,7 +82,7 @@ def kind_of_earlier(match_len: int, share: float) -> Kind:
 
 
 @dataclass(slots=True)
-class Rate:
+class AcceptanceRate:
     """An acceptance rate: `hits` of `tries`, both with those of a prior; 0 < hits <= tries."""
 
     hits: float
@@ -101,7 +101,7 @@ class Acceptance:
     """The measured acceptance rate of every kind of draft (see `Kind`)."""
 
     def __init__(self) -> None:
-        self._rates: dict[Kind, Rate] = {}
+        self._rates: dict[Kind, AcceptanceRate] = {}
 
     def chance(self, kind: Kind) -> float:
         """Return the chance that a draft of this kind is right, given that those before it are."""
@@ -112,7 +112,7 @@ class Acceptance:
         """Count whether a draft of this kind was right."""
         rate = self._rates.get(kind)
         if rate is None:
-            rate = self._rates[kind] = Rate(_prior(kind) * PRIOR_TRIES)
+            rate = self._rates[kind] = AcceptanceRate(_prior(kind) * PRIOR_TRIES)
         rate.add(right=right)
 
     def check(self) -> None:
@@ -146,7 +146,7 @@ REPLY_MARGIN = 4.0
 SLOW_MARGIN, SLOW_MORE_S = 1.5, 0.05
 NUM_BETWEEN = 256  # most passes with drafts in a row
 USUAL_ROWS = 8  # drafts of a pass, over which the price of a row is taken
-UNLIKELY, NEARLY_SURE = 0.02, 0.5  # limits of the chance from which a node is expanded in turns
+TOO_UNLIKELY, NEARLY_SURE = 0.02, 0.5  # limits of the chance from which a node is expanded in turns
 USUALLY_RIGHT = 0.7  # chance of a first child, as assumed
 USUAL_TOKENS = 2.0  # tokens of a pass with drafts, as assumed
 
@@ -303,10 +303,10 @@ def least_chance(num_texts: int, prices: Prices) -> float:
     passes = prices.passes(num_texts)
     alone_s = passes.of(num_texts)
     if not alone_s:
-        return UNLIKELY
+        return TOO_UNLIKELY
     row_s = (passes.of(num_texts + USUAL_ROWS) - alone_s) / USUAL_ROWS
     worth = (prices.draft.value + row_s) / token_s(alone_s, num_texts, passes)
-    return min(NEARLY_SURE, max(UNLIKELY, worth))
+    return min(NEARLY_SURE, max(TOO_UNLIKELY, worth))
 
 
 def num_expected(p: float, num_drafts: int) -> float:

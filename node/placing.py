@@ -69,7 +69,7 @@ class Place(IntEnum):
 
 
 @dataclass(slots=True)
-class Rate:
+class Speed:
     """Seconds per token of the last passes on one place; older passes count less and less.
 
     All fields but `num` are sums over the passes, of which each is weighted by its age.
@@ -123,7 +123,7 @@ class Evidence:
     gain: float = 0.0
     weight: float = 0.0
 
-    def add(self, here: Rate, there: Rate) -> None:
+    def add(self, here: Speed, there: Speed) -> None:
         """Count a trial; forget the earlier ones if it contradicts them."""
         gain = log(here.token_s / there.token_s)
         weight = 1 / (here.variance + there.variance + LEAST_VARIANCE)
@@ -161,10 +161,10 @@ class Contest:
     """
 
     standing: Place
-    here: Rate = field(default_factory=Rate)
-    trial: Rate | None = None
-    won: Rate | None = None
-    again: Rate = field(default_factory=Rate)
+    here: Speed = field(default_factory=Speed)
+    trial: Speed | None = None
+    won: Speed | None = None
+    again: Speed = field(default_factory=Speed)
     evidence: Evidence = field(default_factory=Evidence)
     known_s: float = 0.0
     spent_s: float = 0.0
@@ -197,13 +197,13 @@ class Contest:
         if not self.known_s:
             self.known_s = self.here.pass_s
         if not 1 / CHANGED < self.here.pass_s / self.known_s < CHANGED:
-            self.here, self.evidence, self.known_s = Rate(), Evidence(), 0.0
+            self.here, self.evidence, self.known_s = Speed(), Evidence(), 0.0
             self.pause_s = FIRST_S
             self.since_s = FIRST_S  # a trial follows as soon as the new times are known
         elif self.since_s >= self.pause_s:
-            self.trial, self.spent_s = Rate(), 0.0
+            self.trial, self.spent_s = Speed(), 0.0
 
-    def _tried(self, trial: Rate, tokens: float, seconds: float, *, is_settled: bool) -> None:
+    def _tried(self, trial: Speed, tokens: float, seconds: float, *, is_settled: bool) -> None:
         """Note a pass of the trial; end the trial if it was the last, or if it is in vain."""
         usual_s = self.here.token_s * tokens
         self.spent_s += seconds - usual_s
@@ -215,11 +215,11 @@ class Contest:
         self.evidence.add(self.here, trial)
         self.trial = None
         if self.evidence.is_sure:
-            self.won, self.again = trial, Rate()
+            self.won, self.again = trial, Speed()
         else:
             self._lost(is_open=self.evidence.is_faster)
 
-    def _checked(self, won: Rate, tokens: float, seconds: float) -> None:
+    def _checked(self, won: Speed, tokens: float, seconds: float) -> None:
         """Note a pass on the standing place after a trial that was faster; the last decides."""
         self.again.add(tokens, seconds)
         if self.again.num < NUM_TRIAL:

@@ -35,7 +35,7 @@ from proto.messages import MAX_BRANCHES, MAX_WIDTH, MAX_WINDOW, Policy
 
 PolicyName = Literal["auto", "ar", "sync", "pearl", "amusd", "pipelined", "ssd", "tree"]
 REST_AFTER = 96  # passes; long enough to measure how much drafts help on such text
-UNLIKELY = -3.0  # e^-3: a draft step on such unlikely paths is hardly ever of use (docs/LOG.md)
+MIN_SCORE = -3.0  # e^-3: a draft step on such unlikely paths is hardly ever of use (docs/LOG.md)
 # e^-2.5, for the policy `tree`, which weighs no costs: where a draft step is long beside a pass, a
 # verdict has to wait until the step ends.
 UNLIKELY_IN_TREE = -2.5
@@ -147,7 +147,7 @@ TABLE = (
         width=12,
         branches=4,
         subtree=True,
-        min_score=UNLIKELY,
+        min_score=MIN_SCORE,
         prices_rows=True,
         prices_waits=True,
         prices_wanted=True,
@@ -191,7 +191,7 @@ TABLE = (
         "PEARL, 2408.11850; AMUSD, 2410.17375",
         launch_min=2,
         runs_ahead=True,
-        min_score=UNLIKELY,
+        min_score=MIN_SCORE,
         prices_rows=True,
         prices_waits=True,
         rest_after=REST_AFTER,

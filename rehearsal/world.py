@@ -18,7 +18,7 @@ from coordinator.text.session import (
     NodeId,
     Result,
     Session,
-    SessionFigures,
+    TimedSession,
 )
 from drafter_node import compute as drafter
 from proto import codec
@@ -139,7 +139,7 @@ class Host:
             lookup=setting.lookup,
         )
         self._texts[number] = session, text
-        self._handle(e.TextSubmitted(SessionFigures(session, self.world.timeline.now)))
+        self._handle(e.TextSubmitted(TimedSession(session, self.world.timeline.now)))
         if setting.submit_every_s is not None:
             self._submit_later(setting.submit_every_s)
 

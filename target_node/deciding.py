@@ -69,7 +69,7 @@ from target_node.drafts import Chances
 
 NUM_FIRST = 4  # waits that are made first, to measure how long they are
 NUM_SKIPPED_MAX = 32  # possible waits in a row that are skipped before one is made to measure
-UNLIKELY = 0.01  # below this probability, bad luck does not explain that no drafts were there
+BAD_LUCK = 0.01  # below this probability, bad luck does not explain that no drafts were there
 MOST_AWAITED = 8  # most drafts in a row to wait for, if costs decide
 TRY_AGAIN_AFTER = 32  # number of tokens without a draft of the drafter at home
 
@@ -96,7 +96,7 @@ class TextView:
     has_begun     a wait for drafts has begun
     is_quiet      the drafter has missed several deadlines, and was not heard since
     num_in_vain   passes that began without waiting since one had drafts
-    in_turns      the drafter drafts nothing during a pass (`node/placing.py`)
+    takes_turns   the drafter drafts nothing during a pass (`node/placing.py`)
     """
 
     session: int
@@ -116,12 +116,12 @@ class TextView:
     has_begun: bool
     is_quiet: bool
     num_in_vain: int
-    in_turns: bool
+    takes_turns: bool
 
     @property
     def is_ahead(self) -> bool:
         """True if the drafter goes on behind the awaited drafts, also during a pass."""
-        return self.policy.window > self.num_awaited and not self.in_turns
+        return self.policy.window > self.num_awaited and not self.takes_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ def _is_in_vain(p: float, num_in_vain: int, prices: Prices) -> bool:
     Also true if no wait was made for so long that one is due, to measure it.
     """
     is_forgotten = prices.num_skipped >= NUM_SKIPPED_MAX
-    return is_forgotten or (1 - p) ** num_in_vain < UNLIKELY
+    return is_forgotten or (1 - p) ** num_in_vain < BAD_LUCK
 
 
 def num_worth_awaiting(

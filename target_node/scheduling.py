@@ -293,7 +293,7 @@ class Schedule:
                     actions.append(action)
         is_usual = not any(outcome.was_repeated for outcome in result.outcomes)
         is_usual = is_usual and launched.num_rows > 0 and len(grown) == len(launched.texts)
-        is_told = len(grown) == len(texts) and all(one.text.is_awaited for one in grown)
+        is_told = len(grown) == len(texts) and all(one.text.drafter_waits for one in grown)
         self._untold = _ComputedPass(launched, grown, now, is_usual, is_told)
         self._ended_at = now
         if is_told:

@@ -310,8 +310,8 @@ class Verifying:
         most = 0 if self.finished else self._num_awaited_max()
         prices = self._known.costs.at(self.place)
         cause = why_alone(policy, most, rests=self.rests)
-        waiting.in_turns = self.takes_turns and cause is None
-        if waiting.in_turns:
+        waiting.takes_turns = self.takes_turns and cause is None
+        if waiting.takes_turns:
             self._num_awaited = most
             self._least_chance = least_chance(self._num_texts, prices)
             return
@@ -347,7 +347,7 @@ class Verifying:
             has_begun=waiting.has_begun,
             is_quiet=waiting.is_quiet,
             num_in_vain=waiting.num_in_vain,
-            in_turns=waiting.in_turns,
+            takes_turns=waiting.takes_turns,
         )
 
     def waits(self) -> None:
@@ -468,7 +468,7 @@ class Verifying:
         return () if moved.move is None else (MoveRows((moved.move,)),), part
 
     @property
-    def is_awaited(self) -> bool:
+    def drafter_waits(self) -> bool:
         """True if the drafter waits for the next verdict: before it, no drafts can come."""
         policy = self.opened.policy
         is_ahead = policy.window > policy.num_speculative_tokens and not self.takes_turns

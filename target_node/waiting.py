@@ -38,12 +38,12 @@ class State(Enum):
 class Waiting:
     """Measures the waits of one text, for one life of it.
 
-    in_turns     True: the drafter drafts nothing during the next pass (`node/placing.py`)
+    takes_turns  True: the drafter drafts nothing during the next pass (`node/placing.py`)
     num_in_vain  passes that began without waiting since one had drafts
     """
 
     def __init__(self, costs: Costs) -> None:
-        self.in_turns = False
+        self.takes_turns = False
         self.num_in_vain = 0
         self._costs = costs
         # Before its first draft a drafter counts as silent, so that the first token does not wait.
@@ -129,7 +129,7 @@ class Waiting:
 
     def _later_s(self, draft: Draft) -> float:
         """Return how long after its first step the drafter sent this: in turns it is held back."""
-        if not self.in_turns:
+        if not self.takes_turns:
             return 0.0
         return (draft.num_steps - 1) / draft.num_steps * draft.model_us / 1e6
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from coordinator.cluster.conduct import Flow
 from coordinator.cluster.registry import Node
-from coordinator.text.session import NodeId, SessionFigures
+from coordinator.text.session import NodeId, TimedSession
 from proto.messages import (
     Draft,
     Fault,
@@ -32,7 +32,7 @@ class SessionNodes:
     flow               its drafts on their way to the target
     """
 
-    running: SessionFigures
+    timed: TimedSession
     targets: tuple[NodeId, ...] = NOBODY
     drafters: tuple[NodeId, ...] = NOBODY
     sources: set[int] = field(default_factory=set)
@@ -55,7 +55,7 @@ class SessionNodes:
 
     def has_room_for(self, role: Role) -> bool:
         """True if one more node of this role may work on the text."""
-        machine = self.running.machine
+        machine = self.timed.machine
         if role is Role.TARGET:
             return not self.targets
         is_coupled = machine.rule is Rule.COUPLED
@@ -63,12 +63,12 @@ class SessionNodes:
 
     def breach_of_life(self, node: NodeId, incarnation: int) -> str:
         """Return "" if this node was told the text with this incarnation, else that it was not."""
-        is_its_own = self.running.machine.node_of(incarnation) == node
+        is_its_own = self.timed.machine.node_of(incarnation) == node
         return "" if is_its_own else f"incarnation {incarnation}, of which it was not told"
 
     def breach_of(self, node: NodeId, message: Message | SessionMark) -> str:
         """Return how a node's message about this text breaks the terms; "": it does not."""
-        machine = self.running.machine
+        machine = self.timed.machine
         match message:
             case Verdict() | PromptLogprobs() | Draft():
                 life = self.breach_of_life(node, message.incarnation)
@@ -102,7 +102,7 @@ def breach_in(texts: OpenTexts, node: Node, message: Message, now: float) -> str
 def sender_of(texts: OpenTexts, complaint: Fault) -> NodeId:
     """Return the node whose message another node has dropped; b"": it is not known."""
     text = texts.get(complaint.session)
-    sender = None if text is None else text.running.machine.node_of(complaint.incarnation)
+    sender = None if text is None else text.timed.machine.node_of(complaint.incarnation)
     return sender or b""
 
 

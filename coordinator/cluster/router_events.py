@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, SessionFigures
+from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, TimedSession
 from proto.errors import SlipstreamError
 from proto.messages import Draft, Features, Message, Verdict
 
@@ -14,7 +14,7 @@ PASSED_ON = (*UNREAD, Verdict)
 class TextSubmitted:
     """A user has asked for this text. It waits until the nodes have room for it."""
 
-    text: SessionFigures
+    text: TimedSession
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ a state machine of its own (`text/session.py`); an error in one ends that text a
     TextSubmitted     the oldest begin as soon as the target has room for them        -> Send(Open)
     Arrived(Hello)    a node that fits is welcomed and offered the open texts         -> Send
     Arrived, Tick     the actions of the text's state machine         -> Send, Deliver, End
-    node lost         its texts go on without it, or with another; without any target no text can
-                      go on                                            -> Warn | Abort
+    node lost         its texts go on without it, or with another (`deaths.py`)  -> Warn | Abort
     Arrived(Hello)    a node by hand that does not fit; texts go on    -> Send(Fault), Warn
 
 Frames of drafts and verdicts are passed on before they are decoded: `forward` returns the
@@ -36,6 +35,7 @@ it, so that the number means one drafter.
 from collections import Counter, deque
 
 from coordinator.cluster.conduct import MOST_DRAFTS, Answer, Refusals
+from coordinator.cluster.deaths import Deaths
 from coordinator.cluster.fitting import UNREADABLE
 from coordinator.cluster.open_text import NOBODY, SessionNodes, breach_in, floods_in, sender_of
 from coordinator.cluster.registry import NOBODY_DRAFTS, Health, Node, Registry, on_host
@@ -58,12 +58,11 @@ from coordinator.cluster.router_events import (
     Warn,
 )
 from coordinator.text import session as s
-from coordinator.text.session import MISHAPS, NodeId, Result, SessionFigures
+from coordinator.text.session import MISHAPS, NodeId, Result, TimedSession
 from proto.codec import encode, head_of, session_of
 from proto.errors import (
     ClosedError,
     IncompatibleError,
-    NodeError,
     OutsideError,
     SlipstreamError,
     TextError,
@@ -102,12 +101,11 @@ class Router:
         # Processes by hand that took the place of another one, by role. Restarts by this
         # coordinator are counted in the service's tally.
         self.successors: Counter[Role] = Counter()
-        self._last_failure = ""  # how the latest drafter ended, as it was reported
+        self._deaths = Deaths(awaits_target=awaits_target)
         self._refusals = Refusals()
         self._max_num_seqs = max_num_seqs
-        self._awaits_target = awaits_target
         self._open: dict[int, SessionNodes] = {}  # by session, oldest first; <= max_num_seqs
-        self._waiting: deque[SessionFigures] = deque()  # submitted, oldest first
+        self._waiting: deque[TimedSession] = deque()  # submitted, oldest first
         self._watched: set[int] = set()  # open texts whose drafts are decoded here as well
         self._next_beat = 0.0
         self._actions: list[Action] = []  # actions for the event that is handled now
@@ -165,8 +163,8 @@ class Router:
                 # A node that is gone already has reported its failure itself.
                 if (node := self.registry.find(node_id)) is not None:
                     self._failed(node, line, now, is_unusable=is_unusable)
-            case TextSubmitted(running):
-                self._waiting.append(running)
+            case TextSubmitted(timed):
+                self._waiting.append(timed)
             case TextLeft():
                 self._on_left(event)
         if len(self._open) < num_open:
@@ -199,7 +197,7 @@ class Router:
     @property
     def queued(self) -> tuple[int, ...]:
         """Return the session numbers of the texts that wait, oldest first."""
-        return tuple(running.machine.session for running in self._waiting)
+        return tuple(timed.machine.session for timed in self._waiting)
 
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
@@ -209,7 +207,7 @@ class Router:
         assert len(texts) >= self._room or not self._waiting, "a text waits for nothing"
         for text in texts:
             assert len(text.targets) <= 1
-            assert not text.running.machine.ended
+            assert not text.timed.machine.ended
         for node in self.registry.nodes:
             assert self._num_free(node) >= 0, "a node has no lane for a text"
             if node.health is Health.READY and self._num_free(node):
@@ -444,44 +442,30 @@ class Router:
                 self._offer(session, node, now)
 
     def _failed(self, node: Node, line: str, now: float, *, is_unusable: bool = False) -> None:
-        """Handle that a node has ended: go on without a drafter; without a target end or wait.
-
-        line         how it failed, for people
-        is_unusable  with its configuration it can never work. If a drafter fails in this way before
-                     it was ready, the user made a mistake, and the coordinator ends
-        """
-        was_ready = node.health is not Health.EXPECTED or node.is_again
-        was_silent = node.health is Health.SILENT
+        """Handle that a node has ended; `line` says how, for people (`deaths.py`)."""
+        others = [one for one in self.registry.ready(Role.DRAFTER) if one is not node]
+        written = sum(text.timed.machine.num_generated for text in self._open.values())
+        answer = self._deaths.of(
+            *(node, line),
+            is_unusable=is_unusable,
+            others_draft=bool(others),
+            num_tokens=written,
+        )
         self.registry.gone(node)
-        if node.role is Role.DRAFTER and (was_ready or not is_unusable):
-            # If restarts fail again and again in the same way, only the first is reported.
-            if node.hello is not None or line != self._last_failure:
-                # For a node that was silent, people know already how the texts go on.
-                self._do(Warn(line if was_silent else f"{line}; {self._how_it_goes_on()}"))
-            self._last_failure = line
-        elif was_ready and self._awaits_target:
-            self._do(Warn(f"{line}; waiting for another"))
-        else:
-            made = sum(text.running.machine.num_generated for text in self._open.values())
-            self._do(Abort(NodeError(f"{line} (after {made} tokens)" if was_ready else line)))
-            return
-        self._lost(node, now)
-
-    def _how_it_goes_on(self) -> str:
-        """Return how texts go on after a drafter was lost, in words for people."""
-        others = self.registry.ready(Role.DRAFTER)
-        return f"going on without {'it' if others else 'drafts'}"
+        if answer is not None:
+            self._do(answer)
+        if not isinstance(answer, Abort):
+            self._lost(node, now)
 
     def _on_tick(self, now: float) -> None:
         for node in self.registry.newly_silent(now):
-            line = f"{self.registry.title(node)} has been silent for "
-            line += f"{node.detector.silence_s(now):.0f} s"
-            if node.role is Role.TARGET and not self._awaits_target:
-                self._do(Abort(NodeError(f"{line}; is it stopped?")))
+            silence_s = node.detector.silence_s(now)
+            line = f"{self.registry.title(node)} has been silent for {silence_s:.0f} s"
+            others_draft = bool(self.registry.ready(Role.DRAFTER))
+            answer = self._deaths.of_silence(node, line, others_draft=others_draft)
+            self._do(answer)
+            if isinstance(answer, Abort):
                 return
-            is_drafter = node.role is Role.DRAFTER
-            how = self._how_it_goes_on() if is_drafter else "waiting for it, or for another"
-            self._do(Warn(f"{line}; {how}"))
             self._lost(node, now)
         if self.registry.awaits_no_longer(now) and not self.registry.ready(Role.DRAFTER):
             self._do(Warn(NOBODY_DRAFTS))
@@ -500,17 +484,17 @@ class Router:
         for role in Role:
             for node in self.registry.ready(role):
                 texts = [one for one in self._open.values() if node.id in one.workers(role)]
-                marks = tuple(text.running.machine.mark_for(node.id) for text in texts)
+                marks = tuple(text.timed.machine.mark_for(node.id) for text in texts)
                 self._do(Send(node.id, encode(Heartbeat(marks, 0, "", stamp_us=stamp_us))))
 
     # -- texts come and go ------------------------------------------------------------------------
 
-    def _begin(self, running: SessionFigures, now: float) -> None:
+    def _begin(self, timed: TimedSession, now: float) -> None:
         """Open a text on the nodes that are there."""
-        session = running.machine.session
-        running.started = now
-        self._open[session] = SessionNodes(running)
-        if running.machine.is_watched:
+        session = timed.machine.session
+        timed.started = now
+        self._open[session] = SessionNodes(timed)
+        if timed.machine.is_watched:
             self._watched.add(session)
         drafters = [one for one in self.registry.ready(Role.DRAFTER) if self._num_free(one)]
         layers = next((one.layers for one in drafters if one.layers), ())
@@ -524,38 +508,38 @@ class Router:
     def _on_left(self, event: TextLeft) -> None:
         """End a text that its reader has left, if it has not ended yet."""
         text = self._open.get(event.session)
-        running = text.running if text is not None else self._queued(event.session)
-        if running is None:
+        timed = text.timed if text is not None else self._queued(event.session)
+        if timed is None:
             return
         try:
-            self._close(running, "stop" if event.is_complete else "cancelled")
-            result = running.result(FinishReason.STOP) if event.is_complete else None
+            self._close(timed, "stop" if event.is_complete else "cancelled")
+            result = timed.result(FinishReason.STOP) if event.is_complete else None
         except MISHAPS as error:
-            self._break_off(running, error)
+            self._break_off(timed, error)
         else:
-            self._end(running, result or ClosedError("the text was cancelled"))
+            self._end(timed, result or ClosedError("the text was cancelled"))
 
-    def _queued(self, session: int) -> SessionFigures | None:
+    def _queued(self, session: int) -> TimedSession | None:
         return next((one for one in self._waiting if one.machine.session == session), None)
 
-    def _end(self, running: SessionFigures, last: Result | SlipstreamError) -> None:
-        session = running.machine.session
+    def _end(self, timed: TimedSession, last: Result | SlipstreamError) -> None:
+        session = timed.machine.session
         self._watched.discard(session)
         if self._open.pop(session, None) is None:
-            self._waiting.remove(running)
+            self._waiting.remove(timed)
         self._do(End(session, last))
 
-    def _close(self, running: SessionFigures, reason: str) -> None:
+    def _close(self, timed: TimedSession, reason: str) -> None:
         """Tell a text's nodes to forget it."""
-        for action in running.machine.close(reason):
-            self._perform(running, action, 0.0)
+        for action in timed.machine.close(reason):
+            self._perform(timed, action, 0.0)
 
-    def _break_off(self, running: SessionFigures, error: Exception) -> None:
+    def _break_off(self, timed: TimedSession, error: Exception) -> None:
         """End a text whose state machine has raised an error; the other texts go on."""
         self.mishap = error
-        self._close(running, BROKEN_OFF)
-        if running.machine.session in self._open or running in self._waiting:
-            self._end(running, running.broken_off(error))
+        self._close(timed, BROKEN_OFF)
+        if timed.machine.session in self._open or timed in self._waiting:
+            self._end(timed, timed.broken_off(error))
 
     # -- doing what the machines say --------------------------------------------------------------
 
@@ -563,12 +547,12 @@ class Router:
         """Give an event to an open text's state machine and do the actions it returns."""
         if (text := self._open.get(session)) is None:
             return
-        running = text.running
+        timed = text.timed
         try:
-            for action in running.machine.handle(event, now):
-                self._perform(running, action, now)
+            for action in timed.machine.handle(event, now):
+                self._perform(timed, action, now)
         except MISHAPS as error:
-            self._break_off(running, error)
+            self._break_off(timed, error)
 
     def _step_each(self, node: Node, event: s.Event, now: float) -> None:
         """Give an event to the state machines of all texts that a node works on."""
@@ -580,20 +564,20 @@ class Router:
         texts = self._open.items()
         return tuple(session for session, text in texts if node.id in text.workers(node.role))
 
-    def _perform(self, running: SessionFigures, action: s.Action, now: float) -> None:
-        session = running.machine.session
+    def _perform(self, timed: TimedSession, action: s.Action, now: float) -> None:
+        session = timed.machine.session
         match action:
             case s.Send(node_id, message):
                 self._do(Send(node_id, encode(message)))
             case s.Emit():
-                running.emitted.append((now, len(action.tokens)))
+                timed.emitted.append((now, len(action.tokens)))
                 self._do(Deliver(session, action))
             case s.EmitPrompt() | s.EmitRead():
                 self._do(Deliver(session, action))
             case s.Finish(reason):
-                self._end(running, running.result(reason))
+                self._end(timed, timed.result(reason))
             case s.Fail(detail):
-                self._end(running, TextError(detail))
+                self._end(timed, TextError(detail))
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)

@@ -55,7 +55,7 @@ from coordinator.cluster.status_socket import StatusSocket
 from coordinator.cluster.story import Story
 from coordinator.launching.drafter_restarts import Restarts
 from coordinator.launching.launcher import NodeLauncher
-from coordinator.text.session import Session, SessionFigures, check_opening
+from coordinator.text.session import Session, TimedSession, check_opening
 from coordinator.text.stream import Reader, TokenStream
 from coordinator.tracing.tape import Tape
 from proto.codec import decode, encode, kind_of, session_of
@@ -317,7 +317,7 @@ class Service:
                 reader,
             )
             since = time.monotonic() if reader is None else reader.since
-            self._tell(TextSubmitted(SessionFigures(machine, since)))
+            self._tell(TextSubmitted(TimedSession(machine, since)))
         return stream
 
     def _tell(self, event: TextSubmitted | TextLeft | NodeEnded) -> None:

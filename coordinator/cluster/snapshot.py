@@ -228,8 +228,8 @@ def _node(node: Node, texts: tuple[SessionNodes, ...], pid: int | None, now: flo
 
 
 def _text(text: SessionNodes, now: float) -> TextState:
-    running, machine = text.running, text.running.machine
-    running_s = max(0.0, now - running.started)
+    timed, machine = text.timed, text.timed.machine
+    running_s = max(0.0, now - timed.started)
     counts = machine.counts
     return TextState(
         number=number_of(machine.session),

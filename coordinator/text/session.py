@@ -511,7 +511,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class SessionFigures:
+class TimedSession:
     """A session, with the times at which its tokens came. Monotonic seconds."""
 
     machine: Session

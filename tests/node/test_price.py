@@ -12,7 +12,7 @@ from node.costs import NOTHING_KNOWN, SPENT_ON_TRIALS, Costs, Passes, Prices
 from node.economics import (
     NEARLY_SURE,
     NUM_BETWEEN,
-    UNLIKELY,
+    TOO_UNLIKELY,
     WAIT_S_MAX,
     WAIT_S_MIN,
     least_chance,
@@ -261,4 +261,4 @@ def test_in_turns_a_node_is_expanded_if_it_saves_more_than_a_step_and_a_row() ->
     assert least_chance(1, dear) == pytest.approx((0.003 + 0.010) / 0.030)
     dear.draft.add(0.500)
     assert least_chance(1, dear) == NEARLY_SURE, "the likeliest node is expanded all the same"
-    assert least_chance(1, Costs().at()) == UNLIKELY, "nothing is known"
+    assert least_chance(1, Costs().at()) == TOO_UNLIKELY, "nothing is known"

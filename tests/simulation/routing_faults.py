@@ -60,7 +60,7 @@ def a_source_number_is_free_again_while_its_text_goes_on(patch: Patch) -> None:
 
 def two_drafters_feed_a_text_under_a_classical_rule(patch: Patch) -> None:
     def always(self: Any, role: Role) -> bool:
-        has_drafter = self.running.machine.policy.has_drafter
+        has_drafter = self.timed.machine.policy.has_drafter
         return has_drafter if role is Role.DRAFTER else not self.targets
 
     patch.setattr(SessionNodes, "has_room_for", always)

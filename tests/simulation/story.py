@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.text.session import Result, SessionFigures
+from coordinator.text.session import Result, TimedSession
 from drafter_node import compute as drafter
 from engine.layout.slots import Feed
 from proto import codec
@@ -56,7 +56,7 @@ def brief(what: Any) -> str:
             kind = "causal" if what.masks is None else f"behind {what.prefix_len}"
             where = f"at {what.positions[0]}" if what.positions else "nowhere"
             return f"{len(what.tokens)} rows {where} {kind}"
-        case SessionFigures():
+        case TimedSession():
             return f"text {what.machine.session} of {len(what.machine.text)}"
         case Result():
             return str(what.reason)

@@ -52,7 +52,7 @@ def text(session: int = 1, policy: Policy = PIPELINED, **changes: Any) -> TextVi
         "has_begun": False,
         "is_quiet": False,
         "num_in_vain": 0,
-        "in_turns": False,
+        "takes_turns": False,
     }
     return TextView(session, policy, **{**usual, **changes})
 
@@ -137,7 +137,7 @@ def test_a_wait_that_costs_more_than_it_brings_is_not_made() -> None:
         {"policy": without_prices(PIPELINED)},
         {"rule": Rule.TOKEN},
         {"has_begun": True},
-        {"in_turns": True},
+        {"takes_turns": True},
         {"num_in_vain": 9},
     ],
 )
@@ -242,7 +242,7 @@ texts = st.builds(
     **dict.fromkeys(
         ("rests", "is_trial", "is_catching_up", "are_there", "are_all", "went_along"), booleans
     ),
-    **dict.fromkeys(("has_begun", "is_quiet", "in_turns"), booleans),
+    **dict.fromkeys(("has_begun", "is_quiet", "takes_turns"), booleans),
 )
 
 

@@ -33,7 +33,7 @@ class Text:
         """What is decided at `now`, if a pass could have started at 0.0."""
         of_waiting = {
             name: getattr(self.waiting, name)
-            for name in ("has_begun", "is_quiet", "num_in_vain", "in_turns")
+            for name in ("has_begun", "is_quiet", "num_in_vain", "takes_turns")
         }
         text = TextView(
             session=1,

@@ -10,7 +10,7 @@ from coordinator.cluster.router_events import (
     TextSubmitted,
 )
 from coordinator.cluster.routing import Router
-from coordinator.text.session import NodeId, Session, SessionFigures
+from coordinator.text.session import NodeId, Session, TimedSession
 from proto.codec import encode
 from proto.messages import (
     Close,
@@ -57,19 +57,19 @@ def text(
     rule: Rule = Rule.COUPLED,
     limits: Limits = LIMITS,
     submitted: float = 0.0,
-) -> SessionFigures:
+) -> TimedSession:
     """The prompt (1, 2), of which nobody has been told."""
     sampling = SamplingSpec() if rule is Rule.COUPLED else SAMPLED
     machine = Session(
         session, KEY, (1, 2), sampling=sampling, policy=policy, limits=limits, rule=rule
     )
-    return SessionFigures(machine, submitted)
+    return TimedSession(machine, submitted)
 
 
-def begun(router: Router, running: SessionFigures) -> SessionFigures:
+def begun(router: Router, timed: TimedSession) -> TimedSession:
     """The text, which the nodes have been told."""
-    router.handle(TextSubmitted(running), 0.0)
-    return running
+    router.handle(TextSubmitted(timed), 0.0)
+    return timed
 
 
 def opened(
@@ -108,7 +108,7 @@ def forwarded(
 def own(router: Router, node: NodeId, message: Draft) -> Draft:
     """The draft as a drafter of the text sends it, with its own incarnation and source."""
     for text in router.open_texts:
-        machine, sender = text.running.machine, router.registry.find(node)
+        machine, sender = text.timed.machine, router.registry.find(node)
         if machine.session == message.session and sender and node in text.drafters:
             incarnation = machine.mark_for(node).incarnation
             return replace(message, incarnation=incarnation, source=sender.source)

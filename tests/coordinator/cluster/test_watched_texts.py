@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from coordinator.cluster.router_events import Arrived, Deliver, TextLeft
-from coordinator.text.session import Emit, Session, SessionFigures
+from coordinator.text.session import Emit, Session, TimedSession
 from coordinator.text.watching import DraftSpan
 from proto.codec import encode
 from proto.messages import Draft, Verdict
@@ -13,11 +13,11 @@ from tests.texts import KEY, LIMITS, SPEC, SYNC_4, draft, verdict
 DRAFT = draft((1, 2), 3, model_us=1000)
 
 
-def watched(session: int) -> SessionFigures:
+def watched(session: int) -> TimedSession:
     machine = Session(
         session, KEY, (1, 2), sampling=SPEC, policy=SYNC_4, limits=LIMITS, is_watched=True
     )
-    return SessionFigures(machine, 0.0)
+    return TimedSession(machine, 0.0)
 
 
 def test_only_drafts_of_a_watched_text_are_decoded_and_only_while_it_is_open() -> None:

@@ -1,0 +1,79 @@
+"""What people are told when a node dies or falls silent, and whether texts go on (pure).
+
+Theory of operation
+-------------------
+A death is noticed in one of four ways:
+
+    its process has ended              the launcher sees it                    -> NodeEnded
+    it says that it has failed         Fault about no text                     -> Router._on_message
+    it keeps breaking the protocol     it is cut off, and counts as dead       -> Router._cut_off
+    nothing is heard of it             Registry.newly_silent; it may come back -> Router._on_tick
+
+This file says what comes of it:
+
+    a drafter's death or silence       texts go on without it                        -> Warn
+    a drafter that can never work      the user made a mistake                       -> Abort
+    a target's, others are awaited     texts wait for it, or for another             -> Warn
+    a target's, none is awaited        nobody is left who could go on                -> Abort
+
+Then `Router._lost` takes the texts from the node and offers them to others. Each text's session is
+told (`NodeLost`, `text/session.py`). A drafter that was started here is started again
+(`launching/drafter_restarts.py`). A node that comes back is given its texts again
+(`Router._joined`): it learns of them by an Open with all their tokens, so nothing of a dead node is
+needed.
+"""
+
+from coordinator.cluster.registry import Health, Node
+from coordinator.cluster.router_events import Abort, Warn
+from proto.errors import NodeError
+from proto.messages import Role
+
+
+class Deaths:
+    """Says what comes of each death.
+
+    awaits_target  if the target is lost, texts wait for another one; else the coordinator ends
+    """
+
+    def __init__(self, *, awaits_target: bool) -> None:
+        self._awaits_target = awaits_target
+        self._last = ""  # how the latest drafter ended, as it was reported
+
+    def of(
+        self, node: Node, line: str, *, is_unusable: bool, others_draft: bool, num_tokens: int
+    ) -> Warn | Abort | None:
+        """Return what comes of a node's end; None: texts go on, and people know already.
+
+        line          how it failed, for people
+        is_unusable   with its configuration it can never work. If a drafter fails in this way
+                      before it was ready, the user made a mistake, and the coordinator ends
+        others_draft  another drafter is ready
+        num_tokens    tokens that the open texts have so far
+        """
+        was_ready = node.health is not Health.EXPECTED or node.is_again
+        if node.role is Role.DRAFTER and (was_ready or not is_unusable):
+            # If restarts fail again and again in the same way, only the first is reported.
+            is_news = node.hello is not None or line != self._last
+            self._last = line
+            if not is_news:
+                return None
+            # For a node that was silent, people know already how the texts go on.
+            if node.health is Health.SILENT:
+                return Warn(line)
+            return Warn(f"{line}; {_without_drafter(others_draft=others_draft)}")
+        if was_ready and self._awaits_target:
+            return Warn(f"{line}; waiting for another")
+        return Abort(NodeError(f"{line} (after {num_tokens} tokens)" if was_ready else line))
+
+    def of_silence(self, node: Node, line: str, *, others_draft: bool) -> Warn | Abort:
+        """Return what comes of a node's silence; `line` says of whom, and for how long."""
+        if node.role is Role.DRAFTER:
+            return Warn(f"{line}; {_without_drafter(others_draft=others_draft)}")
+        if self._awaits_target:
+            return Warn(f"{line}; waiting for it, or for another")
+        return Abort(NodeError(f"{line}; is it stopped?"))
+
+
+def _without_drafter(*, others_draft: bool) -> str:
+    """Return how texts go on after a drafter was lost, in words for people."""
+    return f"going on without {'it' if others_draft else 'drafts'}"
