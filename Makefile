@@ -36,7 +36,7 @@ $(VENV)/.ready: pyproject.toml setup.py lab/pyproject.toml lab/setup.py slipstre
 	touch $@
 
 demo: setup
-	$(RUN) -m coordinator demo $(if $(PROMPT),'$(PROMPT)')
+	$(RUN) -m coordinator demo --fetch $(if $(PROMPT),'$(PROMPT)')
 
 # JOBS tests at a time; what depends on time (the mark `timed`) waits for the others, and they wait for it.
 test: setup

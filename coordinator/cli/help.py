@@ -24,6 +24,7 @@ from rich.panel import Panel
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from coordinator.api.models.named import DEFAULT
 from coordinator.api.models.settings import ModelsConfig
 from coordinator.cli.arguments import HELP_ALL, Flag, Known, in_our_words
 from coordinator.cli.foreign import every_name
@@ -122,7 +123,7 @@ def kind_of(annotation: Any) -> Any:
 
 def default_of(default: object) -> bool | str:
     """Return how a default is shown: False (not at all), its own words, or True (as typer does)."""
-    if default in (None, "") or default is False:
+    if default in (None, "", DEFAULT) or default is False:
         return False
     if isinstance(default, str | Path) and Path(default).is_relative_to(MODELS):
         return Path(default).relative_to(MODELS.parent).as_posix()

@@ -2,13 +2,15 @@
 
     Q8_0  32 weights   d; codes of 8 bits                      weight = d * code
     Q4_0  32 weights   d; codes of 4 bits                      weight = d * (code - 8)
+    Q4_1  32 weights   d, m; codes of 4 bits                   weight = d * code + m
     Q5_0  32 weights   d; codes of 5 bits                      weight = d * (code - 16)
+    Q5_1  32 weights   d, m; codes of 5 bits                   weight = d * code + m
     Q6_K  256 weights  d, 16 scales of 8 bits;                 weight = d * scale * (code - 32)
                        codes of 6 bits
     Q4_K  256 weights  d, dmin, 8 scales and 8 minima of       weight = d * scale * code
     Q5_K               6 bits each; codes of 4 or 5 bits                - dmin * minimum
 
-d and dmin are float16. Scales of 8 and 6 bits stay what they are, with d and dmin as their units.
+d, m and dmin are float16. Scales of 8 and 6 bits stay what they are, d and dmin are their units.
 Codes of 5 and 6 bits become codes of 8 bits. These types can be multiplied as they are (`KEPT`).
 All others are only dequantised, by the package `gguf`.
 """
@@ -83,11 +85,17 @@ def _q4_0(blocks: torch.Tensor) -> QuantisedMatrix:
     return QuantisedMatrix(4, in_pairs(_nibbles(blocks[..., 2:])), _halves(blocks, 0))
 
 
+def _q4_1(blocks: torch.Tensor) -> QuantisedMatrix:
+    numbers = in_pairs(_nibbles(blocks[..., 4:]))
+    return QuantisedMatrix(4, numbers, _halves(blocks, 0), _halves(blocks, 2))
+
+
 def _q5_0(blocks: torch.Tensor) -> QuantisedMatrix:
-    # Four bytes hold the fifth bits of all 32 codes, the earliest in the lowest bit.
-    fifth = (blocks[..., 2:6, None] >> _shifts(*range(8))[:, 0]).flatten(1) & 1
-    numbers = _nibbles(blocks[..., 6:]) | fifth << 4
-    return QuantisedMatrix(8, numbers.to(torch.int8) - 16, _halves(blocks, 0))
+    return QuantisedMatrix(8, _five_bits(blocks[..., 2:]) - 16, _halves(blocks, 0))
+
+
+def _q5_1(blocks: torch.Tensor) -> QuantisedMatrix:
+    return QuantisedMatrix(8, _five_bits(blocks[..., 4:]), _halves(blocks, 0), _halves(blocks, 2))
 
 
 def _q4_k(blocks: torch.Tensor) -> QuantisedMatrix:
@@ -105,7 +113,9 @@ def _q5_k(blocks: torch.Tensor) -> QuantisedMatrix:
 _READERS = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
     "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
     "Q6_K": _q6_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
@@ -122,6 +132,15 @@ def _k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     minima = torch.cat((second & 63, third >> 4 | second >> 2 & 48), dim=-1)
     units = torch.stack((_halves(blocks, 0), -_halves(blocks, 2))).float()
     return scales.flatten(1), minima.flatten(1), units
+
+
+def _five_bits(blocks: torch.Tensor) -> torch.Tensor:
+    """Return the codes of blocks of 32, int8 [out, in]: fifth bits, then the others.
+
+    Four bytes hold the fifth bits of all 32 codes, the earliest in the lowest bit.
+    """
+    fifth = (blocks[..., :4, None] >> _shifts(*range(8))[:, 0]).flatten(1) & 1
+    return (_nibbles(blocks[..., 4:]) | fifth << 4).to(torch.int8)
 
 
 def _nibbles(pairs: torch.Tensor) -> torch.Tensor:

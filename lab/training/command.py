@@ -5,7 +5,8 @@ Checks everything that can be checked before torch is loaded. The training is in
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coordinator.api.models import folders
+from coordinator.api.models.settings import located
 from coordinator.api.prompts import Tokenization
 from lab.training.features import layers_of
 from proto.errors import ConfigurationError, ModelError, OutputError, SlipstreamError
@@ -27,13 +29,13 @@ if TYPE_CHECKING:  # torch is imported only when the command runs
     from lab.training.head_texts import Texts
     from lab.training.heads import Head
     from lab.training.teacher import Teacher
-    from lab.training.train_heads import Plan, Report
+    from lab.training.train_heads import Plan, Report, Write
 
 WORK, DONE = ".training", "training.json"  # of a run that is not finished, and of one that is
 RUN = "run.json"
 PROMPT_FILE = "--prompt-file"
 REPORT_S = 30.0  # seconds between two lines where there is no terminal
-NUM_HELD_OUT = 64  # held-out prompts
+NUM_HELD_OUT = 32  # held-out prompts
 TEMPERATURES = (0.0, 1.0)
 STATE_BYTES = 12  # of a head's parameter in a checkpoint: itself and two numbers of the optimizer
 TRANSFORMER_BLOCK = 13  # about how many times the square of its width a head has parameters
@@ -51,7 +53,8 @@ Target = Annotated[
     str,
     typer.Option(
         metavar="MODEL",
-        help="The model that the head is for. A folder, or a name on the Hugging Face hub.",
+        help="The model that the head is for. A folder, a GGUF file, or a name on the Hugging Face "
+        "hub.",
     ),
 ]
 Kind = Annotated[
@@ -100,6 +103,18 @@ NumTexts = Annotated[
         "tenths of the minutes, or 512 with --num-steps.",
     ),
 ]
+DraftVocab = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-vocab-size",
+        metavar="N",
+        min=2,
+        max=10**6,
+        help="How many tokens an EAGLE-3 head can draft: those that are commonest in the texts. "
+        "Fewer make the head smaller and each draft cheaper. Default: half of the target's, at "
+        "most 32,000.",
+    ),
+]
 Drafter = Annotated[
     str | None,
     typer.Option(
@@ -137,12 +152,19 @@ def train_head(
     minutes: Minutes = 30.0,
     num_steps: NumSteps = None,
     num_texts: NumTexts = None,
+    draft_vocab_size: DraftVocab = None,
     drafter: Drafter = None,
     target_revision: Revision = None,
     device: Device = None,
     dtype: Dtype = "auto",
 ) -> None:
     """Train a head that drafts for your target."""
+    if draft_vocab_size is not None and HeadKind(kind) is not HeadKind.EAGLE3:
+        raise ConfigurationError(
+            f"--draft-vocab-size: a head of the kind {kind} can draft every token; leave it out, "
+            "or use --kind eagle3"
+        )
+    name, target = target, located(target)
     found = _check_target(target, target_revision, HeadKind(kind))
     if drafter is not None:
         _check_drafter(drafter, target, target_revision)
@@ -151,7 +173,7 @@ def train_head(
         raise ConfigurationError(f"--target: {target} has no tokenizer.json, which texts need")
     folder = Folder(out)
     folder.check()
-    _check_room(found, HeadKind(kind), folder)
+    _check_room(found, HeadKind(kind), folder, draft_vocab_size)
 
     from lab.training.head_texts import Chat, read_texts
     from lab.training.train_heads import Plan
@@ -161,16 +183,21 @@ def train_head(
     read = read_texts(texts, tokenization, _end(found), as_is=as_is, chat=chat)
     folder.open(
         {
-            "target": target,
+            "target": name,
             "target_revision": target_revision,
             "kind": kind,
             "texts": read.digest,
             "as_is": as_is,
             "no_chat_template": no_chat_template,
+            "draft_vocab_size": draft_vocab_size,
         }
     )
     if folder.figures is None:
-        plan = Plan(HeadKind(kind), minutes, num_steps, num_texts, as_is=as_is)
+        plan = Plan(
+            *(HeadKind(kind), minutes, num_steps, num_texts),
+            as_is=as_is,
+            num_draft_tokens=draft_vocab_size,
+        )
         try:
             teacher, head = _trained(
                 target, target_revision, plan, read, folder, dtype=dtype, device=device
@@ -178,12 +205,21 @@ def train_head(
         except SlipstreamError:
             folder.leave()
             raise
+        except KeyboardInterrupt:
+            folder.leave()
+            if (out / "config.json").exists():
+                typer.echo(
+                    f"{out} holds the head as far as it was trained, and can be used; the same "
+                    "command goes on",
+                    err=True,
+                )
+            raise
         folder.finish(_measured(teacher, head, drafter, read))
     else:
         typer.echo(f"{out}: this head is finished; name another folder to train one anew", err=True)
     for line in lines_of(folder.figures or {}):
         typer.echo(line)
-    typer.echo(f"\nUse it with --target {target} --drafter {out}")
+    typer.echo(f"\nUse it with --target {name} --drafter {out}")
 
 
 # -- before anything is loaded ---------------------------------------------------------------------
@@ -219,7 +255,9 @@ def _end(found: folders.Checkpoint) -> int | None:
     return end if type(end) is int else None
 
 
-def _check_room(found: folders.Checkpoint, kind: HeadKind, folder: "Folder") -> None:
+def _check_room(
+    found: folders.Checkpoint, kind: HeadKind, folder: "Folder", num_draft_tokens: int | None
+) -> None:
     """Raise ConfigurationError if the disk has no room for two checkpoints of the head.
 
     What an unfinished run has written is counted as room.
@@ -227,7 +265,8 @@ def _check_room(found: folders.Checkpoint, kind: HeadKind, folder: "Folder") -> 
     width, vocab_size = found.number("hidden_size"), found.number("vocab_size")
     if width is None or vocab_size is None:
         return
-    num_rows = {HeadKind.MEDUSA: 4 * vocab_size, HeadKind.EAGLE3: min(32_000, vocab_size // 2)}
+    of_eagle3 = num_draft_tokens or min(32_000, vocab_size // 2)
+    num_rows = {HeadKind.MEDUSA: 4 * vocab_size, HeadKind.EAGLE3: of_eagle3}
     num_parameters = TRANSFORMER_BLOCK * width**2 + num_rows.get(kind, 0) * width
     out = folder.out
     above = next(one for one in (out, *out.absolute().parents) if one.exists())
@@ -343,17 +382,35 @@ def _trained(
 
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     teacher = load_teacher(target, revision, plan.kind, dtype=dtype, device=device)
+
+    def keep(head: "Head") -> None:
+        write_head(head, plan.kind, teacher.shared, folder.out)
+
     try:
-        with Screen(Console(stderr=True)) as screen:
-            head = train(teacher, texts, plan, folder.work, screen.say)
+        with (
+            Screen(Console(stderr=True)) as screen,
+            writer(target, revision, dtype=dtype, device=device) as write,
+        ):
+            head = train(teacher, texts, plan, folder.work, screen.say, keep, write)
     except (RuntimeError, MemoryError) as error:
         if not lacks_memory(error):
             raise
         raise ModelError(
             f"{target}: not enough memory on {device} to train this head; use a larger device"
         ) from error
-    write_head(head, plan.kind, teacher.shared, folder.out)
+    keep(head)  # also where a run that was killed had only this left to do
     return teacher, head
+
+
+@contextmanager
+def writer(
+    target: str, revision: str | None, *, dtype: str, device: str
+) -> "Iterator[Write | None]":
+    """Yield what continues prompts with the target in a node of its own."""
+    from lab.training.writing import EngineWriter
+
+    with EngineWriter(target, revision, dtype=dtype, device=device) as made:
+        yield made.write
 
 
 class Screen:
@@ -390,6 +447,8 @@ class Screen:
         loss = "" if report.loss is None else f"loss {report.loss:.2f}"
         more = f"{report.number} {report.part}" + (f", {loss}" if loss else "")
         self._bar.update(self._task, completed=min(1.0, report.share), more=more)
+        if report.quality is not None:
+            typer.echo(quality_line(report), err=True)
         if self._console.is_terminal or now - self._said_at < REPORT_S:
             return
         self._said_at = now
@@ -397,6 +456,16 @@ class Screen:
         left = max(0.0, 1 - report.share) * (now - self._begun[0]) / done if done > 0 else None
         when = "" if left is None else f", about {left / 60:.1f} minutes left of this part"
         typer.echo(f"{more}{when}", err=True)
+
+
+def quality_line(report: "Report") -> str:
+    """Return how good the head of a report is, for people."""
+    assert report.quality is not None
+    first, tokens = report.quality.first, report.quality.tokens
+    return (
+        f"step {report.number}: {first:.0%} of first drafts right, {tokens:.2f} tokens a pass "
+        f"(4 drafts, greedy, held-out texts)"
+    )
 
 
 def _measured(

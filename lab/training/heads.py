@@ -65,8 +65,13 @@ class Shared:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Return how many tokens an EAGLE-3 head of this target can draft."""
-        return min(MOST_DRAFT_TOKENS, (len(self.output) + 1) // 2)
+        """Return how many tokens an EAGLE-3 head of this target can draft, unless it is told."""
+        return usual_draft_tokens(len(self.output))
+
+
+def usual_draft_tokens(vocab_size: int) -> int:
+    """Return how many tokens an EAGLE-3 head can draft, unless `--draft-vocab-size` says it."""
+    return min(MOST_DRAFT_TOKENS, (vocab_size + 1) // 2)
 
 
 class Factors(NamedTuple):
@@ -246,9 +251,10 @@ class Medusa(nn.ModuleList):
         head: Any = self[step]
         return Factors(state, head[1].weight, None)
 
-    def of_vocabulary(self, values: Tensor) -> Tensor:
-        """Return the values unchanged: the head has the target's vocabulary."""
-        return values
+    @property
+    def ids(self) -> None:
+        """Return None: the head has the target's vocabulary."""
+        return None
 
     def of_target(self, logits: Tensor) -> Tensor:
         """Return the logits unchanged: the head has the target's vocabulary."""
@@ -291,9 +297,10 @@ class Eagle(nn.Module):
         """Return what makes the logits [..., V] for the states [..., H]."""
         return Factors(state, self.output, self.bias)
 
-    def of_vocabulary(self, values: Tensor) -> Tensor:
-        """Return the columns [..., D] of the head's tokens from values [..., V] of the target."""
-        return values
+    @property
+    def ids(self) -> None:
+        """Return None: the head has the target's vocabulary."""
+        return None
 
     def of_target(self, logits: Tensor) -> Tensor:
         """Return logits [..., V] over the target's vocabulary from the head's [..., D]."""
@@ -345,10 +352,6 @@ class Eagle3(nn.Module):
         """Return what makes the logits [..., D] over its vocabulary for the states [..., H]."""
         return Factors(self.norm(state), self.lm_head.weight, None)
 
-    def of_vocabulary(self, values: Tensor) -> Tensor:
-        """Return the columns [..., D] of the head's tokens from values [..., V] of the target."""
-        return values[..., self.ids]
-
     def of_target(self, logits: Tensor) -> Tensor:
         """Return logits [..., V] over the target's vocabulary: -inf for tokens the head lacks."""
         everything = logits.new_full((*logits.shape[:-1], len(self.t2d)), -torch.inf)
@@ -375,7 +378,7 @@ def new_head(kind: HeadKind, shared: Shared, ids: Tensor) -> Head:
     return head.to(shared.output.device)
 
 
-def fields_of(kind: HeadKind, shared: Shared) -> dict[str, object]:
+def fields_of(head: Head, kind: HeadKind, shared: Shared) -> dict[str, object]:
     """Return the content of a head's config.json, with the names that published heads use."""
     config = shared.config.to_dict()
     if kind is HeadKind.MEDUSA:
@@ -388,7 +391,8 @@ def fields_of(kind: HeadKind, shared: Shared) -> dict[str, object]:
     if kind is HeadKind.EAGLE:
         return fields | {"architectures": ["LlamaForCausalLM"], "bias": True}
     fields["architectures"] = ["LlamaForCausalLMEagle3"]
-    return fields | {"draft_vocab_size": shared.num_draft_tokens}
+    assert head.ids is not None
+    return fields | {"draft_vocab_size": len(head.ids)}
 
 
 def write_head(head: Head, kind: HeadKind, shared: Shared, folder: Path) -> None:
@@ -401,7 +405,7 @@ def write_head(head: Head, kind: HeadKind, shared: Shared, folder: Path) -> None
         for key, tensor in head.state_dict().items()
     }
     write_tensors(folder / FILES[kind], tensors)
-    text = json.dumps(fields_of(kind, shared), indent=2, sort_keys=True)
+    text = json.dumps(fields_of(head, kind, shared), indent=2, sort_keys=True)
     write_text(folder / "config.json", text + "\n")
 
 

@@ -1,6 +1,7 @@
 """Trains a draft head of a target: Medusa, EAGLE or EAGLE-3. `heads` has what they compute.
 
-A run has two parts, and both go on after it was killed at any moment.
+A run has two parts, and both go on after it was killed at any moment. From the first checkpoint on
+there is also a head that can be used.
 
     texts   the target continues prompts (or texts are taken as they are); they are kept on the disk
     steps   each reads some of these texts with the target and brings the head nearer to it
@@ -13,9 +14,10 @@ the budget that is spent. If the budget is a number of steps, a run that was kil
 with the weights of an unbroken one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import torch
@@ -25,10 +27,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lab.training.files import write_tensors
+from lab.training.first_choices import Quality, Watched
 from lab.training.head_texts import SEED, Texts
 from lab.training.heads import NUM_MEDUSA_HEADS, Eagle, Head, at_step, new_head
 from lab.training.optimising import batch_rows, computing_s, learning_rate, optimizer_for
-from lab.training.teacher import ENDED, Teacher
+from lab.training.teacher import ENDED, Teacher, Tokens
 from proto.errors import ModelError
 from proto.head_kinds import HeadKind
 
@@ -46,10 +49,15 @@ ONE_STEP_UNTIL = 0.4  # share of the budget with chains of one step; then the le
 FEATURE_WEIGHT = 1.0  # weight of EAGLE's error in features, relative to the loss of tokens
 START_WINDOWS = 64  # about how many windows EAGLE's least-squares start uses
 MOST_LOGITS = 1 << 30  # numbers of a batch's logits; of large vocabularies fewer texts are read
-# Logits that are made and used at once: on a CPU as many as fit into a cache.
-LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 27}
+# Rows whose logits are made and used at once. With more, a processor's caches no longer hold them;
+# with fewer, adding up the gradient of the output matrix takes most of the time (docs/LOG.md).
+MOST_AT_ONCE = {"cpu": 256, "cuda": 1 << 20}
+AT_ONCE_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # most memory for that
+NUMBERS_OF_A_LOGIT = 8  # float32 numbers that are made of each logit
 FEATURE_BYTES = 2 << 30  # of features kept in memory
 CHECKPOINT_S = 30.0  # seconds of computing between two checkpoints
+WATCH_S = 60.0  # seconds between two looks at how good the head is
+NUM_WATCHED = 6  # held-out texts for that
 LR_MAX = {HeadKind.MEDUSA: 1e-3, HeadKind.EAGLE: 1.5e-3, HeadKind.EAGLE3: 1.5e-3}
 LR_WIDTH = 384  # the width of the target for which these are; a wider one learns more slowly
 
@@ -62,6 +70,7 @@ class Plan:
     num_steps  steps of training instead of minutes; None: minutes count
     num_texts  texts that the target writes; None: as many as TEXT_SHARE of the minutes allows
     as_is      train on the texts themselves, not on what the target makes of them
+    num_draft_tokens  tokens that an EAGLE-3 head can draft; None: as is usual (`heads.py`)
     """
 
     kind: HeadKind
@@ -69,6 +78,7 @@ class Plan:
     num_steps: int | None = None
     num_texts: int | None = None
     as_is: bool = False
+    num_draft_tokens: int | None = None
 
     def shape(self, progress: float, batch_tokens: int) -> tuple[int, int]:
         """Return (windows in a batch, steps of a chain) after this share of the budget.
@@ -88,22 +98,28 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How far a run is: the texts that are there, then the steps; `share` of the part is done."""
+    """How far a run is: the texts that are there, then the steps; `share` of the part is done.
+
+    quality  how good the head is on held-out texts; None: it was not looked at
+    """
 
     part: str
     number: int
     share: float
     loss: float | None = None
+    quality: Quality | None = None
 
 
 Say = Callable[[Report], object]
+Write = Callable[[Sequence[Tokens], int, int], Tensor]
+"""Continues prompts to a length, from a seed: int64 [n, length], every second text greedy."""
 
 
 # -- texts -----------------------------------------------------------------------------------------
 
 
 def own_windows(
-    teacher: Teacher, texts: Texts, plan: Plan, work: Path, say: Say
+    write: Write, texts: Texts, plan: Plan, work: Path, say: Say
 ) -> tuple[Tensor, float]:
     """Return the texts int64 [n, window] to train on, and the seconds that the target wrote them.
 
@@ -126,7 +142,8 @@ def own_windows(
             say(Report("texts", number, share))
             count = min(WRITTEN_AT_ONCE, most - number) if most else WRITTEN_AT_ONCE
             begun_s = computing_s()
-            made = written(teacher, texts, number, count)
+            prompts = [texts.prompt(number + at, WINDOW // 2) for at in range(count)]
+            made = write(prompts, WINDOW, SEED + 1 + number)
             took_s = computing_s() - begun_s
             write_tensors(path, {"texts": made.cpu()}, {"spent_s": str(took_s)})
         with safe_open(path, framework="pt") as file:
@@ -135,15 +152,15 @@ def own_windows(
         number += len(batches[-1])
 
 
-def written(teacher: Teacher, texts: Texts, first: int, count: int) -> Tensor:
-    """Return int64 [count, window]: what the target makes of the prompts from `first` on.
+def writes(teacher: Teacher) -> Write:
+    """Return what continues prompts with the teacher itself."""
 
-    Every second text is greedy, the others are sampled at temperature 1.
-    """
-    length = WINDOW // 2
-    prompts = [texts.prompt(first + at, length) for at in range(count)]
-    noise = teacher.noise([float(at % 2) for at in range(count)], SEED + 1 + first)
-    return teacher.write(prompts, WINDOW, noise)
+    def write(prompts: Sequence[Tokens], length: int, seed: int) -> Tensor:
+        return teacher.write(
+            prompts, length, teacher.noise([float(at % 2) for at in range(len(prompts))], seed)
+        )
+
+    return write
 
 
 def commonest(windows: Tensor, count: int, vocab_size: int) -> Tensor:
@@ -159,17 +176,19 @@ def commonest(windows: Tensor, count: int, vocab_size: int) -> Tensor:
 class Lessons:
     """The texts with what the target says about them: features and distributions.
 
-    windows        int64 [n, WINDOW]; ENDED after the end of a text
-    of_vocabulary  takes the columns [..., D] of the head's tokens from values [..., V]
-    kept           features in bfloat16 on the host by window; at most FEATURE_BYTES
-    is_linear      True if the target's logits follow from its last features by its output matrix,
-                   so that kept features save the target's pass; some models scale their logits
+    windows    int64 [n, WINDOW]; ENDED after the end of a text
+    ids        int64 [D]: the target's ids of the head's tokens; None: all of them
+    kept       by window: features in bfloat16 and, of each row, the log of the sum of its logits'
+               exponentials, so that probabilities of the head's tokens need no other logits; on the
+               host, at most FEATURE_BYTES
+    is_linear  True if the target's logits follow from its last features by its output matrix, so
+               that kept features save the target's pass; some models scale their logits
     """
 
     teacher: Teacher
     windows: Tensor
-    of_vocabulary: Callable[[Tensor], Tensor] = lambda values: values
-    kept: dict[int, Tensor] = field(default_factory=dict)
+    ids: Tensor | None = None
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     is_linear: bool = False
 
     def __post_init__(self) -> None:
@@ -181,9 +200,15 @@ class Lessons:
         difference = (found.softmax(dim=-1) - logits.float().softmax(dim=-1)).abs().sum(dim=-1)
         self.is_linear = float(difference.mean()) < 0.05
 
-    def logits_of(self, last: Tensor) -> Tensor:
-        """Return the logits [..., V] float32 that the output matrix makes of features [..., H]."""
-        return F.linear(last, self.teacher.shared.output, self.teacher.shared.bias).float()
+    def logits_of(self, last: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return the logits [..., V] float32 that the output matrix makes of features [..., H].
+
+        ids  of these tokens only: [..., D]
+        """
+        output, bias = self.teacher.shared.output, self.teacher.shared.bias
+        if ids is not None:
+            output, bias = output[ids], None if bias is None else bias[ids]
+        return F.linear(last, output, bias).float()
 
     @torch.no_grad()
     def batch(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -197,36 +222,36 @@ class Lessons:
         width, own = self.teacher.loaded.hidden_size, self.windows[torch.from_numpy(rows)]
         read = [self._read(row) for row in rows.tolist()]
         states = torch.stack([states for states, _ in read]).to(self.teacher.device)
-        p = torch.stack([self._probabilities(*one) for one in read])
+        if self.is_linear:
+            sums = torch.stack([sums for _, sums in read]).to(self.teacher.device)
+            p = (self.logits_of(states[..., -width:].float(), self.ids) - sums[..., None]).exp()
+        else:
+            p = torch.stack([logits.float().softmax(dim=-1) for _, logits in read])
+            p = p if self.ids is None else p[..., self.ids]
         counts = torch.zeros(own.shape)
         counts[:, :-1] = (own[:, 1:] != ENDED).float()
         text, counts = (one.to(self.teacher.device) for one in (own.clamp(min=0), counts))
         return text, states[..., :-width].float(), p, counts
 
-    def _probabilities(self, states: Tensor, logits: Tensor | None) -> Tensor:
-        """Return float32 [T, D] of what `_read` gave: the probabilities of the head's tokens."""
-        if logits is None:
-            last = states[:, -self.teacher.loaded.hidden_size :]
-            logits = self.logits_of(last.to(self.teacher.device, torch.float32))
-        return self.of_vocabulary(logits.float().softmax(dim=-1))
+    def _read(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return a window's features [T, F] of all layers, and with them what `kept` has.
 
-    def _read(self, row: int) -> tuple[Tensor, Tensor | None]:
-        """Return a window's features [T, F] of all layers; its logits [T, V] or None.
-
+        If logits do not follow from features, it is the logits [T, V] in place of their sums [T].
         Each window is read alone, so that it has the same features whatever it meets in a batch.
         """
-        if (states := self.kept.get(row)) is not None:
-            return states, None
+        if (found := self.kept.get(row)) is not None:
+            return found
         text = self.windows[row : row + 1].clamp(min=0).to(self.teacher.device)
         layers = (*self.teacher.shared.layers, LAST)
-        found, logits = self.teacher.read(text, layers, with_logits=not self.is_linear)
-        states = found[0].to(torch.bfloat16)
+        read, logits = self.teacher.read(text, layers, with_logits=not self.is_linear)
+        states = read[0].to(torch.bfloat16)
         if not self.is_linear:
             return states, logits[0]
-        states = states.cpu()
-        if len(self.kept) < FEATURE_BYTES // (states.numel() * states.itemsize):
-            self.kept[row] = states
-        return states, None
+        last = states[:, -self.teacher.loaded.hidden_size :].float()
+        made = states.cpu(), self.logits_of(last).logsumexp(dim=-1).cpu()
+        if len(self.kept) < FEATURE_BYTES // sum(one.numel() * one.itemsize for one in made):
+            self.kept[row] = made
+        return made
 
 
 # -- loss ------------------------------------------------------------------------------------------
@@ -237,8 +262,8 @@ class Distance(torch.autograd.Function):
 
     Of a row it is the cross entropy + the rejection rate. Where the head lacks tokens of the
     target, `p` lacks them too and its sum is below one. The gradients are written out and made with
-    the value, for some rows at a time, so that their logits are used while the processor's caches
-    hold them. Autograd would move several tensors as large as all logits.
+    the value, for some rows at a time (`rows_at_once`). Autograd would move several tensors as
+    large as all logits.
     """
 
     @staticmethod
@@ -253,8 +278,7 @@ class Distance(torch.autograd.Function):
         to_rows = torch.empty_like(rows)
         to_matrix = torch.zeros_like(matrix) if ctx.needs_input_grad[1] else None
         value = rows.new_zeros((), dtype=p.dtype)
-        count = max(1, LOGITS_AT_ONCE[device.type] // len(matrix))
-        for some in torch.arange(len(rows), device=device).split(count):
+        for some in torch.arange(len(rows), device=device).split(rows_at_once(matrix)):
             part, wanted = narrow[some], p[places[some]]
             logq = F.linear(part, output, bias).to(p.dtype).log_softmax(dim=-1)
             q = logq.exp()
@@ -274,6 +298,13 @@ class Distance(torch.autograd.Function):
         """Return the gradients of rows [N, H] and matrix [D, H] for that of the value."""
         to_rows, to_matrix = ctx.saved_tensors
         return above * to_rows, None if to_matrix is None else above * to_matrix, None, None, None
+
+
+def rows_at_once(matrix: Tensor) -> int:
+    """Return of how many rows the logits by this output matrix [D, H] are made at once."""
+    kind = matrix.device.type
+    a_row = len(matrix) * NUMBERS_OF_A_LOGIT * torch.float32.itemsize
+    return max(1, min(MOST_AT_ONCE[kind], AT_ONCE_BYTES[kind] // a_row))
 
 
 def chain_loss(
@@ -326,8 +357,21 @@ def autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=has_bfloat16)
 
 
-def train(teacher: Teacher, texts: Texts, plan: Plan, work: Path, say: Say) -> Head:
+def train(
+    teacher: Teacher,
+    texts: Texts,
+    plan: Plan,
+    work: Path,
+    say: Say,
+    keep: Callable[[Head], object] = lambda _: None,
+    write: Write | None = None,
+) -> Head:
     """Train a head, or go on with the run in the folder `work`; return the head.
+
+    write  continues prompts with the target; None: the teacher does it
+    keep   writes the head to where it can be used; called with each checkpoint
+
+    If it is interrupted (KeyboardInterrupt), a checkpoint is written first.
 
     Raises:
         ModelError: the target takes too few tokens, or training leads to no numbers.
@@ -340,25 +384,44 @@ def train(teacher: Teacher, texts: Texts, plan: Plan, work: Path, say: Say) -> H
         )
     device, shared = teacher.device, teacher.shared
     with autocast(device):
-        windows, spent_s = own_windows(teacher, texts, plan, work, say)
-    ids = commonest(windows, shared.num_draft_tokens, teacher.vocab_size)
+        windows, spent_s = own_windows(write or writes(teacher), texts, plan, work, say)
+    num_draft_tokens = min(plan.num_draft_tokens or shared.num_draft_tokens, teacher.vocab_size)
+    ids = commonest(windows, num_draft_tokens, teacher.vocab_size)
     torch.manual_seed(SEED)
     head = new_head(plan.kind, shared, ids)
     with autocast(device):
-        lessons = Lessons(teacher, windows, head.of_vocabulary)
-    run = Run(head, plan, work / "checkpoint.safetensors", shared.config.hidden_size, spent_s)
+        lessons = Lessons(teacher, windows, head.ids)
+    run = Run(head, plan, work / "checkpoint.safetensors", shared.config.hidden_size, spent_s, keep)
     if not run.resume() and isinstance(head, Eagle):
         some = np.arange(len(windows))[:: max(1, len(windows) // START_WINDOWS)]
         with autocast(device):
             text, features, *_ = lessons.batch(some)
         start_linear(head, features, text)
-    while (progress := plan.progress(run.step, run.spent_s)) < 1.0:
-        # It keeps the weights in bfloat16 until it ends, so each step needs another.
-        with autocast(device):
-            loss = run.advance(lessons, progress)
-        say(Report("steps", run.step, plan.progress(run.step, run.spent_s), loss))
+    watched: Watched | None = None
+    looked_at = monotonic()
+    try:
+        while (progress := plan.progress(run.step, run.spent_s)) < 1.0:
+            # It keeps the weights in bfloat16 until it ends, so each step needs another.
+            with autocast(device):
+                loss = run.advance(lessons, progress)
+            quality = None
+            if monotonic() - looked_at >= WATCH_S:
+                with autocast(device):
+                    watched = watched or Watched(teacher, held_out(texts), WINDOW)
+                    quality = watched.quality(head)
+                looked_at = monotonic()
+            share = plan.progress(run.step, run.spent_s)
+            say(Report("steps", run.step, share, loss, quality))
+    except KeyboardInterrupt:
+        run.save()
+        raise
     run.save()
     return head.eval()
+
+
+def held_out(texts: Texts) -> Sequence[np.ndarray]:
+    """Return the held-out prompts by which a head is looked at while it is trained."""
+    return [texts.prompt(at, WINDOW // 2, held_out=True) for at in range(NUM_WATCHED)]
 
 
 class Run:
@@ -369,9 +432,16 @@ class Run:
     """
 
     def __init__(
-        self, head: Head, plan: Plan, checkpoint: Path, width: int, spent_s: float
+        self,
+        head: Head,
+        plan: Plan,
+        checkpoint: Path,
+        width: int,
+        spent_s: float,
+        keep: Callable[[Head], object],
     ) -> None:
         self.step, self.spent_s = 0, spent_s
+        self._keep = keep
         self._head, self._plan, self._checkpoint = head, plan, checkpoint
         self._lr = LR_MAX[plan.kind] * min(1.0, LR_WIDTH / width)
         self._optimizer = optimizer_for(head, self._lr)
@@ -402,7 +472,7 @@ class Run:
         return loss.item()
 
     def save(self) -> None:
-        """Write the checkpoint, unless it is there already. Raises OutputError."""
+        """Write the checkpoint and the head, unless they are there already. Raises OutputError."""
         if self._saved_step == self.step:
             return
         tensors = {f"head.{name}": value.cpu() for name, value in self._head.state_dict().items()}
@@ -412,6 +482,7 @@ class Run:
                     tensors[f"{key}.{name}"] = self._optimizer.state[parameter][key].cpu()
         numbers = {"step": str(self.step), "spent_s": str(self.spent_s)}
         write_tensors(self._checkpoint, tensors, numbers)
+        self._keep(self._head)
         self._saved_step, self._saved_s = self.step, self.spent_s
 
     def resume(self) -> bool:

@@ -1,36 +1,40 @@
 """The settings of which models draft and verify, and where heads run; a part of `PairConfig`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from coordinator.api.config_base import Frozen, called, named
+from coordinator.api.models import named as ours
 from coordinator.api.models.folders import folder_of_file
 from coordinator.api.models.heads import find_config, kind_of, layers_of
+from coordinator.api.models.named import NGRAM as NGRAM
 from coordinator.api.models.tokenizers import differ
 from proto.errors import ConfigurationError
 from proto.head_kinds import HeadKind
 from proto.installation import MODELS
 from proto.system import is_folder, path_of
 
-NGRAM = "ngram"  # in place of a draft model: the target drafts by copying earlier tokens
 KINDS = "Medusa, EAGLE, EAGLE-3"
 
 
-def _located(model: str) -> str:
+def located(model: str) -> str:
     """Return a folder's absolute path, as nodes run in another one; other names are unchanged.
 
-    Of a GGUF file it is the path of the folder that is made of it.
+    Of a GGUF file it is the path of the folder that is made of it. Names of ours (`named.py`) stand
+    for targets.
     """
     if model in ("", NGRAM):
         return model
+    model = ours.target_of(model)
     if model.endswith(".gguf") and not is_folder(model):
         return str(folder_of_file(model))
     return str(path_of(model).absolute()) if is_folder(model) else model
 
 
 Name = Annotated[str, Field(min_length=1)]
-Model = Annotated[Name, AfterValidator(_located)]
+Model = Annotated[Name, AfterValidator(located)]
 Home = Literal["", "own", "target"]
 
 
@@ -41,18 +45,19 @@ class ModelsConfig(Frozen):
         Model,
         Field(
             description="The model whose text is written. A folder, a GGUF file, or a name on "
-            "the Hugging Face hub. The weights may be quantised (FP8, GPTQ, AWQ, NF4, GGUF)."
+            "the Hugging Face hub. The weights may be quantised (FP8, GPTQ, AWQ, NF4, GGUF).\n"
+            "Default: smollm2 where `make demo` has fetched it, else the toy."
         ),
-    ] = str(MODELS / "target")
+    ] = ours.DEFAULT
     drafter: Annotated[
         Model,
         Field(
             description="The model that proposes tokens. A folder or a name on the hub, of a "
             f"small model or of a head of the target ({KINDS}). `ngram` needs no "
             "model: the target copies what followed its last tokens earlier in the "
-            "text (prompt lookup)."
+            "text (prompt lookup). Default: what drafts for smollm2, else the toy's drafter."
         ),
-    ] = str(MODELS / "drafter")
+    ] = ours.DEFAULT
     target_revision: Annotated[
         Name | None, Field(description="Branch, tag or commit of --target on the hub.")
     ] = None
@@ -77,7 +82,7 @@ class ModelsConfig(Frozen):
     ] = ""
     heads: Annotated[
         str,
-        AfterValidator(_located),
+        AfterValidator(located),
         Field(
             description="A head that drafts in addition to the drafter. A folder or a name on the "
             f"hub ({KINDS}). It runs in the target's process."
@@ -86,6 +91,20 @@ class ModelsConfig(Frozen):
     heads_revision: Annotated[
         Name | None, Field(description="Branch, tag or commit of --heads on the hub.")
     ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_defaults(cls, given: object) -> object:
+        if not isinstance(given, Mapping):
+            return given
+        values = {"target": ours.DEFAULT, "drafter": ours.DEFAULT, **given}
+        target, drafter = values["target"], values["drafter"]
+        if target == ours.DEFAULT:
+            named = (drafter, values.get("heads"))
+            target = ours.default_target(tuple(one for one in named if isinstance(one, str)))
+        if isinstance(drafter, str):
+            drafter = ours.drafter_of(drafter, target)
+        return {**values, "target": target, "drafter": drafter}
 
     @model_validator(mode="after")
     def _revisions_have_a_meaning(self, info: ValidationInfo) -> Self:
@@ -106,9 +125,11 @@ class ModelsConfig(Frozen):
         return self
 
     @property
-    def is_embedded(self) -> bool:
-        """True if the target is the model that comes with Slipstream, which has a drafter."""
-        return path_of(self.target).resolve() == MODELS / "target"
+    def has_our_drafter(self) -> bool:
+        """True if the target is one that comes with a drafter (`named.py`)."""
+        if path_of(self.target).resolve() == MODELS / "target":
+            return True
+        return ours.is_there() and self.target == located(ours.SMOLLM2)
 
     # A checkpoint's files are read only where its kind matters.
 

