@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.config_base import called
+from coordinator.api.models.named import DEFAULT, drafter_of
 from coordinator.api.params import SamplingParams
 from proto.messages import GREEDY_BELOW, Hello, Policy, Role
 from proto.policies import POLICIES
@@ -141,8 +142,10 @@ def _given(config: BaseModel, names: Iterable[str]) -> list[str]:
     found = []
     for name in names:
         value = getattr(config, name)
-        field = type(config).model_fields[name]
-        if value != field.get_default(call_default_factory=True):
+        default = type(config).model_fields[name].get_default(call_default_factory=True)
+        if default == DEFAULT and isinstance(config, PairConfig):
+            default = drafter_of(DEFAULT, config.target)
+        if value != default:
             found.append(called(name, is_off=value is False))
     return found
 

@@ -144,8 +144,8 @@ Fetch = Annotated[
     bool,
     typer.Option(
         "--fetch",
-        help="Fetch the chat model smollm2 first (93 MB, once), unless a target is named. `make "
-        "demo` does. If it cannot be had, the toy is shown.",
+        help="Fetch the chat model smollm2 first (93 MB, once). `make demo` does. If it cannot be "
+        "had, the toy is shown.",
     ),
 ]
 Pace = Annotated[

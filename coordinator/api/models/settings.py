@@ -102,7 +102,7 @@ class ModelsConfig(Frozen):
         if target == ours.DEFAULT:
             named = (drafter, values.get("heads"))
             target = ours.default_target(tuple(one for one in named if isinstance(one, str)))
-        if isinstance(drafter, str):
+        if isinstance(target, str) and isinstance(drafter, str):
             drafter = ours.drafter_of(drafter, target)
         return {**values, "target": target, "drafter": drafter}
 

@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
-from types import TracebackType
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
 
 import pytest
 import typer
@@ -21,6 +24,7 @@ from coordinator.cli.demo import (
     verdict,
 )
 from coordinator.text.session import Emit
+from proto.errors import ModelError
 from tests.coordinator.api.scripted import ScriptedPair
 from tests.coordinator.text.test_stops import METRICS
 
@@ -79,12 +83,21 @@ def test_the_last_line_has_the_measured_ratio_and_whether_the_text_is_the_same()
     assert verdict(plain, drafted, 11) == "2.1 x plain, but the text DIFFERS from token 12 on"
 
 
+IS_CHAT = ContextVar("is_chat", default=False)
+
+
 class FakePair(ScriptedPair):
     """Stands for the pair: texts are not written, but taken from `text_of`."""
 
     def __init__(self, config: PairConfig, **_: object) -> None:
         super().__init__(1)
         self.config = config
+        self.chat_template = SimpleNamespace(is_plain=not IS_CHAT.get())
+
+    def encode_chat(self, messages: Any) -> tuple[str, tuple[int, ...]]:
+        """The tokens of a question."""
+        (asked,) = messages
+        return f"<user>{asked['content']}", (5, 6)
 
     def __enter__(self) -> "FakePair":
         return self
@@ -149,3 +162,65 @@ def test_the_demo_fails_where_any_take_has_another_text(
     status = shown(monkeypatch, text_of)
     last = capsys.readouterr().out.splitlines()[-1]
     assert (status, last) == (1, "1.0 x plain, but the text DIFFERS from token 2 on")
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_chat_model_answers_and_each_kind_of_model_has_its_usual_settings(
+    monkeypatch: pytest.MonkeyPatch, *, is_chat: bool
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def written(_pair: object, _way: object, text: str, ids: Any, params: Any) -> Take:
+        seen.append((text, tuple(ids), params.temperature, params.seed, params.max_tokens))
+        return take((1, 2), 1.0)
+
+    monkeypatch.setattr(command, "Pair", FakePair)
+    monkeypatch.setattr(command, "_take", written)
+    monkeypatch.setattr(command, "ran_on", lambda _pair: [])
+    app = typer.Typer()
+    app.command()(command.demo)
+    token = IS_CHAT.set(is_chat)
+    try:
+        app(["--seed", "3", "why?"], standalone_mode=False)
+    finally:
+        IS_CHAT.reset(token)
+    if is_chat:
+        assert set(seen) == {("why?\n\n", (5, 6), 0.0, 3, 160)}
+    else:
+        ((text, _, *settings),) = set(seen)
+        assert (text, *settings) == ("why?", 0.5, 3, 97)
+
+
+class Enough(Exception):
+    """Nothing more has to happen."""
+
+
+@pytest.mark.parametrize("can_be_had", [False, True])
+def test_the_chat_model_is_fetched_where_that_is_wished_and_else_the_toy_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, can_be_had: bool
+) -> None:
+    def fetched() -> Path:
+        if can_be_had:
+            return Path("/kept/file.gguf")
+        raise ModelError("no network")
+
+    def use(pair: PairConfig) -> None:
+        used.append(pair)
+        raise Enough
+
+    used: list[PairConfig] = []
+    monkeypatch.setattr(command, "fetch_smollm2", fetched)
+    monkeypatch.setattr(command, "SMOLLM2", "models/drafter")  # any other model
+    monkeypatch.setattr(command, "models_of", use)
+    monkeypatch.delenv(command.CHOICE, raising=False)
+    with pytest.raises(Enough):
+        shown(monkeypatch, lambda *_: take((1,), 1.0), "--fetch", "--dtype", "float32")
+    (pair,) = used
+    assert pair.dtype == "float32"
+    said = capsys.readouterr().err
+    if can_be_had:
+        assert pair.target.endswith("models/drafter")
+        assert "is kept in /kept/file.gguf" in said
+    else:
+        assert pair.target.endswith("models/target")
+        assert "cannot be had (no network); the toy is shown" in said

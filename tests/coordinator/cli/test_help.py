@@ -102,7 +102,7 @@ def test_the_help_of_generate_has_its_panels_in_order_and_ends_with_examples() -
     ending = shown[shown.rindex("╯") :]
     assert "Examples:" in ending
     assert "python -m coordinator generate" in ending
-    assert "default: models/target" in shown
+    assert "smollm2 where `make demo` has fetched it" in " ".join(shown.replace("│", "").split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
