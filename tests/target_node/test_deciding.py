@@ -15,8 +15,10 @@ from proto.messages import Cause, Policy, Rule
 from proto.policies import POLICIES, without_prices
 from target_node.deciding import (
     NUM_FIRST,
+    TRY_AGAIN_AFTER,
     Copy,
     Decision,
+    HomeStep,
     Read,
     Reader,
     Start,
@@ -26,6 +28,7 @@ from target_node.deciding import (
     decide,
     num_worth_awaiting,
     shared_out,
+    worth_drafting,
 )
 from tests.policies import autoregressive
 from tests.texts import PIPELINED, SYNC_4
@@ -292,3 +295,44 @@ def test_whatever_is_there_the_answer_is_always_the_same_and_something_happens(
 def test_what_was_held_back_once_is_no_reason_to_hold_less_later() -> None:
     alone = decide(view(text(), held_since=NOW - 1.0), NOW)
     assert alone.held_since is None, "no text is ready"
+
+
+# -- a drafter at home -----------------------------------------------------------------------------
+
+AUTO, TREE = (POLICIES[name].make() for name in ("auto", "tree"))
+
+
+def is_worth_it(policy: Policy, *, p: float = 0.8, step_s: float = 0.001, **changes: Any) -> bool:
+    """Whether a step of a drafter at home is made, where a pass takes 10 ms."""
+    costs = Costs()
+    costs.passed(1, 1, 1, 0.010, 0.010, is_plain=True)
+    usual = {"chance": 0.5, "is_first": False, "num_since": 1}
+    step = HomeStep(1, policy, **{**usual, **changes})
+    found = worth_drafting([step], 1, p, step_s, costs.at())
+    assert list(found) in ([], [step])
+    return bool(found)
+
+
+def test_a_further_step_at_home_is_made_if_it_saves_more_time_than_it_costs() -> None:
+    assert is_worth_it(AUTO, chance=0.5)
+    assert not is_worth_it(AUTO, chance=0.01)
+    assert not is_worth_it(AUTO, chance=0.5, step_s=0.009)
+
+
+def test_a_policy_that_weighs_no_costs_drafts_a_chain_to_its_end_but_no_tree() -> None:
+    assert is_worth_it(SYNC_4, chance=1e-9, step_s=1.0)
+    assert not is_worth_it(TREE, chance=1e-9, step_s=1.0)
+    assert is_worth_it(TREE, is_first=True, p=0.0, step_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_since", "is_made"),
+    [(None, True), (0, True), (-3, True), (1, False), (TRY_AGAIN_AFTER - 1, False)]
+    + [(TRY_AGAIN_AFTER, True)],
+)
+def test_drafts_that_are_hardly_ever_right_are_tried_now_and_then(
+    num_since: int | None,
+    is_made: bool,  # noqa: FBT001
+) -> None:
+    assert is_worth_it(AUTO, is_first=True, p=0.001, num_since=num_since) == is_made
+    assert is_worth_it(AUTO, is_first=True, p=0.8, num_since=num_since)
