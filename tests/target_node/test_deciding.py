@@ -327,8 +327,10 @@ def test_a_policy_that_weighs_no_costs_drafts_a_chain_to_its_end_but_no_tree() -
 
 @pytest.mark.parametrize(
     ("num_since", "is_made"),
-    [(None, True), (0, True), (-3, True), (1, False), (TRY_AGAIN_AFTER - 1, False)]
-    + [(TRY_AGAIN_AFTER, True)],
+    [
+        *((None, True), (0, True), (-3, True), (1, False)),
+        *((TRY_AGAIN_AFTER - 1, False), (TRY_AGAIN_AFTER, True)),
+    ],
 )
 def test_drafts_that_are_hardly_ever_right_are_tried_now_and_then(
     num_since: int | None,
