@@ -176,6 +176,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
             warm_rows=TIMED_ROWS[config.role],
             num_children=RECORDED_CHILDREN,
             say=say,
+            quantization=config.quantization,
         )
     engine = load_engine(
         config.model,
@@ -215,6 +216,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         warm_rows=TIMED_ROWS[Role.DRAFTER],
         say=say,
         is_alone=False,
+        quantization=config.heads_quantization,
     )
     # To see what is free for the heads, the memory of the target's prompts was given back.
     engine.executor.warm_up_prompts()

@@ -58,6 +58,7 @@ class NodeConfig:
                              its
                     checkpoint lacks
     heads, heads_revision    of a target that drafts with heads of its own: those heads
+    heads_quantization       how the matrices of those heads are rounded, like `quantization`
     heads_ms, heads_ms_per_row  imitated duration of a step of those heads, like `simulated_ms`
     layers          of a target: the layers whose features will be wanted (`Open.layers`)
     quantization    how plain weights are rounded: "int8" or "int4"; "": they are not
@@ -96,6 +97,7 @@ class NodeConfig:
     target_revision: str | None = None
     heads: str = ""
     heads_revision: str | None = None
+    heads_quantization: str = ""
     heads_ms: float = 0.0
     heads_ms_per_row: float = 0.0
     layers: tuple[int, ...] = ()

@@ -14,6 +14,7 @@ from coordinator.cluster.link import Links, parse_links
 from coordinator.launching.devices import num_ranks
 from coordinator.text.metrics import Simulated
 from proto.errors import ConfigurationError
+from proto.head_kinds import HeadKind
 from proto.messages import (
     MAX_CANDIDATES,
     MAX_NGRAM,
@@ -143,7 +144,10 @@ class PairConfig(ModelsConfig):
     ] = None
     drafter_quantization: Annotated[
         Quantization | None,
-        Field(description="The same for the drafter's weights. Default: they are not rounded."),
+        Field(
+            description="The same for the drafter's weights. Default: they are not rounded, but "
+            "those of a head on a CPU to 8 bits, unless --drafter-dtype is given."
+        ),
     ] = None
     max_model_len: Annotated[
         Annotated[int, Field(ge=2, le=1 << 20)] | None,
@@ -316,11 +320,12 @@ class PairConfig(ModelsConfig):
     def check(self) -> None:
         """Raise ConfigurationError if the models cannot be used with these settings."""
         self.check_heads()
-        if self.drafter_quantization and (self.drafter == NGRAM or self.drafter_is_head):
-            what = "none" if self.drafter == NGRAM else "a head"
+        is_none = self.drafter == NGRAM and not self.heads
+        if self.drafter_quantization and (is_none or self.drafter_head is HeadKind.MEDUSA):
+            what = "none" if is_none else "a Medusa head"
             raise ConfigurationError(
-                f"{called('drafter_quantization')} is for a draft model, and the drafter is "
-                f"{what}; leave it out"
+                f"{called('drafter_quantization')} is for a draft model or an EAGLE head, and the "
+                f"drafter is {what}; leave it out"
             )
         if self.drafter_is_head and self.ranks[Role.DRAFTER] > 1 and self.has_draft_model:
             raise ConfigurationError(

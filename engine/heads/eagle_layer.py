@@ -21,10 +21,12 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import ModelError
-from engine.forward.operators import Packer, Product, at_once, of_pairs, rms_norm
+from engine.forward.operators import Packer, Product, at_once, of_pairs, rms_norm, stack
 from engine.heads.head_tensors import HeadTensors, linear
 from engine.heads.layouts import EagleConfig, names_of
 from engine.heads.target import Target
+from engine.quantised.cpu_products import quantised_product
+from engine.quantised.rounding import GROUP, quantised
 from proto.head_kinds import HeadKind
 
 Front = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -104,13 +106,16 @@ def read_eagle_head(
     target: Target,
     dtype: torch.dtype,
     device: torch.device,
+    bits: int = 0,
 ) -> EagleHead:
     """Return an EAGLE head made of its tensors and of those that it shares with the target.
+
+    bits  8 or 4: its matrices are rounded to so many on a CPU, where they can be multiplied as such
 
     Raises:
         ModelError: a tensor is missing, has another shape, or is unknown.
     """
-    made = _Reader(config, tensors, target, dtype, device).head()
+    made = _Reader(config, tensors, target, dtype, device, bits).head()
     tensors.refuse_rest(*_UNUSED)
     return made
 
@@ -125,7 +130,9 @@ class _Reader:
         target: Target,
         dtype: torch.dtype,
         device: torch.device,
+        bits: int,
     ) -> None:
+        self._bits = bits if device.type == "cpu" else 0
         self._config, self._tensors, self._target = config, tensors, target
         self._dtype, self._device = dtype, device
         self._names = names_of(list(tensors))
@@ -149,20 +156,20 @@ class _Reader:
             embeddings=self._embeddings().to(self._device, self._dtype),
             states=states,
             front=front,
-            qkv=self._packer.take(qkv),
-            out=self._packer.take([self._linear(f"{layer}.self_attn.o_proj", width, heads)]),
+            qkv=self._product(qkv),
+            out=self._product([self._linear(f"{layer}.self_attn.o_proj", width, heads)]),
             before_mlp=self._norm(f"{layer}.post_attention_layernorm", width),
-            gate_up=self._packer.take(feeding),
-            down=self._packer.take([self._linear(f"{layer}.mlp.down_proj", width, inner)]),
+            gate_up=self._product(feeding),
+            down=self._product([self._linear(f"{layer}.mlp.down_proj", width, inner)]),
             last_norm=self._last_norm() if is_third else _same,
-            output=self._packer.take([self._moved(self._output(targets))]),
+            output=self._product([self._moved(self._output(targets))]),
             targets=None if targets is None else targets.to(self._device),
         )
 
     def _first_front(self) -> Front:
         """Return EAGLE's `Front`: the layer has no norm before its attention."""
         width = self._config.width
-        fc = self._packer.take([self._linear(self._names.fc, width, 2 * width)])
+        fc = self._product([self._linear(self._names.fc, width, 2 * width)])
 
         def front(
             embedded: torch.Tensor, states: torch.Tensor
@@ -177,7 +184,7 @@ class _Reader:
         width, layer = self._config.width, self._names.layer
         is_normed = self._config.residual_is_normed
         feature_size = len(self._config.layers) * self._target.hidden_size
-        fc = self._packer.take([self._linear(self._names.fc, width, feature_size)])
+        fc = self._product([self._linear(self._names.fc, width, feature_size)])
         before: Product = _same
         if "input_norm.weight" in self._tensors:  # speculators' `norm_before_fc`
             before = self._norm("input_norm", feature_size)
@@ -257,6 +264,17 @@ class _Reader:
                 f"{self._tensors.path}: it has no {what} of its own, and cannot take those of "
                 f"{self._target.name}: it is {width} wide, the target {hidden_size}; get it again"
             )
+
+    def _product(self, parts: list[torch.nn.Linear]) -> Product:
+        """Return the product of these layers, which read the same inputs."""
+        return (self._rounded(parts) if self._bits else None) or self._packer.take(parts)
+
+    def _rounded(self, parts: list[torch.nn.Linear]) -> Product | None:
+        """Return the product with rounded weights; None: they cannot be multiplied as such."""
+        if any(part.in_features % GROUP for part in parts):
+            return None
+        weight, bias = stack(parts)
+        return quantised_product(quantised(weight, self._bits), bias, self._dtype)
 
     def _linear(self, name: str, rows: int, columns: int) -> torch.nn.Linear:
         return self._moved(self._tensors.linear(name, rows, columns))

@@ -28,6 +28,7 @@ from engine.heads.target import Target
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import Engine, fingerprint
 from engine.memory import USUAL, Utilization, limits
+from engine.quantised.rounding import BITS
 from proto.head_kinds import HeadKind, head_kind, head_kind_of_tensors
 
 # -- selfcheck -------------------------------------------------------------------------------------
@@ -111,6 +112,7 @@ def load_head(
     device: str = "cpu",
     feature_dtype: str = "float32",
     max_len: int = 0,
+    quantization: str = "",
 ) -> LoadedHead:
     """Load and return a head from a folder or the hub, in any layout of `layouts.py`.
 
@@ -121,6 +123,8 @@ def load_head(
     device    as for `load_model`
     feature_dtype  as `LoadedHead.feature_dtype`
     max_len   maximum length of a text that was asked for, as for `load_model`
+    quantization  "int8" or "int4": round an EAGLE head's matrices to so many bits on a CPU whose
+              C++ library multiplies them as they are; drafts need not be exact; "": do not
 
     Raises:
         ModelError: with one line that says what is wrong and what to do.
@@ -146,7 +150,8 @@ def load_head(
         module = read_medusa(num_heads, num_layers, tensors, of, chosen, where)
     else:
         config = read_eagle_config(path, stated, kind, of)
-        module = read_eagle_head(config, tensors, of, chosen, where)
+        bits = BITS.get(quantization, 0)
+        module = read_eagle_head(config, tensors, of, chosen, where, bits)
         layers, longest = config.layers, config.max_model_len
     return LoadedHead(
         kind=kind,
@@ -178,6 +183,7 @@ def load_head_engine(
     warm_rows: Sequence[int],
     say: Callable[[str], None],
     feature_dtype: str = "float32",
+    quantization: str = "",
     num_children: Sequence[int] = (),
     is_alone: bool = True,
     utilization: Utilization = USUAL,
@@ -185,7 +191,7 @@ def load_head_engine(
     """Load a head, check it and warm it up; return the engine, as `loading.load_engine` does.
 
     target, target_revision  the model that the head was made for, whose tokenizer it uses
-    dtype    as for `load_head`; FASTEST means auto
+    dtype, quantization  as for `load_head`; the dtype FASTEST means auto
     max_len  maximum length of a text in tokens; 0: what the head can take and fits into memory
     part, utilization  memory for the head, as for `limits`
     num_lanes  texts at once; fewer if there is no memory for them
@@ -213,14 +219,13 @@ def load_head_engine(
         device=device,
         feature_dtype=feature_dtype,
         max_len=max_len,
+        quantization=quantization,
     )
     tokenizer.check_fits(loaded.vocab_size)
     if is_alone and loaded.device.type == "cpu":
         torch.set_num_threads(usual_num_threads(loaded))
     max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
-    make = EagleExecutor if isinstance(loaded.module, EagleHead) else MedusaExecutor
-    executor = make(loaded, max_len + NUM_TREE_SLOTS, num_lanes=num_lanes)
-    check_outputs(executor)
+    executor = _checked_executor(loaded, max_len + NUM_TREE_SLOTS, num_lanes)
     say("warming up")
     pass_s = executor.warm_up(warm_rows)
     _use_once(executor, max(warm_rows), num_children)
@@ -234,6 +239,16 @@ def load_head_engine(
         pass_s=pass_s,
         device=device,
     )
+
+
+def _checked_executor(
+    loaded: LoadedHead, capacity: int, num_lanes: int
+) -> EagleExecutor | MedusaExecutor:
+    """Return what runs a head, after a check of its outputs. Raises ModelError."""
+    make = EagleExecutor if isinstance(loaded.module, EagleHead) else MedusaExecutor
+    executor = make(loaded, capacity, num_lanes=num_lanes)
+    check_outputs(executor)
+    return executor
 
 
 def _use_once(

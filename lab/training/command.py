@@ -193,33 +193,43 @@ def train_head(
         }
     )
     if folder.figures is None:
-        plan = Plan(
-            *(HeadKind(kind), minutes, num_steps, num_texts),
-            as_is=as_is,
-            num_draft_tokens=draft_vocab_size,
-        )
-        try:
-            teacher, head = _trained(
-                target, target_revision, plan, read, folder, dtype=dtype, device=device
-            )
-        except SlipstreamError:
-            folder.leave()
-            raise
-        except KeyboardInterrupt:
-            folder.leave()
-            if (out / "config.json").exists():
-                typer.echo(
-                    f"{out} holds the head as far as it was trained, and can be used; the same "
-                    "command goes on",
-                    err=True,
-                )
-            raise
-        folder.finish(_measured(teacher, head, drafter, read))
+        lengths = minutes, num_steps, num_texts
+        plan = Plan(HeadKind(kind), *lengths, as_is=as_is, num_draft_tokens=draft_vocab_size)
+        _finish(folder, target, target_revision, plan, read, drafter, dtype=dtype, device=device)
     else:
         typer.echo(f"{out}: this head is finished; name another folder to train one anew", err=True)
     for line in lines_of(folder.figures or {}):
         typer.echo(line)
     typer.echo(f"\nUse it with --target {name} --drafter {out}")
+
+
+def _finish(
+    folder: "Folder",
+    target: str,
+    revision: str | None,
+    plan: "Plan",
+    texts: "Texts",
+    drafter: str | None,
+    *,
+    dtype: str,
+    device: str | None,
+) -> None:
+    """Train the head of a folder to its end, and measure it. Raises SlipstreamError."""
+    try:
+        teacher, head = _trained(target, revision, plan, texts, folder, dtype=dtype, device=device)
+    except SlipstreamError:
+        folder.leave()
+        raise
+    except KeyboardInterrupt:
+        folder.leave()
+        if (folder.out / "config.json").exists():
+            typer.echo(
+                f"{folder.out} holds the head as far as it was trained, and can be used; the same "
+                "command goes on",
+                err=True,
+            )
+        raise
+    folder.finish(_measured(teacher, head, drafter, texts))
 
 
 # -- before anything is loaded ---------------------------------------------------------------------

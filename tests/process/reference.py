@@ -52,8 +52,9 @@ PROMPTS = (
 class Reference:
     """A model in this process."""
 
-    def __init__(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        self.model: Any = hf.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).eval()
+    def __init__(self, folder: str | Path, dtype: torch.dtype = torch.float32, **more: Any) -> None:
+        made: Any = hf.AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, **more)
+        self.model: Any = made.eval()
 
     def greedy(self, prompt: tuple[int, ...], num_tokens: int, **more: Any) -> list[int]:
         """Exactly `num_tokens` tokens, end-of-text tokens or not; `more` are given to generate."""

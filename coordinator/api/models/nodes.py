@@ -10,6 +10,9 @@ from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
 
 FASTEST = "fastest"
+# How a head's matrices are rounded on a CPU unless somebody says otherwise: its drafts are as often
+# right, and a step reads half the bytes (docs/LOG.md).
+OF_A_HEAD = "int8"
 
 
 def node_configs(
@@ -71,12 +74,18 @@ def _target(
         simulated_ms_per_row=config.simulate_target_ms_per_row,
         heads=heads,
         heads_revision=heads_revision,
+        heads_quantization=_of_head(config) if heads else "",
         heads_ms=config.simulate_draft_ms if heads else 0.0,
         heads_ms_per_row=config.simulate_draft_ms_per_row if heads else 0.0,
         layers=config.layers if drafts else (),
         quantization=config.quantization or "",
         gpu_memory_utilization=config.gpu_memory_utilization or 0.0,
     )
+
+
+def _of_head(config: PairConfig) -> str:
+    """Return how a head's matrices are rounded; a number type that was asked for stays."""
+    return config.drafter_quantization or ("" if config.drafter_dtype else OF_A_HEAD)
 
 
 def _drafter(config: PairConfig, endpoint: str, outside: str, secret: str) -> NodeConfig:
@@ -106,6 +115,6 @@ def _drafter(config: PairConfig, endpoint: str, outside: str, secret: str) -> No
         max_candidates=config.max_draft_candidates,
         target=config.target if is_head else "",
         target_revision=config.target_revision if is_head else None,
-        quantization="" if is_head else config.drafter_quantization or "",
+        quantization=_of_head(config) if is_head else config.drafter_quantization or "",
         gpu_memory_utilization=config.gpu_memory_utilization or 0.0,
     )

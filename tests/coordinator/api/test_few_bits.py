@@ -1,12 +1,14 @@
 """What is asked about weights in few bits reaches the nodes, or is refused for a reason."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.api.config import PairConfig
 from coordinator.api.models.nodes import node_configs
 from proto.errors import ConfigurationError, ModelError
+from proto.installation import MODELS
 from proto.messages import Role
 from tests.gguf_models import save_gguf
 from tests.tiny_models import make_model
@@ -23,10 +25,35 @@ def test_each_node_is_told_how_its_weights_are_rounded() -> None:
     assert alone.quantization == ""
 
 
-def test_a_head_is_not_rounded(tmp_path: Path) -> None:
+EAGLE = str(MODELS / "eagle")
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, "int8"),
+        ({"drafter_quantization": "int4"}, "int4"),
+        ({"drafter_dtype": "float32"}, ""),
+        ({"drafter_dtype": "float32", "drafter_quantization": "int8"}, "int8"),
+    ],
+)
+def test_an_eagle_head_is_rounded_unless_a_number_type_is_asked_for(
+    settings: dict[str, Any], wanted: str
+) -> None:
+    for models in ({"drafter": EAGLE}, {"drafter": EAGLE, "drafter_home": "target"}):
+        config = PairConfig(**models, **settings)
+        config.check()
+        nodes = node_configs(config, endpoint="", outside="", secret="", drafts=True)
+        heads = [node.quantization for node in nodes if node.role is Role.DRAFTER]
+        heads += [node.heads_quantization for node in nodes if node.heads]
+        assert heads == [wanted]
+        assert all(node.quantization == "" for node in nodes if node.role is Role.TARGET)
+
+
+def test_a_medusa_head_is_not_rounded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 4}')
     config = PairConfig(drafter=str(tmp_path), drafter_quantization="int8")
-    with pytest.raises(ConfigurationError, match="is for a draft model, and the drafter is a head"):
+    with pytest.raises(ConfigurationError, match="an EAGLE head, and the drafter is a Medusa head"):
         config.check()
 
 
