@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationInfo,
+    model_validator,
+)
 
 from coordinator.api.config_base import Frozen, called, named
 from coordinator.api.models import named as ours
@@ -92,19 +100,26 @@ class ModelsConfig(Frozen):
         Name | None, Field(description="Branch, tag or commit of --heads on the hub.")
     ] = None
 
-    @model_validator(mode="before")
+    # True: nobody has named the target, and it is smollm2.
+    _is_smollm2_by_default: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _name_defaults(cls, given: object) -> object:
+    def _name_defaults(cls, given: object, make: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(given, Mapping):
-            return given
+            return make(given)
         values = {"target": ours.DEFAULT, "drafter": ours.DEFAULT, **given}
         target, drafter = values["target"], values["drafter"]
-        if target == ours.DEFAULT:
+        is_unnamed = isinstance(target, str) and target == ours.DEFAULT
+        if is_unnamed:
             named = (drafter, values.get("heads"))
             target = ours.default_target(tuple(one for one in named if isinstance(one, str)))
         if isinstance(target, str) and isinstance(drafter, str):
             drafter = ours.drafter_of(drafter, target)
-        return {**values, "target": target, "drafter": drafter}
+        made = make({**values, "target": target, "drafter": drafter})
+        is_by_default = is_unnamed and target == ours.SMOLLM2
+        BaseModel.__setattr__(made, "_is_smollm2_by_default", is_by_default)
+        return made
 
     @model_validator(mode="after")
     def _revisions_have_a_meaning(self, info: ValidationInfo) -> Self:
@@ -130,6 +145,13 @@ class ModelsConfig(Frozen):
         if path_of(self.target).resolve() == MODELS / "target":
             return True
         return ours.is_there() and self.target == located(ours.SMOLLM2)
+
+    @property
+    def chosen(self) -> list[str]:
+        """Return a line that says which model is used, if nobody has named it and it may differ."""
+        if not self._is_smollm2_by_default:
+            return []
+        return [f"model: {ours.NAME} ({called('target')} {ours.TOY} is the toy pair)"]
 
     # A checkpoint's files are read only where its kind matters.
 

@@ -49,6 +49,8 @@ def test_where_the_chat_model_is_there_it_is_that(fetched: Path, monkeypatch: Pa
     for config in (PairConfig(), PairConfig(target=SMOLLM2), PairConfig(drafter=SMOLLM2)):
         assert (config.target, config.drafter) == (str(fetched), own)
         assert config.has_our_drafter
+    assert PairConfig().chosen == ["model: SmolLM2-135M-Instruct (target toy is the toy pair)"]
+    assert PairConfig(target=SMOLLM2).chosen == PairConfig(target=TOY).chosen == []
     assert PairConfig(target=TOY).target == TARGET
     monkeypatch.setenv(CHOICE, TOY)
     assert (PairConfig().target, PairConfig().drafter) == (TARGET, DRAFTER)
