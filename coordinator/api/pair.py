@@ -184,16 +184,14 @@ class Pair:
     def notices(self, params: SamplingParams | None = None) -> list[str]:
         """Return a line for each limit on text or draft length that the user did not set.
 
-        Also which model it is if nobody has named one, where a drafter is as large as the target,
-        where --placement does nothing, and `open_ends`.
+        Also which model it is by default, what `open_ends` says, and what does not fit together.
 
         params  of all texts that will be asked for; None: they are not known
         """
         target, drafters = self.hello(Role.TARGET), self.service.registry.hellos(Role.DRAFTER)
-        lines = self.config.chosen
-        lines += shortened(self.config, target, drafters, self.num_seqs)
+        lines = shortened(self.config, target, drafters, self.num_seqs)
         lines += [*not_smaller(target, drafters), *of_placement(self.config, target)]
-        return [*lines, *self.open_ends(params)]
+        return [*self.config.chosen, *lines, *self.open_ends(params)]
 
     def open_ends(self, params: SamplingParams | None = None) -> list[str]:
         """Return a line if the target's files leave open which tokens end a text, else []."""

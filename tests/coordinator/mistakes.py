@@ -249,8 +249,8 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--drafter", "ngram", "--drafter-quantization", "int4"],
-        "--drafter-quantization is for a draft model or an EAGLE head, and the drafter is none; leave "
-        "it out\n",
+        "--drafter-quantization is for a draft model or an EAGLE head, and the drafter is none; "
+        "leave it out\n",
     ),
     (["a", "--target", "~/pickled"], "~/pickled: no *.safetensors in ~/pickled; only safetensors"),
     (
