@@ -182,7 +182,7 @@ def demo(
     fetch: Fetch = False,
 ) -> None:
     """Show a text with and without drafts, and what they bring."""
-    if fetch and pair.target == located(TOY) and os.environ.get(CHOICE) != TOY:
+    if fetch and os.environ.get(CHOICE) != TOY and (pair.chosen or pair.target == located(TOY)):
         pair = _with_fetched(pair)
     given = request.model_fields_set
     speculation = SpeculationConfig()
