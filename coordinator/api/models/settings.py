@@ -63,7 +63,7 @@ class ModelsConfig(Frozen):
             description="The model that proposes tokens. A folder or a name on the hub, of a "
             f"small model or of a head of the target ({KINDS}). `ngram` needs no "
             "model: the target copies what followed its last tokens earlier in the "
-            "text (prompt lookup). Default: what drafts for smollm2, else the toy's drafter."
+            "text (prompt lookup). Default: ngram for smollm2, else the toy's drafter."
         ),
     ] = ours.DEFAULT
     target_revision: Annotated[
