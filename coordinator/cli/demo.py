@@ -126,7 +126,7 @@ PROMPT = '''def parse_header(line):
     """Return the name and the value of a header."""
     if'''
 OF_TOY = {"temperature": 0.5, "seed": 19, "max_tokens": 97}
-QUESTION = "Why is the sky blue? Explain it to a child, step by step."
+QUESTION = "Write a class in Python for a bank account, and show how to use it."
 OF_CHAT = {"temperature": 0.0, "seed": 0, "max_tokens": 160}
 PACE_S = 0.08
 NUM_WARM, NUM_TAKES = 1, 3  # takes of each: to warm up, and at most to count

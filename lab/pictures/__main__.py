@@ -37,8 +37,18 @@ NAMES = ("demo", "rounds", "recordings", *EXPERIMENTS)
 WIDTHS = (80, 120)
 # Commands whose output is kept as text with colour codes, so that `cat` shows it in colour.
 RECORDED = {
-    "demo": ("demo", "--pace", "0"),
-    "generate": ("generate", "--temperature", "0.8", "--seed", "7", "--verbose", PROMPT),
+    "demo": ("demo", "--fetch", "--pace", "0"),
+    "generate": (
+        "generate",
+        "--target",
+        "toy",
+        "--temperature",
+        "0.8",
+        "--seed",
+        "7",
+        "--verbose",
+        PROMPT,
+    ),
     "help": ("generate", "--help"),
     "mistake": ("generate", "--policy", "sink", PROMPT),
 }
@@ -47,13 +57,13 @@ ROUNDS_FACTS = (
     "A part of one text, measured on two CPU cores, one for each model: the toy pair in float32.",
     "Nothing is simulated. Not measured: GPUs.",
 )
-TRACED = ("--max-tokens", "64", "--ignore-eos", "--dtype", "float32")
+TRACED = ("--target", "toy", "--max-tokens", "64", "--ignore-eos", "--dtype", "float32")
 LIMIT_S = 1200.0
 
 
 def demo(out: Path) -> None:
     """Run `make demo` on a terminal of 80 columns, and draw what it shows there."""
-    said = screen.record([*COORDINATOR, "demo"], ROOT, LIMIT_S)
+    said = screen.record([*COORDINATOR, "demo", "--fetch"], ROOT, LIMIT_S)
     shown = screen.after(said, "The target alone")
     (out / "demo.svg").write_text(screen.as_svg(shown, "make demo"), encoding="utf-8")
 
