@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from engine.cpu_library import library
 from engine.errors import ModelError
 from engine.forward.operators import Packer, Product, at_once, of_pairs, rms_norm, stack
 from engine.heads.head_tensors import HeadTensors, linear
@@ -271,7 +272,8 @@ class _Reader:
 
     def _rounded(self, parts: list[torch.nn.Linear]) -> Product | None:
         """Return the product with rounded weights; None: they cannot be multiplied as such."""
-        if any(part.in_features % GROUP for part in parts):
+        # Without the library a head is not rounded: compiling it takes longer than loading a head.
+        if library(compiles=False) is None or any(part.in_features % GROUP for part in parts):
             return None
         weight, bias = stack(parts)
         return quantised_product(quantised(weight, self._bits), bias, self._dtype)

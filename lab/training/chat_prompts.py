@@ -18,6 +18,7 @@ from coordinator.api.chat import ChatTemplate
 from coordinator.api.llm import LLM
 from coordinator.api.models.settings import located
 from coordinator.api.params import SamplingParams
+from lab.training.files import write_text
 from proto.errors import ConfigurationError, SlipstreamError
 
 MARK = "\N{SNOWMAN}"  # stands for the user's message in the template, to find where that begins
@@ -191,12 +192,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             opening = opening_of(located(options.target))
             with LLM(options.target, max_num_seqs=16) as llm:
                 found += made_up(llm, opening, options.made_up, options.seed)
+        random.Random(options.seed).shuffle(found)
+        lines = [json.dumps({"prompt": text}) + "\n" for text in found]
+        write_text(options.out, "".join(lines))
     except SlipstreamError as error:
         typer.echo(f"error: {error}", err=True)
         return 1
-    random.Random(options.seed).shuffle(found)
-    with options.out.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"prompt": text}) + "\n" for text in found)
     typer.echo(f"{len(found)} prompts in {options.out}")
     return 0
 

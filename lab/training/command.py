@@ -5,9 +5,9 @@ Checks everything that can be checked before torch is loaded. The training is in
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,13 +29,13 @@ if TYPE_CHECKING:  # torch is imported only when the command runs
     from lab.training.head_texts import Texts
     from lab.training.heads import Head
     from lab.training.teacher import Teacher
-    from lab.training.train_heads import Plan, Report, Write
+    from lab.training.train_heads import OpenWriter, Plan, Report
 
 WORK, DONE = ".training", "training.json"  # of a run that is not finished, and of one that is
 RUN = "run.json"
 PROMPT_FILE = "--prompt-file"
 REPORT_S = 30.0  # seconds between two lines where there is no terminal
-NUM_HELD_OUT = 32  # held-out prompts
+NUM_HELD_OUT = 64  # held-out prompts
 TEMPERATURES = (0.0, 1.0)
 STATE_BYTES = 12  # of a head's parameter in a checkpoint: itself and two numbers of the optimizer
 TRANSFORMER_BLOCK = 13  # about how many times the square of its width a head has parameters
@@ -397,10 +397,8 @@ def _trained(
         write_head(head, plan.kind, teacher.shared, folder.out)
 
     try:
-        with (
-            Screen(Console(stderr=True)) as screen,
-            writer(target, revision, dtype=dtype, device=device) as write,
-        ):
+        with Screen(Console(stderr=True)) as screen:
+            write = writer(target, revision, dtype=dtype, device=device)
             head = train(teacher, texts, plan, folder.work, screen.say, keep, write)
     except (RuntimeError, MemoryError) as error:
         if not lacks_memory(error):
@@ -412,15 +410,17 @@ def _trained(
     return teacher, head
 
 
-@contextmanager
-def writer(
-    target: str, revision: str | None, *, dtype: str, device: str
-) -> "Iterator[Write | None]":
-    """Yield what continues prompts with the target in a node of its own."""
-    from lab.training.writing import EngineWriter
+def writer(target: str, revision: str | None, *, dtype: str, device: str) -> "OpenWriter | None":
+    """Return what starts a node in which the target writes texts; None: the teacher writes them.
 
-    with EngineWriter(target, revision, dtype=dtype, device=device) as made:
-        yield made.write
+    On a GPU it does: there the node's memory would be missing in training.
+    """
+    from lab.training.train_heads import WINDOW
+    from lab.training.writing import node_that_writes
+
+    if device != "cpu":
+        return None
+    return partial(node_that_writes, target, revision, dtype=dtype, length=WINDOW)
 
 
 class Screen:
@@ -457,8 +457,8 @@ class Screen:
         loss = "" if report.loss is None else f"loss {report.loss:.2f}"
         more = f"{report.number} {report.part}" + (f", {loss}" if loss else "")
         self._bar.update(self._task, completed=min(1.0, report.share), more=more)
-        if report.quality is not None:
-            typer.echo(quality_line(report), err=True)
+        if report.quality is not None:  # above the bar, where there is one
+            self._console.print(quality_line(report), highlight=False, soft_wrap=True)
         if self._console.is_terminal or now - self._said_at < REPORT_S:
             return
         self._said_at = now

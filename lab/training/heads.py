@@ -66,12 +66,7 @@ class Shared:
     @property
     def num_draft_tokens(self) -> int:
         """Return how many tokens an EAGLE-3 head of this target can draft, unless it is told."""
-        return usual_draft_tokens(len(self.output))
-
-
-def usual_draft_tokens(vocab_size: int) -> int:
-    """Return how many tokens an EAGLE-3 head can draft, unless `--draft-vocab-size` says it."""
-    return min(MOST_DRAFT_TOKENS, (vocab_size + 1) // 2)
+        return min(MOST_DRAFT_TOKENS, (len(self.output) + 1) // 2)
 
 
 class Factors(NamedTuple):

@@ -15,6 +15,7 @@ with the weights of an unbroken one.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -113,13 +114,15 @@ class Report:
 Say = Callable[[Report], object]
 Write = Callable[[Sequence[Tokens], int, int], Tensor]
 """Continues prompts to a length, from a seed: int64 [n, length], every second text greedy."""
+OpenWriter = Callable[[], AbstractContextManager[Write]]
+"""Starts what continues prompts, and ends it."""
 
 
 # -- texts -----------------------------------------------------------------------------------------
 
 
 def own_windows(
-    write: Write, texts: Texts, plan: Plan, work: Path, say: Say
+    open_writer: OpenWriter, texts: Texts, plan: Plan, work: Path, say: Say
 ) -> tuple[Tensor, float]:
     """Return the texts int64 [n, window] to train on, and the seconds that the target wrote them.
 
@@ -133,26 +136,30 @@ def own_windows(
     spent_s, number = 0.0, 0
     most = plan.num_texts or (None if plan.num_steps is None else NUM_TEXTS)
     limit_s = TEXT_SHARE * 60 * plan.minutes
-    while True:
-        path = work / f"texts-{len(batches):05}.safetensors"
-        if not path.exists():
-            share = number / most if most else spent_s / limit_s
-            if share >= 1.0:
-                return torch.cat(batches), spent_s
-            say(Report("texts", number, share))
-            count = min(WRITTEN_AT_ONCE, most - number) if most else WRITTEN_AT_ONCE
-            begun_s = monotonic()  # another process may write
-            prompts = [texts.prompt(number + at, WINDOW // 2) for at in range(count)]
-            made = write(prompts, WINDOW, SEED + 1 + number)
-            took_s = monotonic() - begun_s
-            write_tensors(path, {"texts": made.cpu()}, {"spent_s": str(took_s)})
-        with safe_open(path, framework="pt") as file:
-            batches.append(file.get_tensor("texts"))
-            spent_s += float(file.metadata()["spent_s"])
-        number += len(batches[-1])
+    write: Write | None = None
+    with ExitStack() as opened:
+        while True:
+            path = work / f"texts-{len(batches):05}.safetensors"
+            if not path.exists():
+                share = number / most if most else spent_s / limit_s
+                if share >= 1.0:
+                    return torch.cat(batches), spent_s
+                say(Report("texts", number, share))
+                count = min(WRITTEN_AT_ONCE, most - number) if most else WRITTEN_AT_ONCE
+                if write is None:
+                    write = opened.enter_context(open_writer())
+                begun_s = monotonic()  # another process may write
+                prompts = [texts.prompt(number + at, WINDOW // 2) for at in range(count)]
+                made = write(prompts, WINDOW, SEED + 1 + number)
+                took_s = monotonic() - begun_s
+                write_tensors(path, {"texts": made.cpu()}, {"spent_s": str(took_s)})
+            with safe_open(path, framework="pt") as file:
+                batches.append(file.get_tensor("texts"))
+                spent_s += float(file.metadata()["spent_s"])
+            number += len(batches[-1])
 
 
-def writes(teacher: Teacher) -> Write:
+def writes(teacher: Teacher) -> OpenWriter:
     """Return what continues prompts with the teacher itself."""
 
     def write(prompts: Sequence[Tokens], length: int, seed: int) -> Tensor:
@@ -160,7 +167,7 @@ def writes(teacher: Teacher) -> Write:
             prompts, length, teacher.noise([float(at % 2) for at in range(len(prompts))], seed)
         )
 
-    return write
+    return lambda: nullcontext(write)
 
 
 def commonest(windows: Tensor, count: int, vocab_size: int) -> Tensor:
@@ -364,12 +371,12 @@ def train(
     work: Path,
     say: Say,
     keep: Callable[[Head], object] = lambda _: None,
-    write: Write | None = None,
+    open_writer: OpenWriter | None = None,
 ) -> Head:
     """Train a head, or go on with the run in the folder `work`; return the head.
 
-    write  continues prompts with the target; None: the teacher does it
-    keep   writes the head to where it can be used; called with each checkpoint
+    open_writer  what continues prompts with the target, while texts are missing; None: the teacher
+    keep         writes the head to where it can be used; called with each checkpoint
 
     If it is interrupted (KeyboardInterrupt), a checkpoint is written first.
 
@@ -384,7 +391,7 @@ def train(
         )
     device, shared = teacher.device, teacher.shared
     with autocast(device):
-        windows, spent_s = own_windows(write or writes(teacher), texts, plan, work, say)
+        windows, spent_s = own_windows(open_writer or writes(teacher), texts, plan, work, say)
     num_draft_tokens = min(plan.num_draft_tokens or shared.num_draft_tokens, teacher.vocab_size)
     ids = commonest(windows, num_draft_tokens, teacher.vocab_size)
     torch.manual_seed(SEED)
@@ -413,7 +420,8 @@ def train(
             share = plan.progress(run.step, run.spent_s)
             say(Report("steps", run.step, share, loss, quality))
     except KeyboardInterrupt:
-        run.save()
+        if run.step and run.is_between_steps:
+            run.save()
         raise
     run.save()
     return head.eval()
@@ -429,6 +437,7 @@ class Run:
 
     step     number of steps so far
     spent_s  seconds of computing so far, of the texts too
+    is_between_steps  False: a step has changed some weights, and is not counted yet
     """
 
     def __init__(
@@ -441,6 +450,7 @@ class Run:
         keep: Callable[[Head], object],
     ) -> None:
         self.step, self.spent_s = 0, spent_s
+        self.is_between_steps = True
         self._keep = keep
         self._head, self._plan, self._checkpoint = head, plan, checkpoint
         self._lr = LR_MAX[plan.kind] * min(1.0, LR_WIDTH / width)
@@ -463,9 +473,11 @@ class Run:
             raise ModelError(f"step {self.step}: the loss is not finite; try --dtype float32")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
+        self.is_between_steps = False
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.step += 1
+        self.is_between_steps = True
         self.spent_s += computing_s() - begun_s
         if self.spent_s - self._saved_s >= CHECKPOINT_S:
             self.save()

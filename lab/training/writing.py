@@ -4,9 +4,9 @@ On two CPU cores that is three times as fast as transformers' own generation (do
 quantised target writes what it writes for its users.
 """
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,68 +14,47 @@ from torch import Tensor
 from coordinator.api.llm import LLM
 from coordinator.api.params import SamplingParams
 from lab.training.teacher import ENDED, Tokens
+from lab.training.train_heads import Write
 from proto.errors import ModelError
 
 AT_ONCE = 32  # texts
 
 
-class EngineWriter:
-    """Continues prompts with the target in a node, which is started for the first of them.
+@contextmanager
+def node_that_writes(
+    target: str, revision: str | None, *, dtype: str, length: int
+) -> Iterator[Write]:
+    """Yield what continues prompts to `length` tokens at most, on a CPU; the node ends afterwards.
 
-    target, revision, dtype, device  as `train-head` is told
+    target, revision, dtype  as `train-head` is told
+
+    Raises ModelError, NodeError, ConfigurationError.
     """
+    plain = {"policy": "ar"}
+    with LLM(
+        target,
+        revision=revision,
+        dtype=dtype,
+        target_device="cpu",
+        max_num_seqs=AT_ONCE,
+        max_model_len=length,
+        speculative_config=plain,
+    ) as llm:
+        yield partial(_written, llm, target)
 
-    def __init__(self, target: str, revision: str | None, *, dtype: str, device: str) -> None:
-        self._target, self._revision = target, revision
-        self._dtype, self._device = dtype, device
-        self._llm: LLM | None = None
 
-    def __enter__(self) -> "EngineWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the node."""
-        if self._llm is not None:
-            self._llm.close()
-
-    def write(self, prompts: Sequence[Tokens], length: int, seed: int) -> Tensor:
-        """Return int64 [B, length]: the prompts continued; ENDED after an end of text.
-
-        Every second text is greedy, the others are sampled at temperature 1, from seeds that follow
-        from `seed`.
-
-        Raises ModelError, NodeError.
-        """
-        if self._llm is None:
-            self._llm = self._started()
-        params = [
-            SamplingParams(
-                temperature=float(at % 2), seed=seed + at, max_tokens=length - len(prompt)
-            )
-            for at, prompt in enumerate(prompts)
-        ]
-        asked = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
-        text = torch.full((len(prompts), length), ENDED)
-        for row, output in enumerate(self._llm.generate(asked, params)):
-            answer = output.outputs[0]
-            if answer.error:
-                raise ModelError(f"{self._target}: it could not write a text: {answer.error}")
-            whole = [*prompts[row].tolist(), *answer.token_ids]
-            text[row, : len(whole)] = torch.tensor(whole)
-        return text
-
-    def _started(self) -> LLM:
-        where: dict[str, Any] = {"target_device": self._device} if self._device != "cpu" else {}
-        return LLM(
-            self._target,
-            revision=self._revision,
-            dtype=self._dtype,
-            max_num_seqs=AT_ONCE,
-            speculative_config={"policy": "ar"},
-            **where,
-        )
+def _written(llm: LLM, target: str, prompts: Sequence[Tokens], length: int, seed: int) -> Tensor:
+    """Return the texts as `Write` says; ENDED after an end of text. Raises ModelError."""
+    params = [
+        SamplingParams(temperature=float(at % 2), seed=seed + at, max_tokens=length - len(prompt))
+        for at, prompt in enumerate(prompts)
+    ]
+    asked = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
+    text = torch.full((len(prompts), length), ENDED)
+    for row, output in enumerate(llm.generate(asked, params)):
+        answer = output.outputs[0]
+        if answer.error:
+            raise ModelError(f"{target}: it could not write a text: {answer.error}")
+        whole = [*prompts[row].tolist(), *answer.token_ids]
+        text[row, : len(whole)] = torch.tensor(whole)
+    return text

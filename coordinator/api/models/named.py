@@ -9,26 +9,24 @@ alone chooses; every command and `LLM()` ask it.
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
-from proto.errors import ModelError
+from proto.errors import ConfigurationError, ModelError, shown
 from proto.installation import MODELS
 from proto.system import cache_folder, is_folder, path_of
 
-DEFAULT, TOY, SMOLLM2 = "default", "toy", "smollm2"
+TOY, SMOLLM2 = "toy", "smollm2"
+DEFAULT = "(default)"  # stands for a model that nobody has named
 NGRAM = "ngram"  # in place of a draft model: the target drafts by copying earlier tokens
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NAME = "SmolLM2-135M-Instruct"
 CHOICE = "SLIPSTREAM_DEFAULT_MODEL"  # the environment variable that says which is used
-# What of `models/` is for the toy target, so that naming it means that target.
-_OF_TOY = ("drafter", "drafter-shallow", "eagle", "eagle3", "medusa")
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Path | None:
+def place() -> Path | None:
     """Return where the file of smollm2 lies once it was fetched; None: this user has no home."""
     try:
-        return cache_folder("models", environment) / FILE
+        return cache_folder("models") / FILE
     except OSError:
         return None
 
@@ -39,16 +37,18 @@ def is_there() -> bool:
     return file is not None and file.is_file()
 
 
-def default_target(
-    drafters: tuple[str, ...] = (), environment: Mapping[str, str] = os.environ
-) -> str:
+def default_target(drafters: tuple[str, ...] = ()) -> str:
     """Return the name of the target if none was named.
 
     drafters  models that were named to draft; those of the toy mean the toy
+
+    Raises ConfigurationError: the environment names another.
     """
-    wanted = environment.get(CHOICE, "")
+    wanted = os.environ.get(CHOICE, "")
     if wanted in (TOY, SMOLLM2):
         return wanted
+    if wanted:
+        raise ConfigurationError(f"{CHOICE}: expected {TOY} or {SMOLLM2}, got {shown(wanted)}")
     if any(map(_is_of_toy, drafters)) or not is_there():
         return TOY
     return SMOLLM2
@@ -90,4 +90,4 @@ def drafter_of(name: str, target: str) -> str:
 def _is_of_toy(model: str) -> bool:
     if model == TOY:
         return True
-    return is_folder(model) and path_of(model).resolve() in {MODELS / one for one in _OF_TOY}
+    return is_folder(model) and path_of(model).resolve().parent == MODELS

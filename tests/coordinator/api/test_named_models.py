@@ -73,6 +73,13 @@ def test_the_chat_model_that_is_not_there_is_missing_in_a_line() -> None:
         PairConfig(target=SMOLLM2)
 
 
+def test_another_word_in_the_environment_is_refused_in_a_line(monkeypatch: Patch) -> None:
+    monkeypatch.setenv(CHOICE, "tiny")
+    with pytest.raises(ConfigurationError, match="expected toy or smollm2, got 'tiny'"):
+        PairConfig()
+    assert PairConfig(target=TOY).target == TARGET
+
+
 def test_a_folder_of_the_name_comes_first(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / SMOLLM2).mkdir()
