@@ -26,7 +26,7 @@ from coordinator.api.reasoning import Thoughts
 from coordinator.api.special_tokens import read_special_tokens
 from coordinator.api.structured import StructuredOutputsParams
 from coordinator.api.text_ends import open_ends
-from coordinator.api.without_effect import of_placement
+from coordinator.api.without_effect import of_devices
 from coordinator.cluster.fitting import TargetWords
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.cluster.service import Service
@@ -190,7 +190,7 @@ class Pair:
         """
         target, drafters = self.hello(Role.TARGET), self.service.registry.hellos(Role.DRAFTER)
         lines = shortened(self.config, target, drafters, self.num_seqs)
-        lines += [*not_smaller(target, drafters), *of_placement(self.config, target)]
+        lines += [*not_smaller(target, drafters), *of_devices(self.config, target, drafters)]
         return [*self.config.chosen, *lines, *self.open_ends(params)]
 
     def open_ends(self, params: SamplingParams | None = None) -> list[str]:

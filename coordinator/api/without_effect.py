@@ -4,7 +4,7 @@ Nothing here refuses anything: a text is written all the same, and a line says w
 A setting counts as given if its value is not the default.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -72,11 +72,21 @@ def of_params(params: SamplingParams) -> list[str]:
     return _line(_given(params, OF_LUCK), why)
 
 
-def of_placement(pair: PairConfig, target: Hello) -> list[str]:
-    """Return a line if a placement among CPU cores was asked for and the target runs on a GPU."""
-    if target.device.startswith("cpu"):
-        return []
-    return _line(_given(pair, ["placement"]), f"the target runs on {target.device}")
+def of_devices(pair: PairConfig, target: Hello, drafters: Sequence[Hello]) -> list[str]:
+    """Return a line for each setting that is for CPUs, of a model that runs on a GPU.
+
+    These are a placement among cores, and the rounding of a head: there it is not rounded.
+    """
+    lines = []
+    if not target.device.startswith("cpu"):
+        lines = _line(_given(pair, ["placement"]), f"the target runs on {target.device}")
+    if not pair.drafter_is_head and not pair.heads:
+        return lines
+    whose = [target] if pair.home_heads else drafters
+    elsewhere = next((one.device for one in whose if not one.device.startswith("cpu")), None)
+    if elsewhere is not None:
+        lines += _line(_given(pair, ["drafter_quantization"]), f"the head runs on {elsewhere}")
+    return lines
 
 
 def _without_a_drafter(pair: PairConfig, speculation: SpeculationConfig) -> list[str]:

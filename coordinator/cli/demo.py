@@ -43,6 +43,7 @@ from coordinator.cli.writers import (
     wants_colour,
     write_out,
 )
+from coordinator.launching.devices import default_devices
 from coordinator.launching.load import Load
 from coordinator.text.metrics import Metrics
 from proto.errors import ModelError, TextError
@@ -184,6 +185,10 @@ def demo(
     """Show a text with and without drafts, and what they bring."""
     if fetch and os.environ.get(CHOICE) != TOY and (pair.chosen or pair.target == located(TOY)):
         pair = _with_fetched(pair)
+    device = pair.target_device or default_devices()[0]
+    if pair.dtype == "auto" and not device.startswith("cpu"):
+        # There passes of different numbers of rows round differently in other types.
+        pair = pair.model_copy(update={"dtype": "float32"})
     given = request.model_fields_set
     speculation = SpeculationConfig()
     speculation.check(pair)

@@ -9,7 +9,7 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import naming_flags
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
-from coordinator.api.without_effect import OF_MODELS, OF_THE_DRAFTER, of_placement, without_effect
+from coordinator.api.without_effect import OF_MODELS, OF_THE_DRAFTER, of_devices, without_effect
 from proto.installation import MODELS
 from proto.messages import Hello
 
@@ -168,5 +168,18 @@ def test_a_placement_among_cores_does_nothing_on_a_gpu() -> None:
     gpu, cores = (cast(Hello, SimpleNamespace(device=name)) for name in ("cuda:0", "cpu:0-6"))
     shared = PairConfig(placement="shared")
     with naming_flags():
-        assert of_placement(shared, gpu) == ["--placement has no effect: the target runs on cuda:0"]
-    assert of_placement(shared, cores) == of_placement(PairConfig(), gpu) == []
+        wanted = ["--placement has no effect: the target runs on cuda:0"]
+        assert of_devices(shared, gpu, []) == wanted
+    assert of_devices(shared, cores, []) == of_devices(PairConfig(), gpu, []) == []
+
+
+@pytest.mark.parametrize("home", ["own", "target"])
+def test_a_head_that_is_to_be_rounded_on_a_gpu_is_not_and_that_is_said(home: Any) -> None:
+    gpu, cores = (cast(Hello, SimpleNamespace(device=name)) for name in ("cuda:0", "cpu:0-6"))
+    asked = PairConfig(drafter=EAGLE, drafter_home=home, drafter_quantization="int4")
+    places = (gpu, [cores]) if home == "target" else (cores, [gpu])
+    with naming_flags():
+        wanted = ["--drafter-quantization has no effect: the head runs on cuda:0"]
+        assert of_devices(asked, *places) == wanted
+    assert of_devices(asked, cores, [cores]) == []
+    assert of_devices(PairConfig(drafter=EAGLE, drafter_home=home), *places) == []

@@ -224,3 +224,27 @@ def test_the_chat_model_is_fetched_where_that_is_wished_and_else_the_toy_is_show
     else:
         assert pair.target.endswith("models/target")
         assert "cannot be had (no network); the toy is shown" in said
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "wanted"),
+    [
+        ("cuda:0", [], "float32"),
+        ("cuda:0", ["--dtype", "bfloat16"], "bfloat16"),
+        ("cpu", [], "auto"),
+    ],
+)
+def test_on_a_gpu_it_runs_in_float32_unless_a_type_is_asked_for(
+    device: str, flags: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[PairConfig] = []
+
+    def use(pair: PairConfig) -> None:
+        used.append(pair)
+        raise Enough
+
+    monkeypatch.setattr(command, "models_of", use)
+    monkeypatch.setattr(command, "default_devices", lambda: (device, device))
+    with pytest.raises(Enough):
+        shown(monkeypatch, lambda *_: take((1,), 1.0), *flags)
+    assert [pair.dtype for pair in used] == [wanted]
