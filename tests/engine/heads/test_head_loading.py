@@ -16,9 +16,11 @@ import engine.heads.head_loading
 import engine.memory
 from drafter_node.compute import Compute, Part
 from drafter_node.worker import Worker
+from engine.cpu_library import library, why_not_here
 from engine.errors import OutOfMemory
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import PROMPT_ROWS
+from engine.heads import eagle_layer
 from engine.heads.eagle import EagleExecutor
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.head_loading import load_head, load_head_engine
@@ -50,6 +52,26 @@ def same(got: torch.Tensor, want: torch.Tensor) -> bool:
     real = want.isfinite()
     far = (got - want)[real].abs().max() > 1e-5 * want[real].abs().max()
     return torch.equal(got.isfinite(), real) and not far
+
+
+@pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
+def test_a_head_is_rounded_on_a_cpu_where_it_can_be_multiplied_as_such(
+    layout: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (why := why_not_here()) is not None:
+        pytest.skip(why)
+    assert library() is not None
+    folder = checkpoint(layout).save(tmp_path)
+    plain = logits_of(folder, target)
+    real, errors = plain.isfinite(), []
+    for quantization in ("int8", "int4"):
+        found = logits_of(folder, target, quantization=quantization)
+        assert torch.equal(found.isfinite(), real)
+        errors.append(float((found - plain)[real].abs().max() / plain[real].abs().max()))
+    assert 0 < errors[0] < 0.05
+    assert errors[0] < errors[1] < 0.5
+    monkeypatch.setattr(eagle_layer, "library", lambda *, compiles: None)
+    assert same(logits_of(folder, target, quantization="int8"), plain)
 
 
 @pytest.mark.parametrize("layout", EAGLE_LAYOUTS)
