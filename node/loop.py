@@ -36,6 +36,7 @@ from node.events import (
     WaitUntil,
     Wipe,
 )
+from node.forwards import vocabulary_of
 from node.placing import Place, Placing
 from node.process import HANDSHAKE_LIMIT_S, BadFrames, Heart, shake_hands
 from proto.codec import encode
@@ -162,6 +163,7 @@ def _without_room(config: NodeConfig, error: RuntimeError | MemoryError) -> str:
 
 def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
     if config.role is Role.DRAFTER and config.target:  # the model is a head
+        vocabulary_of(config)  # now, so that no text waits for it
         return load_head_engine(
             config.model,
             revision=config.revision,
@@ -191,6 +193,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         warm_rows=TIMED_ROWS[config.role],
         say=say,
         checks_bits=config.role is Role.TARGET,
+        reads_vocabulary=True,
         backend=config.backend,
         row_counts=RECORDED_ROWS[config.role],
         num_children=RECORDED_CHILDREN if config.role is Role.DRAFTER else (),

@@ -238,9 +238,21 @@ class _Reader:
             raise ModelError(f"{self._path}: it is damaged; {_AGAIN}")
         if inner in _SCALARS:
             return self._numbers(f"{count}{_SCALARS[inner]}")
-        for _ in range(count):
-            self._value(inner)
+        if inner == _STRING:
+            self._skip_strings(count)
+        else:
+            for _ in range(count):
+                self._value(inner)
         return count
+
+    def _skip_strings(self, count: int) -> None:
+        """Go past so many texts: a tokenizer's tokens and merges are a hundred thousand."""
+        data, at, length_at = self._data, self._at, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            at += 8 + length_at(data, at)[0]
+            if at > len(data):
+                raise ModelError(f"{self._path}: it is damaged; {_AGAIN}")
+        self._at = at
 
     def _check(self, fields: Mapping[str, Any]) -> None:
         """Raise ModelError if the file is of another family, or one of several."""

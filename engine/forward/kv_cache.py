@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
@@ -19,6 +20,7 @@ from engine.device import send
 from engine.layout.slots import LaneLayout
 
 _Kind = tuple[int, int, torch.dtype]  # heads, dim, dtype
+_SHAPES: WeakKeyDictionary[Any, list[tuple[_Kind, _Kind]]] = WeakKeyDictionary()  # by model
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,14 @@ def _layer_shapes(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]
     """Return, per layer, (heads, dim, dtype) of its keys and of its values, by running one token.
 
     A configuration does not tell: Falcon, for example, caches its shared keys once per query head.
+    A model is run once, and its shapes are kept while it lives.
     """
+    if model not in _SHAPES:
+        _SHAPES[model] = _shapes_by_running(model, device)
+    return _SHAPES[model]
+
+
+def _shapes_by_running(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]:
     cache = DynamicCache()
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
     with torch.inference_mode():
