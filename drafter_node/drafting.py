@@ -13,8 +13,8 @@ A `Drafting` holds a copy of the speculation tree and runs ahead of the last ver
     idle              nothing to expand, and no answer: send again after a time -> WaitUntil
     Arrived(Verdict)  move the root along the committed tokens; other nodes die -> MoveRows
 
-A `Drafting` is made with the Open that begins a life of the text, and gets only messages of that
-life (`node/dispatcher.py`).
+A `Drafting` is made with the Open that begins a life of the text. A verdict of an earlier life is
+taken if it continues this text (`SpeculationTree.news`).
 
 It never waits for an answer. It stops at `window` tokens ahead of its root (the last committed
 token) until the next verdict, and below a token that ends the text. If the newest verdict states a

@@ -166,6 +166,8 @@ class Schedule:
                     actions += text.failed(now)
                 else:
                     actions += text.proposed(children, result.model_us, now)
+            elif result.has_failed:  # a later text may be in this lane, or begin alike
+                text.slots.truncate(0)
         step_s = (now - self._started) / result.num_steps
         num_rows = 0 if result.has_failed else self._num_rows  # a failure tells nothing of costs
         self._ended = _Ended(still_open, num_rows, step_s)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -159,11 +159,10 @@ def load_engine(
     max_len, num_lanes, part, utilization  as for `limits`
     fixed_rows, warm_rows  rows of every pass in reproducible mode (else None); usual row numbers
     checks_bits  True: find out whether a row's logits depend on other rows (`Engine.bits`)
-    reads_vocabulary  True: have `read_vocabulary` read it now, so that no text waits for it
+    reads_vocabulary  True: have `read_vocabulary` keep it, so that no text waits for it
     row_counts, layers  as for `ModelExecutor`
     num_children, head_children, chains  a drafter's, heads' children per node; draft steps at once
-    backend, tensor_parallel_size  one of `BACKENDS`; processes that share the model, 1: as many as
-             `device` names
+    backend, tensor_parallel_size  one of `BACKENDS`; ranks, 1: as many as `device` names
 
     Raises ModelError, and RankError: another rank has ended.
     """
@@ -172,11 +171,9 @@ def load_engine(
     refuse_head(model, revision)
     tokenizer = fingerprint(model, revision)  # first: it is quickly refused
     with ExitStack() as on_failure:
-        with _vocabulary_beside(model, revision, dtype) if reads_vocabulary else nullcontext():
-            if len(devices) > 1:
-                loaded = _load_on_ranks(model, revision, dtype, devices, max_len, on_failure, say)
-            else:
-                loaded = _load(model, revision, dtype, device, max_len, backend, quantization, say)
+        with _vocabulary_beside(model, revision, dtype, is_wanted=reads_vocabulary):
+            wanted = dtype, devices, max_len, backend, quantization
+            loaded = _load(model, revision, *wanted, on_failure, say)
         tokenizer.check_fits(loaded.vocab_size)
         _make_products(loaded, fixed_rows, say)
         max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
@@ -205,12 +202,17 @@ def load_engine(
 
 
 @contextmanager
-def _vocabulary_beside(model: str, revision: str | None, dtype: str) -> Iterator[None]:
-    """Read the vocabulary for grammars while the weights are loaded, in a thread.
+def _vocabulary_beside(
+    model: str, revision: str | None, dtype: str, *, is_wanted: bool
+) -> Iterator[None]:
+    """Read the vocabulary for grammars while the weights are loaded, in a thread, if wanted.
 
     128,000 tokens take a second, and loading weights leaves a core free. Where loading begins with
     timing number types, the tokens are read before it.
     """
+    if not is_wanted:
+        yield
+        return
     reading = Thread(target=read_vocabulary, args=(find_checkpoint(model, revision),), daemon=True)
     reading.start()
     try:
@@ -225,13 +227,20 @@ def _load(
     model: str,
     revision: str | None,
     dtype: str,
-    device: str,
+    devices: Sequence[str],
     max_len: int,
     backend: str,
     quantization: str,
+    on_failure: ExitStack,
     say: Callable[[str], None],
 ) -> LoadedModel:
-    """Pin this process to the device and return the model loaded on it."""
+    """Pin this process to its device and return the model loaded on it, or its part for one rank.
+
+    on_failure  ends the processes of other ranks
+    """
+    if len(devices) > 1:
+        return _load_on_ranks(model, revision, dtype, devices, max_len, on_failure, say)
+    (device,) = devices
     pin(device)
     load = partial(
         load_model,

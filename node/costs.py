@@ -1,7 +1,8 @@
 """Measures on this node how long passes, draft steps and answers of the other node take (pure).
 
-A node has one instance of `Costs` as long as it lives, for all texts. It is told of every event as
-it happens, and returns estimates; asking changes nothing. What they decide: `node/economics.py`.
+A target has one `Costs` as long as it lives, for all texts; a drafter has a `Passes` of its steps
+and its `Answers` (`drafter_node/sending.py`). They are told of every event as it happens, and
+return estimates; asking changes nothing. What they decide: `node/economics.py`.
 """
 
 from bisect import bisect_left, insort

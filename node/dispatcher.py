@@ -1,4 +1,4 @@
-"""Passes messages on to the machines of open texts, if they are of their present life (pure).
+"""Passes messages on to the machines of open texts (pure).
 
 Theory of operation
 -------------------
@@ -7,7 +7,7 @@ by the *incarnation*. The *machine* of a text is the state machine that drafts o
 life. A *lane* is the part of the KV cache that one text uses.
 
 Every message that the entrance (`entrance.py`) lets in comes through here, and the code behind does
-not check again to which text or life it belongs:
+not check again to which text it belongs:
 
     Open            its text is closed for good, or has had this or a newer Open -> ignored
                     there is no room for it (below)                              -> ignored
@@ -22,8 +22,10 @@ not check again to which text or life it belongs:
     Welcome         the first message of a coordinator: everything before it is forgotten
 
 Incarnations are compared within a text. A text that a heartbeat does not list is not closed for
-good: the heartbeat may be older than the Open that it seems to contradict. So a machine only gets
-messages of its present life. Results of the node's own forwards go to its schedule.
+good: the heartbeat may be older than the Open that it seems to contradict. Drafts, verdicts and
+features of an earlier life of the text come to its machine, too: each says to which committed
+tokens it belongs, and the machine takes what fits. Results of the node's own forwards go to its
+schedule.
 
 A result is handled in two halves, because it costs most if a device waits for its next forward. The
 event with the result updates text, tree and cache, so that a Tick can launch the next forward; the

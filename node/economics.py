@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-A node has one `Acceptance` as long as it lives, for all texts: how often drafts are right, by who
-made them. Nothing else on a node estimates it. It is told of every event as it happens, and returns
-estimates; asking changes nothing. `Costs` (`node/costs.py`) does the same for times.
+A target has one `Acceptance` as long as it lives, for all texts: how often drafts are right, by who
+made them. Nothing else on the node estimates it. It is told of every event as it happens, and
+returns estimates; asking changes nothing. `Costs` (`node/costs.py`) does the same for times.
 
 Decisions weigh costs as *prices*: an action that takes dt seconds and is expected to make dn more
 tokens is worth it if dn > lambda dt, where lambda is the number of tokens a second that are
@@ -346,7 +346,12 @@ def worth_holding_s(num_tokens: float, num_more: float, pass_s: float) -> float:
 
 
 def rows_worth(
-    chances: Sequence[Sequence[float]], num_fixed: int, num_texts: int, passes: Passes
+    chances: Sequence[Sequence[float]],
+    num_fixed: int,
+    num_texts: int,
+    passes: Passes,
+    *,
+    may_be_plain: bool = True,
 ) -> list[int]:
     """Return how many drafts of each text to verify in one pass, the likeliest of all texts.
 
@@ -359,6 +364,7 @@ def rows_worth(
     chances    for each text, the chance that the text reaches each of its drafts, descending
     num_fixed  other rows of the pass: committed tokens, and drafts that are verified anyway
     num_texts  number of texts, each of which gets at least one token from the pass
+    may_be_plain  False: other texts have drafts in this pass, whatever is decided here
 
     On some processors a pass of several rows takes as long as one of a single row, on others five
     times as long; and copies of earlier text are hardly ever right if tokens are sampled. Only what
@@ -370,7 +376,7 @@ def rows_worth(
     alone_s, num_drafts = passes.of(num_fixed), sum(lengths)
     if not num_drafts or not alone_s:
         return lengths
-    if passes.num_since_plain >= NUM_BETWEEN:
+    if may_be_plain and passes.num_since_plain >= NUM_BETWEEN:
         return [0] * len(chances)
     each_s = token_s(alone_s, num_texts, passes)
     by_chance = sorted(

@@ -90,10 +90,7 @@ class SimulatedDevice:
         return late_s if late_s > little_s else 0.0
 
     def wait_until(self, end: float) -> bool:
-        """Wait until the clock says `end`, asleep, then polling; False if it had passed already.
-
-        Returns False if `end` had passed already.
-        """
+        """Wait until the clock says `end`, asleep, then polling; False if it had passed already."""
         left_s = end - self._clock()
         if left_s > AWAKE_S:
             self._sleep(left_s - AWAKE_S)
@@ -189,10 +186,7 @@ class Forwards:
     def run_chain(
         self, feeds: Sequence[Feed], choice: Choice, inputs: torch.Tensor
     ) -> tuple[list[int], list[float]]:
-        """Run several draft steps in one go; return the tokens chosen by the steps, and scores.
-
-        Returns the tokens that every step has chosen, and their scores.
-        """
+        """Run several draft steps in one go; return the token that each has chosen, and scores."""
         running.begin()
         self._started = time.perf_counter()
         self._num_rows, self._num_forwards = 1, len(feeds)

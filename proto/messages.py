@@ -320,8 +320,7 @@ class Lookup:
 class Open:
     """Coordinator -> node: the whole text so far; it starts, restarts or repairs a session.
 
-    incarnation  grows with every Open of the session, to whichever node; messages of older ones are
-                 ignored
+    incarnation  grows with every Open of the session, to whichever node; an older Open is ignored
     rule         greedy texts are always COUPLED: there all three rules accept a draft if it is
                  equal
     attempt      classical rules: number at which drafting begins or goes on (see Verdict)

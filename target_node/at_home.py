@@ -217,29 +217,38 @@ class Home:
     def _tick(self, now: float) -> Sequence[Action]:
         """Let the drafter draft if that is worth it, else the target compute; returns actions."""
         said: Sequence[Action] = ()
-        if worth := self._worth_drafting():
+        steps = self._steps()
+        if self._are_worth_it(steps):
             said = self._tell_drafter(Tick(), now)
             if self._is_busy:
-                self._note_begun(worth)
+                self._note_begun(steps, said)
                 return said
         return (*said, *self._of_target(self._targets.handle(Tick(), now), now))
 
-    def _worth_drafting(self) -> Sequence[HomeStep]:
-        """Return the steps that are worth their time; (): it is the target's turn."""
+    def _steps(self) -> Sequence[HomeStep]:
+        """Return the next draft step of each text that has one to make."""
         if self._has_failed:
             return ()
-        return worth_drafting(
-            [step for text in self._drafters.texts.values() if (step := self._step(text))],
+        return [step for text in self._drafters.texts.values() if (step := self._step(text))]
+
+    def _are_worth_it(self, steps: Sequence[HomeStep]) -> bool:
+        """True if some of these steps are worth their time; False: it is the target's turn."""
+        worth = worth_drafting(
+            steps,
             sum(not text.finished for text in self.texts.values()),
             self._acceptance.chance(FIRST_OF_HEADS),
             self._known.steps.of(1),
             self._costs.at(self._place),
         )
+        return bool(worth)
 
-    def _note_begun(self, steps: Sequence[HomeStep]) -> None:
+    def _note_begun(self, steps: Sequence[HomeStep], begun: Sequence[Action]) -> None:
         """Note how long the texts are whose first step below a committed token was begun."""
+        computes = [one.action for one in begun if isinstance(one, ForDrafter)]
+        parts = [part for one in computes if isinstance(one, drafter.Compute) for part in one.parts]
+        sessions = {part.opened.session for part in parts}
         for step in steps:
-            if step.is_first:
+            if step.is_first and step.session in sessions:
                 self._drafted_at[step.session] = len(self.texts[step.session].tree.text)
 
     def _step(self, text: Drafting) -> HomeStep | None:

@@ -121,6 +121,11 @@ class Outcome:
     failure: str = ""
     is_cause: bool = False
 
+    @property
+    def is_failed(self) -> bool:
+        """True if what the pass was to write into the text's lane of the cache is not there."""
+        return bool(self.failure) or self.bad_at is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Computed:

@@ -1,8 +1,10 @@
 """What a target does next: read a prompt, copy one, start a pass, or wait (pure).
 
-This file is the whole answer to "does a pass start now?". `decide` is asked whenever the device is
-free and all messages that had arrived have been handled. It is a function of a frozen `View` and of
-the time, and changes nothing. `Schedule` (`scheduling.py`) makes the view and does what is decided.
+This file answers "does a pass start now?". `decide` is asked whenever the device is free and all
+messages that had arrived have been handled. It is a function of a frozen `View` and of the time,
+and changes nothing. `Schedule` (`scheduling.py`) makes the view and does what is decided. With how
+many drafts a pass starts is decided earlier, when a verdict is made (`num_worth_awaiting`), because
+the drafter is told.
 
 Theory of operation
 -------------------
@@ -41,8 +43,9 @@ How many drafts of each text are verified is decided for all texts together: the
 starts.
 
 A drafter in the target's process uses the same device, so the two take turns there: before `decide`
-is asked, `worth_drafting` says for which texts one more draft step is worth its time. It is made
-for all texts that have a step to make; then the same is asked again (`at_home.py`).
+is asked, `worth_drafting` says for which texts one more draft step is worth its time. If there are
+any, the drafter makes one step, of every text that has one to make, since the others cost it only a
+row each; then the same is asked again (`at_home.py`).
 """
 
 import math
@@ -285,8 +288,9 @@ def _why_now(text: TextView) -> Cause | None:
     if (cause := why_alone(text.policy, text.most, rests=text.rests)) is not None:
         return cause
     if text.num_in_row >= text.num_awaited or text.are_all:
-        is_cheap = text.num_awaited == 0 < text.policy.launch_min and not text.are_there
-        return Cause.CHEAP if is_cheap else Cause.READY
+        # The policy waits for drafts, but a wait was found not to pay, and none are here.
+        waits_for_none = text.policy.launch_min > 0 and text.num_awaited == 0
+        return Cause.CHEAP if waits_for_none and not text.are_there else Cause.READY
     return None
 
 
@@ -392,6 +396,7 @@ def _held_until(asked: Sequence[_Asked], view: View, held_since: float, now: flo
     num_tokens = len(waiting) + sum(1.0 + num_right(p, text.num_in_row) for text in ready)
     due_at = [text.ready_at + _due_s(text, prices) for text in waiting]
     worth_s = worth_holding_s(num_tokens, num_more, prices.pass_s)
+    # What was due before the pass was held back counts against it, too.
     until = min(held_since, *due_at) + worth_s
     return now if max(due_at) > until else until
 
@@ -444,8 +449,14 @@ def shared_out(
     if not priced:
         return counts
     chances = [tuple(at_hand[index].values()) for index in priced]
-    num_fixed = sum(counts) - sum(map(len, chances)) + num_missing
-    worth = rows_worth(chances, num_fixed, len(policies), prices.passes(len(policies)))
+    num_unpriced = sum(counts) - sum(map(len, chances))
+    worth = rows_worth(
+        chances,
+        num_unpriced + num_missing,
+        len(policies),
+        prices.passes(len(policies)),
+        may_be_plain=num_unpriced == 0,
+    )
     for index, count in zip(priced, worth, strict=True):
         counts[index] = count
     return counts

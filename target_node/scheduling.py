@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from engine.layout.slots import Move
 from node.dispatcher import is_open
 from node.economics import FIRST_OF_MODEL
-from node.events import MoveRows, SharedAction, WaitUntil
+from node.events import MoveRows, SharedAction, WaitUntil, Wipe
 from node.lanes import Lane, Lanes, next_reader
 from node.placing import Place
 from proto.messages import Open
@@ -282,6 +282,9 @@ class Schedule:
         grown: list[_Grown] = []
         for text, outcome in zip(launched.texts, result.outcomes, strict=True):
             if not is_open(text, texts):
+                if outcome.is_failed:  # a later text may be in this lane, or begin alike
+                    text.slots.truncate(0)
+                    actions.append(Wipe(text.slots.lane, 0))
                 continue
             length = len(text.tree.text)
             follows, part = text.computed(outcome, result.model_us, now)

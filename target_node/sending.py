@@ -124,17 +124,22 @@ def repeated(
     base_len: int,
     reports: Reports,
     *,
+    rests: bool,
     attempt: int,
     num_awaited: int,
     least_chance: float,
     acks: tuple[Ack, ...] = (),
 ) -> Verdict:
-    """Return a Verdict that repeats the tokens after `base_len`; its times are 0."""
+    """Return a Verdict that repeats the tokens after `base_len`; its times are 0.
+
+    rests  the drafter should draft nothing now, and a repetition must not wake it
+    """
     nothing = (0,) * 7
     tokens = tuple(text.tokens[base_len : base_len + MAX_TOKENS_PER_VERDICT])
     base = base_len, text.path_hashes[base_len]
+    cause = Cause.RESTING if rests else Cause.ALONE
     return Verdict(
-        *(opened.session, opened.incarnation, *base, tokens, acks, Cause.ALONE, *nothing),
+        *(opened.session, opened.incarnation, *base, tokens, acks, cause, *nothing),
         attempt=attempt,
         logprobs=reports.rows(base_len, base_len + len(tokens)),
         num_awaited=num_awaited,

@@ -15,11 +15,11 @@ text:
     computed         judge the drafts, advance text and cache        -> MoveRows
     report           say what came of the pass                       -> Send(Verdict)
     learn            learn acceptance rates from it
-    Confirmed        forget what need not be sent again                     -> Send(Fault)
+    Confirmed        forget what need not be sent again, or say it again -> Send(Verdict or Fault)
 
 A `Verifying` is made with the Open that begins a life of the text, and with the machine of the life
-before: tokens which that one has beyond the coordinator's text were missed, and are sent again. It
-gets only messages of its own life (`node/dispatcher.py`).
+before: tokens which that one has beyond the coordinator's text were missed, and are sent again.
+Drafts of an earlier life are as usable as any (`drafts.py`).
 
 A pass feeds the committed tokens that the cache lacks, at least the last one, and a subtree of
 drafts below it (see `drafts.py`). The target's own choices go along a path of it, to the first
@@ -132,7 +132,7 @@ class Verifying:
     course   measurements of texts like this one; None: the drafter never rests for it
     takes_turns  True: the drafter drafts nothing while a pass runs (`node/placing.py`)
     place    where its last pass ran
-    served   number of its last pass, as the schedule counts them
+    served   its last turn: the schedule numbers the parts of all passes, so the least is due first
     reports  logprobs that may have to be sent again, over all lives of the text
     """
 
@@ -236,6 +236,7 @@ class Verifying:
         opened, text = self.opened, self.tree.text
         verdict = repeated(
             *(opened, text, base_len, self.reports),
+            rests=self.rests,
             attempt=attempt,
             num_awaited=self._num_awaited,
             least_chance=self._least_chance,

@@ -3,7 +3,8 @@
 A message that breaks the terms of its text (`proto/terms.py`) is dropped, and its sender is told,
 at most once in TELL_EVERY_S, and MAX_BAD_FRAMES times in FORGIVEN_S. A drafter that still goes on
 is cut off: its texts go on without it. A target is not, because its texts would end; a text for
-which nothing else comes ends by itself (`text/session.py`).
+which nothing else comes ends by itself (`text/session.py`). (Frames that cannot be read at all cut
+off both: `Router._on_garbled`.)
 
 A drafter that sends far more than its text can use is cut off at once, because reading its messages
 slows down all texts. An honest one sends one draft for each forward pass of its model at most.

@@ -2,11 +2,13 @@
 
 Theory of operation
 -------------------
-A death is noticed in one of four ways:
+A death is noticed in one of these ways:
 
     its process has ended              the launcher sees it                    -> NodeEnded
     it says that it has failed         Fault about no text                     -> Router._on_message
     it keeps breaking the protocol     it is cut off, and counts as dead       -> Router._cut_off
+    its frames cannot be read          more than MAX_BAD_FRAMES of them        -> Router._on_garbled
+    it does not fit the others         its Hello is refused                    -> Router._refused
     nothing is heard of it             Registry.newly_silent; it may come back -> Router._on_tick
 
 This file says what comes of it:

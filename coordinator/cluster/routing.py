@@ -28,8 +28,8 @@ the classical rules (rejection sampling) only one drafter does: choosing between
 would bias the text. If that drafter is lost, another one, or the same one when it comes back, takes
 over and keeps the text.
 
-A drafter has a source number. No other drafter gets this number while an open text has drafts of
-it, so that the number means one drafter.
+A drafter has a source number. While an open text has drafts of it, another drafter gets this number
+only if no other is left (`Registry.free_source`).
 """
 
 from collections import Counter, deque

@@ -5,7 +5,8 @@ Theory of operation
 The list of committed tokens is the only state that matters. Everything a node holds is derived from
 it and can be made again, so there is one repair for everything - a first start, a restarted node, a
 lost message, a contradiction, a pass that never ends: `Open(committed tokens)` with a new
-incarnation (a number that grows with every Open, so that older messages are ignored).
+incarnation (a number that grows with every Open, so that an older Open is ignored, and a node's
+complaint about one, too).
 
     Started                 open the text on the nodes that are there
     VerdictArrived          append what is new; find the end of the text           -> Emit, Finish
@@ -264,6 +265,7 @@ class Session:
             case NodeLost(node, role):
                 self._told.pop(node, None)
                 self._quick.pop(node, None)
+                self._round_trips.pop(node, None)
                 if role is Role.DRAFTER and self.policy.has_drafter and not self._any(role):
                     self.drafter_lost_at = self.num_generated
                 return []

@@ -78,7 +78,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Call `Backend.forward`; rows [5, n] and keep [k] are int64."""
+    """Call `Backend.forward`; rows [5 + 2 * number of windows, n] and keep [k] are int64."""
 
     rows: "Int64s"
     spans: tuple[Span, ...]

@@ -209,6 +209,19 @@ def test_a_forward_that_finds_no_memory_is_as_if_the_root_were_bad() -> None:
     assert compute.parts[0].feed.tokens == (1, 2, 3)
 
 
+def test_tokens_that_a_failed_forward_was_to_feed_are_fed_for_the_next_text() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, 3, policy=synchronous(4)))
+    (asked,) = drafter.ticks()
+    assert isinstance(asked, Compute)
+    drafter.hears(opening(1, 2, 3, incarnation=2, policy=synchronous(4)))
+    drafter._handle(Proposed(asked.ticket, ((),), 5, has_failed=True))
+    drafter.tells()
+    (compute,) = drafter.ticks()
+    assert isinstance(compute, Compute)
+    assert compute.parts[0].feed.tokens == (1, 2, 3)
+
+
 def test_a_worker_without_memory_says_so_and_lives(tmp_path: Path) -> None:
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     executor = make_executor(loaded, 256)

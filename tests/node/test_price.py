@@ -126,6 +126,8 @@ def test_where_drafts_always_pay_a_pass_goes_without_them_now_and_then() -> None
         num_passes += 1
     assert num_passes == NUM_BETWEEN
     assert rows_worth([[0.9] * 4, [0.9] * 3], 2, 2, passes) == [0, 0]
+    beside_others = rows_worth([[0.9] * 4, [0.9] * 3], 6, 3, passes, may_be_plain=False)
+    assert beside_others == [4, 3], "the pass has the drafts of another text anyway"
     passes.passed(1, 1, 1.0, 1.0, is_plain=True)
     assert num_worth([0.9] * 8, 1, passes) == 8
 

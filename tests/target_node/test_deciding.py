@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.costs import Costs
+from node.economics import NUM_BETWEEN
 from node.events import CopyPrefix
 from node.placing import Place, Placing
 from proto.messages import Cause, Policy, Rule
@@ -229,6 +230,18 @@ def test_rows_are_shared_out_by_price_where_the_policy_says_so() -> None:
     fixed = without_prices(auto)
     assert shared_out([fixed], [likely], 1, prices) == [4]
     assert shared_out([fixed, auto], [{21: 0.5}, likely], 2, prices) == [1, 0]
+
+
+def test_a_text_keeps_its_drafts_where_another_never_lets_a_pass_be_plain() -> None:
+    costs = Costs()
+    for _ in range(NUM_BETWEEN):
+        costs.passed(2, 4, 4, 0.010, 0.010, is_plain=False)
+    auto = POLICIES["auto"].make()
+    likely, others = {11: 0.9}, {21: 0.5}
+    assert shared_out([auto, auto], [likely, others], 2, costs.at()) == [0, 0], (
+        "a plain pass is due"
+    )
+    assert shared_out([without_prices(auto), auto], [others, likely], 2, costs.at()) == [1, 1]
 
 
 booleans = st.booleans()

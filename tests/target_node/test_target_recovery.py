@@ -3,16 +3,19 @@
 from dataclasses import replace
 
 from engine.layout.slots import Feed
-from node.events import Allocate, Send
+from node.events import Allocate, Send, Wipe
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     Ack,
     Cause,
     Close,
     Heartbeat,
+    Verdict,
 )
-from target_node.compute import Action
-from tests.target_node.target import Target, gap, marked, ready
+from proto.policies import POLICIES
+from target_node.compute import Action, Outcome
+from target_node.resting import Way
+from tests.target_node.target import Target, gap, marked, part_of, ready
 from tests.texts import LIMITS, PIPELINED, STOP, draft, opening, verdict
 
 
@@ -91,6 +94,35 @@ def test_a_last_verdict_that_was_lost_is_said_again() -> None:
     again = verdict((1, 2), STOP, cause=Cause.ALONE)
     assert target.hears(marked(1, 2)) == [Send(again)]
     assert target.hears(marked(1, 2, STOP)) == []
+
+
+def test_what_is_said_again_does_not_wake_a_drafter_that_rests() -> None:
+    target = Target()
+    target.hears(opening(1, 2, policy=POLICIES["auto"].make()))
+    target.ticks()
+    target.computes(1, 3)
+    course = target.machine.course
+    assert course is not None
+    course.way = Way.RESTING
+    target.ticks()
+    target.computes(2, STOP)
+    (said,) = target.hears(marked(1, 2))
+    assert isinstance(said, Send)
+    assert isinstance(said.message, Verdict)
+    assert said.message.cause is Cause.RESTING
+
+
+def test_what_a_failed_pass_should_have_cached_is_cached_for_no_later_text() -> None:
+    for outcome in (Outcome((), failure="no memory"), Outcome((), bad_at=3)):
+        for next_one in (opening(1, 2, 3, session=2), opening(1, 2, 3, incarnation=2)):
+            target = Target()
+            target.hears(opening(1, 2, 3))
+            target.ticks()  # a pass feeds all three tokens
+            if next_one.session == 2:
+                target.hears(Close(1, "stop"))
+            target.hears(next_one)
+            assert target.answers(1, outcome) == [Wipe(0, 0)]
+            assert part_of(target.ticks()).feed.tokens == (1, 2, 3)
 
 
 def reminded(target: Target, *path: int, after_s: float) -> list[Action]:
