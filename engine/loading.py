@@ -112,8 +112,9 @@ class Engine:
     device       name of its device; the names of all ranks' devices, joined by commas
     bits         digest of what decides the bits of logits, if a row's do not depend on other rows
                  (`exact.py`); else ""
-    heads        the engine of the drafting heads in the target's process; None: there are none
+    home_drafter  the engine of a drafter in the target's process; None: there is none
     places       the CPU cores between which passes may move; None: there is no choice
+    num_threads  torch threads of its passes on a CPU; 0: as many as the process has
     """
 
     executor: Executor
@@ -125,8 +126,9 @@ class Engine:
     pass_s: Mapping[int, float]
     device: str
     bits: str = ""
-    heads: "Engine | None" = None
+    home_drafter: "Engine | None" = None
     places: Places | None = None
+    num_threads: int = 0
 
 
 def load_engine(
@@ -198,6 +200,7 @@ def load_engine(
         pass_s=pass_s,
         device=",".join(devices),
         bits=bits,
+        num_threads=torch.get_num_threads() if loaded.device.type == "cpu" else 0,
     )
 
 

@@ -36,7 +36,7 @@ from proto.system import check_spare
 
 if TYPE_CHECKING:
     from engine.loading import Engine
-    from node.loop import Serve
+    from node.loading import Serve
 
 ASK_S = 5.0  # a connection without an answer for so many seconds is replaced by a new one
 PAUSE_S = 0.5  # between two connections
@@ -99,7 +99,15 @@ def _revision(flag: str) -> Any:
 
 ModelRevision = Annotated[str | None, _revision("--model")]
 TargetRevision = Annotated[str | None, _revision("--target")]
-HeadsRevision = Annotated[str | None, _revision("--heads")]
+HomeRevision = Annotated[
+    str | None,
+    typer.Option(
+        "--home-revision",
+        "--heads-revision",
+        metavar="REVISION",
+        help="Branch, tag or commit of --home-drafter on the hub.",
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -168,11 +176,14 @@ Target = Annotated[
         "takes from it what it lacks.",
     ),
 ]
-Heads = Annotated[
+HomeDrafter = Annotated[
     str,
     typer.Option(
+        "--home-drafter",
+        "--heads",
         metavar="MODEL",
-        help="For a target: a head that drafts in its process, a folder or a name on the hub.",
+        help="For a target: a draft model or a head that drafts in its process, a folder or a "
+        "name on the hub.",
     ),
 ]
 SimulateMs = Annotated[
@@ -213,8 +224,8 @@ def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
         quantization: Quantization = "",
         target: Target = "",
         target_revision: TargetRevision = None,
-        heads: Heads = "",
-        heads_revision: HeadsRevision = None,
+        home_drafter: HomeDrafter = "",
+        home_revision: HomeRevision = None,
         simulate_ms: SimulateMs = 0.0,
         simulate_ms_per_row: SimulateMsPerRow = 0.0,
     ) -> None:
@@ -240,8 +251,8 @@ def command_line(role: Role, load_serve: Callable[[], "Serve"]) -> typer.Typer:
             quantization=quantization,
             target=target,
             target_revision=target_revision,
-            heads=heads,
-            heads_revision=heads_revision,
+            home_drafter=home_drafter,
+            home_revision=home_revision,
             simulated_ms=simulate_ms,
             simulated_ms_per_row=simulate_ms_per_row,
         )
@@ -283,7 +294,7 @@ def serve_all(config: NodeConfig, serve: "Serve", voice: Voice) -> NoReturn:
         NodeError, ModelError: the engine cannot be loaded or cannot go on.
         RefusedError: a coordinator answers that the node does not fit.
     """
-    from node.loop import load  # takes seconds; mistakes in the options were reported before
+    from node.loading import load  # takes seconds; mistakes in the options were reported before
 
     engine = load(config, voice)
     while True:
@@ -299,7 +310,7 @@ def waiting(config: NodeConfig) -> str:
 
 def serve_one(config: NodeConfig, engine: "Engine", serve: "Serve", voice: Voice) -> None:
     """Wait a while for a coordinator; if one answers, work for it until it is gone."""
-    from node.loop import introduce
+    from node.loading import introduce
 
     connection = connect(config)
     heart = Heart(config)

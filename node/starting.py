@@ -13,7 +13,7 @@ from node.ending import end_at_once_on_signals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from node.loop import Serve
+    from node.loading import Serve
     from node.process import Heart
     from proto.links.transport import Connection
     from proto.node_config import NodeConfig
@@ -91,8 +91,8 @@ def start(role: str, load_serve: "Callable[[], Serve]") -> int:
     from node.process import run_node
 
     def work(config: "NodeConfig", connection: "Connection", heart: "Heart") -> None:
-        from node import loop  # takes seconds; the lifeline (`process.py`) is watched by now
+        from node import loading  # takes seconds; the lifeline (`process.py`) is watched by now
 
-        loop.work(config, connection, heart, load_serve)
+        loading.work(config, connection, heart, load_serve)
 
     return run_node(work)

@@ -72,7 +72,7 @@ class Hello:
                 `Features`)
     hidden_size width of the features: the target's own, or that for which the head was made
     num_layers  number of the target's layers
-    heads       of a target with heads of its own: their kind, for people
+    home_drafter  of a target with a drafter in its own process: what runs it, for people
     forms       what computes its passes, for people
     bits        of a target whose logits do not depend on drafts, other texts or how a text was
                 read: a digest of what decides their bits. "": texts may differ at near ties
@@ -97,7 +97,7 @@ class Hello:
     layers: tuple[int, ...] = ()
     hidden_size: int = 0
     num_layers: int = 0
-    heads: str = ""
+    home_drafter: str = ""
     forms: str = ""
     bits: str = ""
 

@@ -57,9 +57,11 @@ class NodeConfig:
     target, target_revision  of a drafter that is a head: the model that supplies the parts which
                              its
                     checkpoint lacks
-    heads, heads_revision    of a target that drafts with heads of its own: those heads
-    heads_quantization       how the matrices of those heads are rounded, like `quantization`
-    heads_ms, heads_ms_per_row  imitated duration of a step of those heads, like `simulated_ms`
+    home_drafter, home_revision  of a target with a drafter in its own process: that draft model or
+                    head
+    home_dtype, home_quantization  the same for it as `dtype` and `quantization`; "": that of the
+                    target, and of a draft model on a CPU the fastest
+    home_ms, home_ms_per_row  imitated duration of a step of that drafter, like `simulated_ms`
     layers          of a target: the layers whose features will be wanted (`Open.layers`)
     quantization    how plain weights are rounded: "int8" or "int4"; "": they are not
     gpu_memory_utilization  share of the device's memory for weights and cache, also of the other
@@ -95,11 +97,12 @@ class NodeConfig:
     dtype_on_cpu: str = ""
     target: str = ""
     target_revision: str | None = None
-    heads: str = ""
-    heads_revision: str | None = None
-    heads_quantization: str = ""
-    heads_ms: float = 0.0
-    heads_ms_per_row: float = 0.0
+    home_drafter: str = ""
+    home_revision: str | None = None
+    home_dtype: str = ""
+    home_quantization: str = ""
+    home_ms: float = 0.0
+    home_ms_per_row: float = 0.0
     layers: tuple[int, ...] = ()
     quantization: str = ""
     gpu_memory_utilization: float = 0.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from node.starting import start
 
 if TYPE_CHECKING:
-    from node.loop import Serve
+    from node.loading import Serve
 
 
 def load_serve() -> "Serve":

@@ -1,7 +1,10 @@
 """Runs a drafter beside the target's model, in one process and on one device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from drafter_node import compute as drafter
 from drafter_node import worker as drafting
@@ -39,11 +42,12 @@ class WithDrafter:
         vocab_size: int,
         heart: Heart,
     ) -> None:
-        device = SimulatedDevice(config.heads_ms / 1e3, config.heads_ms_per_row / 1e3)
-        executor = own_drafter.executor
+        device = SimulatedDevice(config.home_ms / 1e3, config.home_ms_per_row / 1e3)
+        executor, num_lanes = own_drafter.executor, engine.executor.lanes.count
         self._engine = engine
         self._heart = heart
         self._has_failed = False
+        self._num_threads = own_drafter.num_threads
         self._launch = launch
         self._executor = executor
         self._steps = Forwards(executor, heart, device, vocabulary_of(config), own_drafter.pass_s)
@@ -51,7 +55,7 @@ class WithDrafter:
         known = drafting.known_of(own_drafter, device, HEADS_SOURCE)
         self.dispatcher = Home(
             targets,
-            drafting.machines_of(own_drafter, known, engine.executor.lanes.count),
+            drafting.machines_of(own_drafter, known, min(num_lanes, executor.lanes.count)),
             known=known,
             of_target=of_target,
             layers=drafting.layers_of(own_drafter),
@@ -61,9 +65,23 @@ class WithDrafter:
         """Start a pass of the target, or run an action for the drafter; return its result."""
         if isinstance(action, target.Compute):
             return self._launch(action)
-        done = self._ask(action)
+        with self._own_threads():
+            done = self._ask(action)
         self._steps.wait()
         return Launched(done)
+
+    @contextmanager
+    def _own_threads(self) -> Iterator[None]:
+        """Let the drafter compute on as many threads as are fastest for it."""
+        before = torch.get_num_threads() if self._num_threads else 0
+        if before == self._num_threads:
+            yield
+            return
+        torch.set_num_threads(self._num_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _ask(self, action: ForDrafter) -> Event:
         was_step = isinstance(action.action, drafter.Compute)
@@ -75,7 +93,7 @@ class WithDrafter:
             raise
         except Exception as error:  # noqa: BLE001 (whatever their code raises costs drafts alone)
             self._has_failed = True
-            self._heart.trouble(f"its heads have failed, and draft no more: {one_line(error)}")
+            self._heart.trouble(f"its drafter has failed, and drafts no more: {one_line(error)}")
             return DrafterFailed(was_step)
 
     def _of_drafter(self, wanted: ForDrafter) -> DrafterDone:

@@ -25,7 +25,8 @@ from node.economics import PREFILL_CHUNKS
 from node.entrance import Entrance, Own
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.lanes import Lanes
-from node.loop import Launched, Loop, placing_of
+from node.loading import placing_of
+from node.loop import Launched, Loop
 from node.placing import Place
 from node.process import Heart
 from proto.links.transport import Connection
@@ -77,13 +78,14 @@ def serve(
     loaded = engine.loaded
     assert not isinstance(loaded, LoadedHead), "a target is no head"
     own = Own(Role.TARGET, loaded.vocab_size, engine.max_len, loaded.num_layers)
-    if engine.heads is None:
+    if engine.home_drafter is None:
         entrance: Entrance[Computed, Action] = Entrance(dispatcher, own)
         Loop(connection, heart, executor, entrance, worker.launch).run(has_lifeline=has_lifeline)
-    from target_node.home_worker import WithDrafter  # a target without heads loads no drafter
+    from target_node.home_worker import WithDrafter  # a target alone loads no drafter
 
     both = WithDrafter(
-        config, engine, engine.heads, dispatcher, known, worker.launch, welcome.vocab_size, heart
+        *(config, engine, engine.home_drafter, dispatcher, known),
+        *(worker.launch, welcome.vocab_size, heart),
     )
     both.loop(connection, heart, own).run(has_lifeline=has_lifeline)
 

@@ -327,7 +327,7 @@ class PairConfig(ModelsConfig):
                 f"{called('drafter_quantization')} is for a draft model or an EAGLE head, and the "
                 f"drafter is {what}; leave it out"
             )
-        if self.drafter_is_head and self.ranks[Role.DRAFTER] > 1 and self.has_draft_model:
+        if self.drafter_is_head and self.ranks[Role.DRAFTER] > 1 and self.has_draft_process:
             raise ConfigurationError(
                 f"the drafter, {self.drafter}, is a head, and a head runs in one process; give it "
                 "one device"
@@ -479,8 +479,8 @@ class SpeculationConfig(Frozen):
             called("also_ngram") if self.also_ngram else NGRAM: (
                 self.also_ngram or pair.drafter == NGRAM
             ),
-            called("heads") if pair.heads else "heads": pair.home_heads is not None,
-            "the drafter": pair.has_draft_model,
+            called("heads") if pair.heads else "heads": pair.home_drafter is not None,
+            "the drafter": pair.has_draft_process,
         }
         return [name for name, is_used in drafters.items() if is_used]
 
@@ -528,7 +528,7 @@ class SpeculationConfig(Frozen):
         Without a drafter process the policy has no drafter, so the target waits for no drafts.
         """
         policy = self._policy(reproducible=pair.reproducible)
-        if not self.drafts or pair.has_draft_model:
+        if not self.drafts or pair.has_draft_process:
             return policy
         return without_drafter(policy)
 

@@ -82,7 +82,7 @@ def of_devices(pair: PairConfig, target: Hello, drafters: Sequence[Hello]) -> li
         lines = _line(_given(pair, ["placement"]), f"the target runs on {target.device}")
     if not pair.drafter_is_head and not pair.heads:
         return lines
-    whose = [target] if pair.home_heads else drafters
+    whose = [target] if pair.home_drafter else drafters
     elsewhere = next((one.device for one in whose if not one.device.startswith("cpu")), None)
     if elsewhere is not None:
         lines += _line(_given(pair, ["drafter_quantization"]), f"the head runs on {elsewhere}")
@@ -91,10 +91,10 @@ def of_devices(pair: PairConfig, target: Hello, drafters: Sequence[Hello]) -> li
 
 def _without_a_drafter(pair: PairConfig, speculation: SpeculationConfig) -> list[str]:
     """Return the lines about settings of a drafter's process, if there is none."""
-    if pair.has_draft_model:
+    if pair.has_draft_process:
         return []
     is_ngram = pair.drafter == NGRAM
-    names = [*OF_THE_DRAFTER, *(() if pair.home_heads else OF_DRAFT_STEPS)]
+    names = [*OF_THE_DRAFTER, *(() if pair.home_drafter else OF_DRAFT_STEPS)]
     given = [*_given(pair, names), *_given(speculation, ["window"])]
     if Role.DRAFTER in pair.links:
         given.append(called("link"))
@@ -107,7 +107,7 @@ def _of_policy(pair: PairConfig, speculation: SpeculationConfig) -> list[str]:
     row, policy = POLICIES[speculation.policy], speculation.make(pair)
     name = f"{called('policy')} {row.name}"
     lines, options = [], speculation.policy_option
-    if speculation.window is not None and pair.has_draft_model:
+    if speculation.window is not None and pair.has_draft_process:
         lines += _window(speculation.window, policy, name, runs_ahead=row.runs_ahead)
     if not (speculation.adaptive or row.is_adaptive or PRICES & options.keys()):
         lines += _line(_given(speculation, ["adaptive"]), f"{name} weighs no measured costs")

@@ -206,7 +206,7 @@ def demo(
         about = ran_on(running)
     plain, drafted = (middle(found[NUM_WARM:]) for found in takes)
     difference = first_difference([take for found in takes for take in found])
-    only = pair.has_draft_model and not pair.heads
+    only = pair.has_draft_process and not pair.heads
     screen = _screen(text, plain, pace)
     _show_both(screen, plain, drafted, view_of(running.decoder(ids)), drafter_only=only)
     screen.end(verdict(plain, drafted, difference))

@@ -164,7 +164,7 @@ def generate(
     shown = {"show_speculation": show_speculation, "verbose": verbose}
     writer = _writer(speculation.policy, request, as_json=as_json, **shown)
     with Progress(Console(stderr=True), models_of(pair)) as progress:
-        with_drafter = speculation.drafts and pair.has_draft_model
+        with_drafter = speculation.drafts and pair.has_draft_process
         launcher = launcher_for(
             launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
         )

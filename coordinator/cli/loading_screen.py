@@ -104,8 +104,8 @@ class Invitations:
             "--revision": config.revision,
             "--target": config.target,
             "--target-revision": config.target_revision,
-            "--heads": config.heads,
-            "--heads-revision": config.heads_revision,
+            "--home-drafter": config.home_drafter,
+            "--home-revision": config.home_revision,
             "--max-model-len": str(config.max_model_len) if config.max_model_len else "",
         }
         if config.max_num_seqs > NODE_NUM_SEQS:

@@ -51,7 +51,7 @@ def serve(
     bound = serving.listen(server)
     with bound:
         with Progress(Console(stderr=True), models_of(pair)) as progress:
-            with_drafter = speculation.drafts and pair.has_draft_model
+            with_drafter = speculation.drafts and pair.has_draft_process
             launcher = launcher_for(
                 launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
             )

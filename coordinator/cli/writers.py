@@ -173,7 +173,7 @@ def engines(nodes: Iterable[Node]) -> str:
     """Return what ran the models (backend, dtype, device), in one line."""
     return "; ".join(
         f"{hello.role}: {hello.backend}, {hello.dtype}, {hello.device}"
-        + (f", {hello.heads} heads" if hello.heads else "")
+        + (f", {hello.home_drafter}" if hello.home_drafter else "")
         + (", exact" if hello.bits and hello.role is Role.TARGET else "")
         for node in nodes
         if (hello := node.hello) is not None

@@ -110,7 +110,7 @@ def replacement_difference(hello: Hello, before: Hello) -> str | None:
         "hidden_size": "hidden size",
         "num_layers": "number of layers",
         "dtype": "number type",
-        "heads": "heads",
+        "home_drafter": "drafter in its process",
     }
     differing = [
         words for name, words in names.items() if getattr(hello, name) != getattr(before, name)

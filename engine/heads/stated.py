@@ -74,10 +74,15 @@ def find_head_file(folder: Path) -> Path | None:
 
 def refuse_head(name: str, revision: str | None) -> None:
     """Raise ModelError if a model that should be a whole one is a head."""
-    folder = find_checkpoint(name, revision)
-    kind = kind_of_files(read_config(folder), lambda: read_shapes(folder))
+    kind = head_kind_of(name, revision)
     if kind is not None:
         raise ModelError(head_alone(name, kind))
+
+
+def head_kind_of(name: str, revision: str | None) -> HeadKind | None:
+    """Return which head a model is; None: it is a whole model. Raises ModelError."""
+    folder = find_checkpoint(name, revision)
+    return kind_of_files(read_config(folder), lambda: read_shapes(folder))
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,8 @@ class FollowerRank:
                 self._backend.take_over(timed=timed)
             case Loading(is_loading):
                 self._backend.is_loading = is_loading
-                if not is_loading:  # as on rank 0 (`load` in node/loop.py): all wait for this rank
+                if (
+                    not is_loading
+                ):  # as on rank 0 (`load` in node/loading.py): all wait for this rank
                     gc.collect()
                     gc.freeze()

@@ -202,7 +202,7 @@ class Experiment:
 
 def num_devices(arm: Arm) -> int:
     """Return the number of devices that an arm uses; by default one for each rank of each model."""
-    has_two = arm.speculation.drafts and arm.pair.has_draft_model and not arm.work.peer
+    has_two = arm.speculation.drafts and arm.pair.has_draft_process and not arm.work.peer
     ranks = arm.pair.ranks
     return arm.devices or ranks[Role.TARGET] + (ranks[Role.DRAFTER] if has_two else 0)
 
@@ -437,7 +437,7 @@ def _check_one_process(arm: Arm) -> None:
     """Raise ConfigurationError for what the peer `one_process` cannot do."""
     if arm.work.mode == "lookup":
         raise ConfigurationError("one_process drafts with a model: its mode is plain or assisted")
-    if not arm.pair.has_draft_model or arm.pair.drafter_is_head:
+    if not arm.pair.has_draft_process or arm.pair.drafter_is_head:
         raise ConfigurationError("one_process drafts with a model, and not with a head or ngram")
 
 

@@ -177,7 +177,7 @@ class PairEngine:
             if connect_ray is None:
                 raise ConfigurationError(f"ray works with `{program()}` only")
             devices = {Role.TARGET: config.target_device}
-            if config.has_draft_model:
+            if config.has_draft_process:
                 devices[Role.DRAFTER] = config.drafter_device
             wanted = Wanted(launch.ray, devices, is_packed=launch.ray_pack, ranks=config.ranks)
             make = partial(connect_ray, wanted)

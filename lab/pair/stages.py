@@ -48,7 +48,7 @@ def check(config: PairConfig, out: Path) -> None:
     Alpha compares the chances that both models give to the same token ids. So the drafter needs the
     target's vocabulary.
     """
-    if not config.has_draft_model or config.drafter_is_head:
+    if not config.has_draft_process or config.drafter_is_head:
         raise ConfigurationError(
             "--drafter: `measure` needs a draft model with a vocabulary; heads and ngram have none"
         )

@@ -21,7 +21,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     from lab.synthetic import model  # takes seconds, so it is imported after the lifeline is set up
     from lab.synthetic.executor import engine_of
     from lab.synthetic.watched_loop import watched_loop
-    from node.loop import introduce
+    from node.loading import introduce
 
     worker: Any  # its functions are replaced by ones with other types
     if config.role is Role.TARGET:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from engine.choice.classical_rules import Distribution, Trial, token_trial
-from node.loop import Serve
+from node.loading import Serve
 from node.starting import start
 from proto.messages import Rule
 

@@ -67,7 +67,7 @@ MACHINES = (
 )
 SHELLS = (
     *("proto/links/", "proto/system.py", "proto/installation.py"),
-    *("node/process.py", "node/joining.py", "node/loop.py", "node/forwards.py"),
+    *("node/process.py", "node/joining.py", "node/loop.py", "node/loading.py", "node/forwards.py"),
     *("node/starting.py", "node/ending.py"),
     *("drafter_node/__main__.py", "drafter_node/worker.py"),
     *("target_node/__main__.py", "target_node/worker.py", "target_node/home_worker.py"),

@@ -101,6 +101,7 @@ def load() -> None:
     import coordinator.cli.app
     import drafter_node.worker
     import node.joining
+    import node.loading
     import node.loop
     import target_node.worker
     from coordinator.cli import plugins

@@ -15,7 +15,7 @@ from engine.errors import EngineError, ModelError, OutOfMemory
 from engine.forward.forward import Output
 from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Move
 from engine.loading import Engine
-from node import loop
+from node import loading
 from node.events import (
     Afterwards,
     Allocate,
@@ -28,9 +28,11 @@ from node.events import (
     WaitUntil,
 )
 from node.forwards import Forwards, SimulatedDevice
-from node.loop import IDLE_S, Launched, Loop, introduce, load
+from node.loading import introduce, load
+from node.loop import IDLE_S, Launched, Loop
 from proto import errors
 from proto.codec import decode, encode
+from proto.head_kinds import HeadKind
 from proto.liveness import MAX_BAD_FRAMES
 from proto.messages import BROKEN_OFF, Close, Message, Role, SessionMark, Welcome
 from proto.node_config import NodeConfig
@@ -346,7 +348,7 @@ def test_only_what_a_user_must_mend_is_an_error_of_the_model(
     def load_engine(*_: Any, **__: Any) -> None:
         raise raised
 
-    monkeypatch.setattr(loop, "load_engine", load_engine)
+    monkeypatch.setattr(loading, "load_engine", load_engine)
     with pytest.raises(expected, match=str(raised)):
         load(CONFIG, cast(Any, Heart()))
 
@@ -355,7 +357,7 @@ def test_what_was_loaded_is_not_looked_through_for_rubbish_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = SimpleNamespace(bits="")  # stands for hundreds of thousands of objects
-    monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(loading, "load_engine", lambda *_, **__: engine)
     try:
         load(CONFIG, cast(Any, Heart()))
         assert not any(found is engine for found in gc.get_objects())
@@ -379,10 +381,13 @@ def test_prompts_of_a_target_are_run_again_once_its_heads_are_loaded(
         loaded: Any = SimpleNamespace(device=torch.device("cpu"), rank=object())
         return Engine(executor, loaded, 90, 10, ("", ""), 0.0, {}, "cpu")
 
-    monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine("target"))
-    monkeypatch.setattr(loop, "load_head_engine", lambda *_, **__: engine("heads"))
-    monkeypatch.setattr(loop, "compile_in_background", lambda: False)
-    assert load(replace(CONFIG, fixed_rows=0, heads="heads"), Heart()).heads is not None
+    monkeypatch.setattr(loading, "load_engine", lambda *_, **__: engine("target"))
+    monkeypatch.setattr(loading, "load_head_engine", lambda *_, **__: engine("heads"))
+    monkeypatch.setattr(loading, "head_kind_of", lambda *_: HeadKind.EAGLE)
+    monkeypatch.setattr(loading, "compile_in_background", lambda: False)
+    assert (
+        load(replace(CONFIG, fixed_rows=0, home_drafter="heads"), Heart()).home_drafter is not None
+    )
     assert did == ["target loaded", "heads loaded", "prompts of target"]
 
 
@@ -395,7 +400,7 @@ def test_a_target_is_asked_for_fixed_rows_and_whether_its_bits_depend_on_others(
         asked.update(wanted)
         return SimpleNamespace(bits="")
 
-    monkeypatch.setattr(loop, "load_engine", load_engine)
+    monkeypatch.setattr(loading, "load_engine", load_engine)
     heart = Heart()
     load(CONFIG, cast(Any, heart))
     assert (asked["fixed_rows"], asked["checks_bits"]) == (16, True)
@@ -423,7 +428,7 @@ def test_a_loop_that_is_recorded_says_what_came_and_what_was_sent() -> None:
 def test_a_node_records_only_if_its_coordinator_wants_a_trace(
     monkeypatch: pytest.MonkeyPatch, *, traced: bool
 ) -> None:
-    monkeypatch.setattr(loop, "shake_hands", lambda *_: Welcome(9, 0, traced))
+    monkeypatch.setattr(loading, "shake_hands", lambda *_: Welcome(9, 0, traced))
     recorded: list[bool] = []
     heart: Any = SimpleNamespace(record=lambda: recorded.append(True))
     loaded = SimpleNamespace(eos_token_ids=(), vocab_size=9, dtype="torch.float32")
@@ -581,14 +586,14 @@ def test_times_of_places_are_kept_apart_by_all_that_changes_a_pass(
 ) -> None:
     asked: list[tuple[str, ...]] = []
     places = SimpleNamespace(has_more_cores=True, measured=({}, {}), names=("own", "all"))
-    monkeypatch.setattr(loop, "places_of", lambda *_: places)
-    monkeypatch.setattr(loop, "time_places", lambda *given: asked.append(given[-1]))
-    monkeypatch.setattr(loop, "library_name", lambda: "of-this-source.so")
-    monkeypatch.setattr(loop, "replace", lambda engine, **_: engine)
+    monkeypatch.setattr(loading, "places_of", lambda *_: places)
+    monkeypatch.setattr(loading, "time_places", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(loading, "library_name", lambda: "of-this-source.so")
+    monkeypatch.setattr(loading, "replace", lambda engine, **_: engine)
     loaded = SimpleNamespace(device=torch.device("cpu"), rank=None, dtype=torch.bfloat16)
     engine = SimpleNamespace(loaded=loaded, executor=SimpleNamespace(backend="fused"), pass_s={})
     for quantization in ("", "int8"):
         config = replace(CONFIG, fixed_rows=None, quantization=quantization)
-        loop._placed(cast(Engine, engine), config, lambda _: None)
+        loading._placed(cast(Engine, engine), config, lambda _: None)
     assert asked[0] != asked[1], "weights of other formats"
     assert all({"model", "fused", "of-this-source.so"} < set(about) for about in asked)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.loading import Engine
-from node import loop
-from node.loop import load
+from node import loading
+from node.loading import load
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -36,8 +36,8 @@ def test_a_node_says_that_the_next_start_is_faster_if_cpp_is_being_compiled(
     executor: Any = SimpleNamespace(backend="fused")
     loaded: Any = SimpleNamespace(device=torch.device(device), rank=object())
     engine = Engine(executor, loaded, 90, 10, ("", ""), 0.0, {}, device)
-    monkeypatch.setattr(loop, "load_engine", lambda *_, **__: engine)
-    monkeypatch.setattr(loop, "compile_in_background", lambda: is_started)
+    monkeypatch.setattr(loading, "load_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(loading, "compile_in_background", lambda: is_started)
     heart = SimpleNamespace(state="starting")
     load(replace(CONFIG, fixed_rows=fixed_rows), heart)
     assert heart.state.partition(", once")[0] == state

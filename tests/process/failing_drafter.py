@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from drafter_node.__main__ import load_serve
 from engine.errors import OutOfMemory
-from node import loop
+from node import loading
 from node.loop import Loop
 from node.starting import start
 from proto.errors import NodeError
@@ -55,7 +55,7 @@ def main() -> int:
     way, _, when = os.environ["SLIPSTREAM_TEST_FAILURE"].partition(" ")
     fail = WAYS[way]
     if when == "load":
-        loop.load_engine = fail  # type: ignore[assignment]
+        loading.load_engine = fail  # type: ignore[assignment]
         return start("drafter", load_serve)
     turn = Loop._turn
     has_failed = False

@@ -33,8 +33,8 @@ PIPELINED = SpeculationConfig(policy="pipelined", adaptive=False)
 GREEDY = SamplingParams(max_tokens=60, ignore_eos=True)
 PROMPTS = [(5, 6, 7 + number) for number in range(8)]
 OLDER = (
-    "import sys; from node import loop; from drafter_node.__main__ import load_serve, start;"
-    "loop.PROTOCOL_VERSION -= 1; sys.exit(start('drafter', load_serve))"
+    "import sys; from node import loading; from drafter_node.__main__ import load_serve, start;"
+    "loading.PROTOCOL_VERSION -= 1; sys.exit(start('drafter', load_serve))"
 )
 
 

@@ -75,7 +75,7 @@ def test_a_head_saves_passes_and_its_home_says_whose_its_drafts_are(headed: Pair
     expected = HEADS if is_at_home else MODEL
     assert sources(headed, prompt, TREE) == {expected}
     assert drafted.metrics.accepted_by_source.keys() == {expected}
-    assert bool(headed.hello(Role.TARGET).heads) == is_at_home
+    assert bool(headed.hello(Role.TARGET).home_drafter) == is_at_home
 
 
 @pytest.mark.parametrize(

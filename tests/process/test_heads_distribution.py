@@ -62,7 +62,7 @@ def headed(
 
 @pytest.mark.parametrize("verify", ["coupled", "token", "block"])
 def test_texts_are_distributed_as_the_targets(headed: Pair, joint: Joint, verify: str) -> None:
-    policy = SYNC if headed.config.has_draft_model else PIPELINED
+    policy = SYNC if headed.config.has_draft_process else PIPELINED
     speculation = SpeculationConfig(**policy, verify=verify)
     counts, rate, num_drafted = sample(headed, speculation, range(NUM_TEXTS), PROMPT)
     assert p_value(counts, joint) > LEVEL

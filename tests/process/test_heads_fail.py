@@ -43,7 +43,7 @@ def written(pair: Pair, speculation: SpeculationConfig) -> list[list[int]]:
     [
         # They may draft again: memory that is missing now may be there later.
         ("memory", "eagle", "the target: memory was missing in the middle of a text (CUDA out of"),
-        ("shapes", "medusa", "the target: its heads have failed, and draft no more: mat1 and mat2"),
+        ("shapes", "medusa", "the target: its drafter has failed, and drafts no more: mat1 and"),
         ("nan", "eagle3", "the target: its head"),
     ],
 )
@@ -83,4 +83,4 @@ def test_heads_may_fail_at_any_step_of_eight_texts(
             assert written(pair, TREE) == plain, failing_step
             assert wait_for(lambda: bool(caplog.messages), 10.0), failing_step
         (said,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-        assert said.startswith("the target: its heads have failed, and draft no more: mat1 and")
+        assert said.startswith("the target: its drafter has failed, and drafts no more: mat1 and")

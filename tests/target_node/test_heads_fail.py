@@ -57,7 +57,7 @@ def both(heads: Heads, said: list[str]) -> WithDrafter:
     made._drafter, made._executor = cast(Any, heads), cast(Any, heads)
     made._steps = cast(Any, SimpleNamespace(wait=lambda: None))
     made._heart = cast(Any, SimpleNamespace(trouble=said.append))
-    made._has_failed = False
+    made._has_failed, made._num_threads = False, 0
     return made
 
 
@@ -71,7 +71,7 @@ def test_whatever_heads_raise_is_said_once_and_they_are_not_asked_again(
     assert node.launch(wanted) == Launched(DrafterFailed(was_step=wanted is STEP))
     assert node.launch(STEP) == Launched(DrafterFailed(was_step=True))
     assert node.launch(COPY) == Launched(DrafterFailed(was_step=False))
-    assert said == [f"its heads have failed, and draft no more: {error}"]
+    assert said == [f"its drafter has failed, and drafts no more: {error}"]
     assert heads.num_asked == 1
     assert node.launch(target.Compute(3, ())) == Launched(target.Computed(3, (), 1))
 

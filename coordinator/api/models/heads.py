@@ -53,6 +53,11 @@ def kind_of(model: str, revision: str | None) -> HeadKind | None:
     return None if path is None else _kind_at(path, changed_ns, model, revision)
 
 
+def is_whole_model(model: str, revision: str | None) -> bool:
+    """True if a model is known not to be a head; False if its files cannot be read."""
+    return find_config(model, revision) is not None and kind_of(model, revision) is None
+
+
 def refuse_head(target: str, revision: str | None) -> None:
     """Raise ModelError if the model that should be the target is a head."""
     kind = kind_of(target, revision)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from coordinator.api.config import REPRODUCIBLE_ROWS, PairConfig
 from coordinator.api.models.folders import weight_bytes
-from coordinator.api.models.heads import find_config
+from coordinator.api.models.heads import find_config, is_whole_model
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
@@ -22,10 +22,10 @@ def node_configs(
 
     endpoint, outside  where the coordinator listens, for nodes of this host and of others
     secret             shows that a node was started for this coordinator
-    drafts             False: the target decodes alone, and loads no heads either
+    drafts             False: the target decodes alone, and loads no drafter either
     """
     target = _target(config, endpoint, outside, secret, drafts=drafts)
-    if not drafts or not config.has_draft_model:
+    if not drafts or not config.has_draft_process:
         return [target]
     drafter = _drafter(config, endpoint, outside, secret)
     if config.gpu_memory_utilization is None:
@@ -50,7 +50,8 @@ def _weight_bytes(model: str, revision: str | None) -> int:
 def _target(
     config: PairConfig, endpoint: str, outside: str, secret: str, *, drafts: bool
 ) -> NodeConfig:
-    heads, heads_revision = (config.home_heads if drafts else None) or ("", None)
+    name, revision = (config.home_drafter if drafts else None) or ("", None)
+    is_model = bool(name) and is_whole_model(name, revision)
     return NodeConfig(
         role=Role.TARGET,
         endpoint=endpoint,
@@ -62,7 +63,7 @@ def _target(
         device=config.target_device,
         tensor_parallel_size=config.tensor_parallel_size,
         peer_size=config.ranks[Role.DRAFTER],
-        peer_device=config.drafter_device if drafts and config.has_draft_model else None,
+        peer_device=config.drafter_device if drafts and config.has_draft_process else None,
         placement=config.placement,
         outside=outside,
         max_model_len=config.asked_len,
@@ -72,15 +73,20 @@ def _target(
         fixed_rows=REPRODUCIBLE_ROWS if config.reproducible else 0,
         simulated_ms=config.simulate_target_ms,
         simulated_ms_per_row=config.simulate_target_ms_per_row,
-        heads=heads,
-        heads_revision=heads_revision,
-        heads_quantization=_of_head(config) if heads else "",
-        heads_ms=config.simulate_draft_ms if heads else 0.0,
-        heads_ms_per_row=config.simulate_draft_ms_per_row if heads else 0.0,
+        home_drafter=name,
+        home_revision=revision,
+        home_dtype=config.drafter_dtype or "",
+        home_quantization=_rounding_at_home(config, is_model=is_model) if name else "",
+        home_ms=config.simulate_draft_ms if name else 0.0,
+        home_ms_per_row=config.simulate_draft_ms_per_row if name else 0.0,
         layers=config.layers if drafts else (),
         quantization=config.quantization or "",
         gpu_memory_utilization=config.gpu_memory_utilization or 0.0,
     )
+
+
+def _rounding_at_home(config: PairConfig, *, is_model: bool) -> str:
+    return (config.drafter_quantization or "") if is_model else _of_head(config)
 
 
 def _of_head(config: PairConfig) -> str:

@@ -5,11 +5,19 @@ this machine are checked: nodes on other hosts have devices and folders of their
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from coordinator.api.config import PairConfig
 from coordinator.api.models import folders
-from coordinator.api.models.heads import check_head, find_config, kind_of, read, refuse_head
+from coordinator.api.models.heads import (
+    check_head,
+    find_config,
+    is_whole_model,
+    kind_of,
+    read,
+    refuse_head,
+)
 from coordinator.api.models.lengths import LENGTHS
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.tokenizers import check_fit, check_size
@@ -41,8 +49,8 @@ class Preflight:
         for node in nodes:
             if node.role is Role.DRAFTER:
                 self._add_drafter(node)
-        if target.heads:
-            self._add_head(Role.TARGET, target.heads, target.heads_revision)
+        if target.home_drafter:
+            self._add_home_drafter(target)
         for _, checkpoint in self._checkpoints:
             if not checkpoint.is_on_hub:
                 checkpoint.check_weights()
@@ -55,6 +63,15 @@ class Preflight:
         drafter.check_quantization(node)
         self._checkpoints.append((Role.DRAFTER, drafter))
         check_fit(self._target, drafter, may_differ=self._may_differ)
+
+    def _add_home_drafter(self, node: NodeConfig) -> None:
+        if is_whole_model(node.home_drafter, node.home_revision):
+            drafter = folders.find(node.home_drafter, node.home_revision)
+            drafter.check_quantization(replace(node, quantization=node.home_quantization))
+            self._checkpoints.append((Role.TARGET, drafter))
+            check_fit(self._target, drafter, may_differ=False)
+            return
+        self._add_head(Role.TARGET, node.home_drafter, node.home_revision)
 
     def _add_head(self, role: Role, name: str, revision: str | None) -> None:
         head = folders.find(name, revision, is_head=True)

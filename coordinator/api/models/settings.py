@@ -16,7 +16,7 @@ from pydantic import (
 from coordinator.api.config_base import Frozen, called, named
 from coordinator.api.models import named as ours
 from coordinator.api.models.folders import folder_of_file
-from coordinator.api.models.heads import find_config, kind_of, layers_of
+from coordinator.api.models.heads import is_whole_model, kind_of, layers_of
 from coordinator.api.models.named import NGRAM as NGRAM
 from coordinator.api.models.tokenizers import differ
 from proto.errors import ConfigurationError
@@ -82,10 +82,10 @@ class ModelsConfig(Frozen):
     drafter_home: Annotated[
         Home,
         Field(
-            description="Where the drafter runs if it is a head.\n"
+            description="Where the drafter runs, a draft model or a head.\n"
             "own: in a process of its own, on --drafter-device.\n"
-            "target: in the target's process.\n"
-            "Default: own for EAGLE and EAGLE-3, target for Medusa."
+            "target: in the target's process and on its device, in turns with it.\n"
+            "Default: target for Medusa heads, else own."
         ),
     ] = ""
     heads: Annotated[
@@ -162,31 +162,36 @@ class ModelsConfig(Frozen):
 
     @property
     def drafter_is_head(self) -> bool:
-        """True if the drafter is a head, or `drafter_home` says so; its node checks this again."""
-        return self.drafter_home != "" or self.drafter_head is not None
+        """True if the drafter is a head. Its node checks this again.
+
+        Of files that are not there yet: True if `drafter_home` is given.
+        """
+        if self.drafter_head is not None:
+            return True
+        return self.drafter_home != "" and not self._is_whole_model(self.drafter)
 
     @property
-    def has_draft_model(self) -> bool:
+    def has_draft_process(self) -> bool:
         """True if drafts come from a drafter process, with a draft model or a head."""
         return self.drafter != NGRAM and not self._drafts_at_home
 
     @property
     def drafts_in_other_words(self) -> bool:
         """True if the drafter is known to have another tokenizer than the target."""
-        if not self.has_draft_model or self.drafter_is_head:
+        if not self.has_draft_process or self.drafter_is_head:
             return False
         return differ(self.target, self.drafter)
 
     @property
-    def home_heads(self) -> tuple[str, str | None] | None:
-        """Return name and revision of the heads in the target's process; None: there are none."""
+    def home_drafter(self) -> tuple[str, str | None] | None:
+        """Return name and revision of the drafter in the target's process; None: there is none."""
         if self._drafts_at_home:
             return self.drafter, self.drafter_revision
         return (self.heads, self.heads_revision) if self.heads else None
 
     @property
     def _drafts_at_home(self) -> bool:
-        """True if the drafter is a head in the target's process."""
+        """True if the drafter runs in the target's process."""
         if self.drafter_home:
             return self.drafter_home == "target"
         return self.drafter_head is HeadKind.MEDUSA
@@ -196,18 +201,18 @@ class ModelsConfig(Frozen):
         """Return the target's layers whose hidden states the heads will read, as far as known."""
         drafter = (self.drafter, self.drafter_revision) if self.drafter_is_head else None
         found: list[int] = []
-        for head in (drafter, self.home_heads):
-            if head is not None:
+        for head in (drafter, self.home_drafter):
+            if head is not None and not self._is_whole_model(head[0]):
                 wanted = layers_of(*head, self.target, self.target_revision)
                 found += [layer for layer in wanted if layer not in found]
         return tuple(found)
 
     def check_heads(self) -> None:
         """Raise ConfigurationError if heads cannot be used with these settings."""
-        if self.drafter_home and (self.drafter == NGRAM or self._is_whole_model(self.drafter)):
+        if self.drafter_home and self.drafter == NGRAM:
             raise ConfigurationError(
-                f"{called('drafter_home')} says where a head ({KINDS}) runs, and the drafter, "
-                f"{self.drafter}, is none; leave it out"
+                f"{called('drafter_home')} says where a draft model or a head ({KINDS}) runs, and "
+                "n-gram drafts come from no model; leave it out"
             )
         if self.heads and self._drafts_at_home:
             raise ConfigurationError(
@@ -223,4 +228,4 @@ class ModelsConfig(Frozen):
     def _is_whole_model(self, name: str) -> bool:
         """True if a model is known not to be a head; False if its files cannot be read."""
         revision = self.drafter_revision if name == self.drafter else self.heads_revision
-        return find_config(name, revision) is not None and kind_of(name, revision) is None
+        return is_whole_model(name, revision)

@@ -344,7 +344,7 @@ def chat(
     settings = Settings(speculation, request, drop_oldest, arguments)
     console = Console(stderr=True)
     with Progress(console, models_of(pair)) as progress:
-        with_drafter = speculation.drafts and pair.has_draft_model
+        with_drafter = speculation.drafts and pair.has_draft_process
         launcher = launcher_for(
             launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
         )

@@ -32,7 +32,7 @@ from engine.fastest import FASTEST
 from engine.layout.slots import MAX_MISSING, Feed
 from node.economics import PREFILL_CHUNK, PREFILL_CHUNKS
 from node.forwards import SimulatedDevice
-from node.loop import load
+from node.loading import load
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -232,7 +232,7 @@ def loaded(
     target_device: SimulatedDevice,
     drafter_device: SimulatedDevice,
 ) -> OneProcess:
-    """Load both models as the product's nodes do. Raises as `node.loop.load`."""
+    """Load both models as the product's nodes do. Raises as `node.loading.load`."""
     models, engines = {}, {}
     devices = {Role.TARGET: target_device, Role.DRAFTER: drafter_device}
     names = {Role.TARGET: target, Role.DRAFTER: drafter}

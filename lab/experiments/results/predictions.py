@@ -244,7 +244,7 @@ def _can_be_predicted(arm: Arm) -> bool:
 
 def has_ranks(config: PairConfig) -> bool:
     """True if drafts come from a draft model alone, whose ranks can be recorded."""
-    return config.has_draft_model and not config.drafter_is_head and not config.heads
+    return config.has_draft_process and not config.drafter_is_head and not config.heads
 
 
 def _never_overlaps(policy: Policy) -> bool:

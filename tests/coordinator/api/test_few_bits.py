@@ -45,7 +45,7 @@ def test_an_eagle_head_is_rounded_unless_a_number_type_is_asked_for(
         config.check()
         nodes = node_configs(config, endpoint="", outside="", secret="", drafts=True)
         heads = [node.quantization for node in nodes if node.role is Role.DRAFTER]
-        heads += [node.heads_quantization for node in nodes if node.heads]
+        heads += [node.home_quantization for node in nodes if node.home_drafter]
         assert heads == [wanted]
         assert all(node.quantization == "" for node in nodes if node.role is Role.TARGET)
 

@@ -140,33 +140,48 @@ def test_medusa_is_at_home_in_the_target_and_eagle_in_a_process_of_its_own(
 ) -> None:
     medusa = told(pair_of(models, "medusa"))
     assert medusa.keys() == {Role.TARGET}
-    assert medusa[Role.TARGET].heads == models["medusa"]
+    assert medusa[Role.TARGET].home_drafter == models["medusa"]
     assert medusa[Role.TARGET].layers == (-1,)
     eagle = told(pair_of(models, "eagle"))
-    assert (eagle[Role.TARGET].heads, eagle[Role.TARGET].layers) == ("", (-1,))
+    assert (eagle[Role.TARGET].home_drafter, eagle[Role.TARGET].layers) == ("", (-1,))
     assert eagle[Role.DRAFTER].model == models["eagle"]
     assert eagle[Role.DRAFTER].target == models["target"]
     three = told(pair_of(models, "eagle3", drafter_home="target"))
     assert three.keys() == {Role.TARGET}
-    assert three[Role.TARGET].heads == models["eagle3"]
+    assert three[Role.TARGET].home_drafter == models["eagle3"]
     assert three[Role.TARGET].layers == (2, 6, 9)
     assert Role.DRAFTER in told(pair_of(models, "medusa", drafter_home="own"))
+
+
+def test_a_draft_model_runs_in_the_targets_process_where_the_user_says_so(
+    models: dict[str, str],
+) -> None:
+    assert told(pair_of(models, "shallow")).keys() == {Role.TARGET, Role.DRAFTER}
+    home = told(pair_of(models, "shallow", drafter_home="target", drafter_dtype="float32"))
+    assert home.keys() == {Role.TARGET}
+    assert home[Role.TARGET].home_drafter == models["shallow"]
+    assert (home[Role.TARGET].home_dtype, home[Role.TARGET].home_quantization) == ("float32", "")
+    assert home[Role.TARGET].layers == (), "it reads no hidden states"
+    rounded = told(pair_of(models, "shallow", drafter_home="target", drafter_quantization="int4"))
+    assert rounded[Role.TARGET].home_quantization == "int4"
+    alone = told(pair_of(models, "shallow", drafter_home="target"), drafts=False)
+    assert alone[Role.TARGET].home_drafter == ""
 
 
 def test_heads_beside_another_drafter_and_revisions_reach_the_nodes(
     models: dict[str, str],
 ) -> None:
     both = told(pair_of(models, "eagle", heads="eagle3"))
-    assert both[Role.TARGET].heads == models["eagle3"]
+    assert both[Role.TARGET].home_drafter == models["eagle3"]
     assert both[Role.TARGET].layers == (-1, 2, 6, 9)
     copied = told(pair_of(models, "ngram", heads="medusa"))
     assert copied.keys() == {Role.TARGET}
-    assert copied[Role.TARGET].heads == models["medusa"]
+    assert copied[Role.TARGET].home_drafter == models["medusa"]
     model = told(pair_of(models, "shallow", heads="medusa"))
     assert model[Role.DRAFTER].target == ""
     alone = told(pair_of(models, "eagle", heads="eagle3"), drafts=False)
     assert alone.keys() == {Role.TARGET}
-    assert (alone[Role.TARGET].heads, alone[Role.TARGET].layers) == ("", ())
+    assert (alone[Role.TARGET].home_drafter, alone[Role.TARGET].layers) == ("", ())
 
 
 def test_the_numbers_of_a_head_are_not_chosen_by_timing(models: dict[str, str]) -> None:
@@ -188,7 +203,7 @@ def test_steps_of_heads_at_home_are_simulated_as_those_of_a_drafter(
         slow = {"simulate_draft_ms": 5.0, "simulate_draft_ms_per_row": 0.5}
         nodes = told(pair_of(models, drafter, heads=heads, **slow, **settings))
         return {
-            role: (one.simulated_ms, one.heads_ms + one.heads_ms_per_row)
+            role: (one.simulated_ms, one.home_ms + one.home_ms_per_row)
             for role, one in nodes.items()
         }
 
@@ -224,8 +239,12 @@ def test_a_target_without_a_drafters_process_waits_for_nobody(
 @pytest.mark.parametrize(
     ("drafter", "settings", "line"),
     [
-        ("shallow", {"drafter_home": "target"}, "drafter_home says where a head (Medusa, EAGLE, "),
-        ("ngram", {"drafter_home": "own"}, "the drafter, ngram, is none; leave it out"),
+        ("ngram", {"drafter_home": "own"}, "n-gram drafts come from no model; leave it out"),
+        (
+            "shallow",
+            {"drafter_home": "target", "heads": "medusa"},
+            "would both run in the target's",
+        ),
         ("medusa", {"heads": "eagle"}, "would both run in the target's process; give one of them"),
         ("eagle", {"heads": "shallow"}, "shallow is none of Medusa, EAGLE, EAGLE-3; a draft model"),
         ("eagle", {"drafter_device": "cuda:0,cuda:1"}, "a head runs in one process; give it one"),

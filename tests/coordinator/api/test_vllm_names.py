@@ -381,7 +381,7 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
 ) -> None:
     def notices(target: int, drafter: int, *, with_heads: str = "", **settings: Any) -> list[str]:
         config = PairConfig(target=str(tmp_path), **settings)
-        theirs = SimpleNamespace(max_model_len=target, heads=with_heads)
+        theirs = SimpleNamespace(max_model_len=target, home_drafter=with_heads)
         drafters = [SimpleNamespace(max_model_len=drafter), SimpleNamespace(max_model_len=9999)]
         return shortened(config, cast(Hello, theirs), cast(list[Hello], drafters), num_seqs=8)
 

@@ -85,7 +85,9 @@ def test_a_pair_knows_what_of_it_is_simulated() -> None:
 def test_a_target_with_heads_of_its_own_says_of_which_kind() -> None:
     said: dict[str, Any] = {field.name: 0 for field in fields(Hello) if field.default is MISSING}
     said |= {"role": Role.TARGET, "dtype": "float32", "device": "cpu:0", "backend": "fused"}
-    target = Node(Role.TARGET, b"t", FaultDetector(0.0), hello=Hello(**said, heads="medusa"))
+    target = Node(
+        Role.TARGET, b"t", FaultDetector(0.0), hello=Hello(**said, home_drafter="medusa heads")
+    )
     said |= {"role": Role.DRAFTER, "device": "cpu:1", "backend": "eagle"}
     drafter = Node(Role.DRAFTER, b"d", FaultDetector(0.0), hello=Hello(**said, layers=(-1,)))
     assert engines([target, drafter]) == (
