@@ -313,8 +313,15 @@ class Drafting:
         return tuple(feeds)
 
     def _num_held_back(self) -> int:
-        """Return how many more drafts in a row, after the existing ones, would not be sent yet."""
-        if self._sends_at_once or self.opened.sampling.has_processors:
+        """Return how many more drafts in a row, after the existing ones, would not be sent yet.
+
+        At home they all are: the target does nothing until the chain ends.
+        """
+        if self.opened.sampling.has_processors:
+            return 0
+        if self._known.is_at_home and self.opened.rule is Rule.COUPLED:
+            return self.opened.policy.window
+        if self._sends_at_once:
             return 0
         num_there, wanted = len(self._first_chain()), self._num_wanted()
         if num_there < wanted:
@@ -337,7 +344,7 @@ class Drafting:
             None if opened.rule is Rule.COUPLED else opened.incarnation,
             drafted,
             ahead,
-            self.frontier.least_below(parents[0]) if ahead else 0.0,
+            self.frontier.least_below(parents[0], self._least) if ahead else 0.0,
             self._reading.dtype,
         )
 
@@ -492,11 +499,15 @@ class Drafting:
         depends on what was drafted, and so would the choice of the drafts that are judged
         (docs/adr/0003). So are all of a drafter whose target counts other tokens than these. And
         all where costs decide how many are awaited, unless the models take turns: often no wait
-        pays, and a pass that begins at once takes the drafts that are there (docs/LOG.md).
+        pays, and a pass that begins at once takes the drafts that are there (docs/LOG.md). And all
+        at home, where no message is on its way.
         """
         is_judged = self.opened.rule is not Rule.COUPLED
         is_priced = self.opened.policy.prices_wanted and not self._least
-        return not self._has_drafted or is_judged or is_priced or self._known.is_translated
+        is_near = self._known.is_at_home
+        return (
+            not self._has_drafted or is_judged or is_priced or is_near or self._known.is_translated
+        )
 
     def _holds_back(self) -> bool:
         """True if unsent drafts are kept: the target cannot use them yet, or decodes alone."""

@@ -19,7 +19,7 @@ chances counts: unlikely nodes may together be worth a step.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp
+from math import exp, log
 
 from proto.messages import MAX_WINDOW, Open
 from proto.tree import SpeculationTree
@@ -132,13 +132,16 @@ class Frontier:
         """True if nodes behind the root are certain, so that the root itself is not expanded."""
         return bool(self._above)
 
-    def least_below(self, key: int) -> float:
+    def least_below(self, key: int, least_chance: float) -> float:
         """Return the least sum of scores below this node at which a node is still expanded.
 
-        key  path hash of the root or of a live node; scores are natural logs of chances
+        key           path hash of the root or of a live node; scores are natural logs of chances
+        least_chance  a node must be as likely as that; 0: the policy alone decides
         """
-        origin = self._paths[self._tree.root][0]
-        return origin + self._opened.policy.min_score - self._paths[key][0]
+        least = self._opened.policy.min_score
+        if least_chance > 0:
+            least = max(least, log(least_chance))
+        return self._paths[self._tree.root][0] + least - self._paths[key][0]
 
     # -- facts ------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ class Known:
     depth    most tokens in a row that it can draft
     is_head  True: it is a head, which reads the target's features (`feeding.py`)
     is_translated  True: it has another vocabulary than the target (`translation/`)
+    is_at_home  True: it runs in the target's process, which takes every draft at once
     """
 
     max_len: int
@@ -30,3 +31,4 @@ class Known:
     depth: int = MAX_WINDOW
     is_head: bool = False
     is_translated: bool = False
+    is_at_home: bool = False

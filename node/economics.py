@@ -147,8 +147,6 @@ SLOW_MARGIN, SLOW_MORE_S = 1.5, 0.05
 NUM_BETWEEN = 256  # most passes with drafts in a row
 USUAL_ROWS = 8  # drafts of a pass, over which the price of a row is taken
 TOO_UNLIKELY, NEARLY_SURE = 0.02, 0.5  # limits of the chance from which a node is expanded in turns
-USUALLY_RIGHT = 0.7  # chance of a first child, as assumed
-USUAL_TOKENS = 2.0  # tokens of a pass with drafts, as assumed
 
 
 def wait_limit_s(wanted: int, prices: Prices, *, is_ahead: bool) -> float:
@@ -178,17 +176,6 @@ def overdue_s(usual_s: float, slow_s: float) -> float:
     few times the usual would be a pause that a reader sees.
     """
     return min(REPLY_MARGIN * usual_s, SLOW_MARGIN * slow_s + SLOW_MORE_S)
-
-
-def step_pays(chance: float, step_s: float, pass_s: float) -> bool:
-    """True if a draft step is worth its time while the target waits for it.
-
-    chance          that the text reaches the node that is expanded
-    step_s, pass_s  seconds of a draft step and of a target pass
-
-    If its first child is right, a step saves the part of a pass that one token usually takes.
-    """
-    return chance * USUALLY_RIGHT * pass_s / USUAL_TOKENS > step_s
 
 
 def drafting_pays(p: float, step_s: float, token_s: float) -> bool:
@@ -295,18 +282,27 @@ def least_chance(num_texts: int, prices: Prices) -> float:
     """Return how likely a node must be for the drafter to expand it, where the models take turns.
 
     num_texts  number of texts that share the passes
-
-    The target waits for every draft step, and verifies a row more for its draft. That pays if the
-    draft saves more: its chance times the seconds of a token. A draft after which others may follow
-    is worth more than its own token, so the chance that the text reaches its parent counts.
     """
-    passes = prices.passes(num_texts)
+    price = price_of_draft(prices.draft.value, num_texts, prices.passes(num_texts))
+    return min(NEARLY_SURE, max(TOO_UNLIKELY, price))
+
+
+def price_of_draft(step_s: float, num_texts: int, passes: Passes) -> float:
+    """Return what a draft costs in tokens, where the target waits for every draft step.
+
+    step_s     seconds of a draft step
+    num_texts  number of texts that share the passes
+
+    The draft costs a step, and a row of the pass that verifies it. That pays if it saves more: its
+    chance times the seconds of a token. A draft after which others may follow is worth more than
+    its own token, so the chance that the text reaches its parent is to be compared with this price.
+    Returns 0 where no pass was measured.
+    """
     alone_s = passes.of(num_texts)
     if not alone_s:
-        return TOO_UNLIKELY
+        return 0.0
     row_s = (passes.of(num_texts + USUAL_ROWS) - alone_s) / USUAL_ROWS
-    worth = (prices.draft.value + row_s) / token_s(alone_s, num_texts, passes)
-    return min(NEARLY_SURE, max(TOO_UNLIKELY, worth))
+    return (step_s + row_s) / token_s(alone_s, num_texts, passes)
 
 
 def num_expected(p: float, num_drafts: int) -> float:

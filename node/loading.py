@@ -1,4 +1,4 @@
-"""What a node does before its loop: it loads its model, and introduces itself to the coordinator."""
+"""What a node does before its loop: it loads its model, and introduces itself."""
 
 import gc
 import logging

@@ -52,7 +52,7 @@ from proto.messages import (
 )
 from proto.policies import without_prices
 from target_node import compute as target
-from target_node.deciding import HomeStep, worth_drafting
+from target_node.deciding import HomeStep, least_at_home, worth_drafting
 from target_node.statistics import Known as TargetKnown
 from target_node.verifying import Verifying
 
@@ -235,9 +235,9 @@ class Home:
         """True if some of these steps are worth their time; False: it is the target's turn."""
         worth = worth_drafting(
             steps,
-            sum(not text.finished for text in self.texts.values()),
-            self._acceptance.chance(FIRST_OF_HEADS),
-            self._known.steps.of(1),
+            self._num_texts,
+            self._p,
+            self._step_s,
             self._costs.at(self._place),
         )
         return bool(worth)
@@ -250,6 +250,31 @@ class Home:
         for step in steps:
             if step.is_first and step.session in sessions:
                 self._drafted_at[step.session] = len(self.texts[step.session].tree.text)
+
+    def _for_drafter(self, message: Verdict | Features) -> Verdict | Features:
+        """Return the message as the drafter gets it: how far to draft before the next pass.
+
+        The target takes whatever drafts are there then, so it awaits no number of them.
+        """
+        if isinstance(message, Features):
+            return message
+        policy = self.texts[message.session].opened.policy
+        known = self._num_texts, self._p, self._step_s, self._costs.at(self._place)
+        least = least_at_home(policy, *known)
+        awaited = policy.num_speculative_tokens if least else 0
+        return replace(message, num_awaited=awaited, least_chance=min(1.0, least))
+
+    @property
+    def _num_texts(self) -> int:
+        return max(1, sum(not text.finished for text in self.texts.values()))
+
+    @property
+    def _p(self) -> float:
+        return self._acceptance.chance(FIRST_OF_HEADS)
+
+    @property
+    def _step_s(self) -> float:
+        return self._known.steps.of(1)
 
     def _step(self, text: Drafting) -> HomeStep | None:
         """Return the next draft step of a text; None: there is none to make."""
@@ -273,7 +298,7 @@ class Home:
                     session = message.session
                     if isinstance(message, Verdict) or session in self._told:
                         done.append(action)
-                    done += self._tell_drafter(Arrived(_for_drafter(message)), now)
+                    done += self._tell_drafter(Arrived(self._for_drafter(message)), now)
                     continue
                 case target.Compute():
                     self._is_busy, self._place = True, action.place
@@ -312,11 +337,6 @@ def _both(
 ) -> Sequence[SharedAction | Done]:
     """Let a dispatcher handle a result, and right after that `Afterwards`; returns all actions."""
     return (*dispatcher.handle(result, now), *dispatcher.handle(Afterwards(), now))
-
-
-def _for_drafter(message: Verdict | Features) -> Verdict | Features:
-    """Return the message as the drafter gets it: its target takes whatever drafts are there."""
-    return replace(message, num_awaited=0) if isinstance(message, Verdict) else message
 
 
 def policy_at_home(policy: Policy) -> Policy:

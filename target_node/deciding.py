@@ -54,11 +54,12 @@ from dataclasses import dataclass
 
 from node.costs import Prices, crowd
 from node.economics import (
+    TOO_UNLIKELY,
     drafting_pays,
     drafts_worth_awaiting,
     num_expected,
+    price_of_draft,
     rows_worth,
-    step_pays,
     token_s,
     verifying_pays,
     wait_limit_s,
@@ -497,17 +498,30 @@ def _is_worth_it(step: HomeStep, num_texts: int, p: float, step_s: float, prices
     """True if the step is to be made before the next pass.
 
     The first one, if drafts are right often enough, or were not tried on this text for long; a
-    further one, if it saves more time of passes than it costs. A policy that weighs no costs drafts
-    on: a chain to the end of its window, where there are no more steps; but no tree, which has no
-    end.
+    further one, if it saves more time of passes than it costs.
     """
-    if not step.policy.prices_waits and (step.is_first or step.policy.branches == 1):
-        return True
     if not step.is_first:
-        return step_pays(step.chance, step_s, prices.pass_s)
+        return step.chance >= least_at_home(step.policy, num_texts, p, step_s, prices)
+    if not step.policy.prices_waits:
+        return True
+    passes = prices.passes(num_texts)
     # After a new Open a text may be shorter than it was.
     if step.num_since is None or not 0 < step.num_since < TRY_AGAIN_AFTER:
         return True
-    passes = prices.passes(num_texts)
     each_s = token_s(passes.of(num_texts), num_texts, passes)
     return drafting_pays(p, step_s, num_texts * each_s)
+
+
+def least_at_home(policy: Policy, num_texts: int, p: float, step_s: float, prices: Prices) -> float:
+    """Return how likely a node must be for a drafter at home to draft below it; 0: it may be any.
+
+    num_texts  texts that share the passes
+    p          chance that the first draft of a token is right
+    step_s     seconds of a draft step
+
+    A policy that weighs no costs drafts on: a chain to the end of its window, where there are no
+    more steps; but no tree, which has no end.
+    """
+    if not policy.prices_waits and policy.branches == 1:
+        return 0.0
+    return max(TOO_UNLIKELY, price_of_draft(step_s, num_texts, prices.passes(num_texts)) / p)

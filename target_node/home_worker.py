@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class WithDrafter:
         self._executor = executor
         self._steps = Forwards(executor, heart, device, vocabulary_of(config), own_drafter.pass_s)
         self._drafter = drafting.Worker(config, own_drafter, self._steps, vocab_size, lambda: False)
-        known = drafting.known_of(own_drafter, device, HEADS_SOURCE)
+        known = replace(drafting.known_of(own_drafter, device, HEADS_SOURCE), is_at_home=True)
         self.dispatcher = Home(
             targets,
             drafting.machines_of(own_drafter, known, min(num_lanes, executor.lanes.count)),

@@ -61,7 +61,9 @@ class Node:
         known = Known(costs=Costs({1: PASS_S}))
         lanes = Lanes(self.num_lanes, CAPACITY)
         targets = Dispatcher(lanes, verifying.Schedule(lanes, known, num_per_pass=self.num_lanes))
-        of_heads = HeadsKnown(CAPACITY, HEADS_SOURCE, Passes({1: self.step_s}), is_head=True)
+        of_heads = HeadsKnown(
+            CAPACITY, HEADS_SOURCE, Passes({1: self.step_s}), is_head=True, is_at_home=True
+        )
         lanes = Lanes(self.num_lanes, CAPACITY, is_head=True)
         schedule = drafting.Schedule(lanes, of_heads, num_per_pass=self.num_lanes)
         heads: Any = Dispatcher(lanes, schedule)
@@ -106,16 +108,19 @@ class Node:
                 self.handle(DrafterDone())
             case ForDrafter(drafter.Compute(ticket, parts)):
                 self.turns.append("heads")
-                self.now += self.step_s
                 if self.turns.count("heads") - 1 == self.fails_at:
                     self.handle(DrafterFailed(was_step=True))
                     return True
-                children = []
-                for part in parts:
-                    seen = self.heads[part.feed.lane].run(part.feed)
-                    asked = seen[len(seen) - part.num_asked :]
-                    children.append(self.models.draft(part, asked, 0))
-                self.handle(DrafterDone(drafter.Proposed(ticket, tuple(children), 1)))
+                children = [self._drafted(part) for part in parts]
+                num_steps = 1
+                if (first := parts[0]).ahead:
+                    chain = list(children[0])
+                    while first.is_followed(chain):
+                        chain += self._drafted(first.after(chain))
+                    children, num_steps = [tuple(chain)], len(chain)
+                self.now += num_steps * self.step_s
+                proposed = drafter.Proposed(ticket, tuple(children), 1, num_steps)
+                self.handle(DrafterDone(proposed))
                 return True
             case target.Compute(ticket, parts):
                 self.turns.append("target")
@@ -132,6 +137,10 @@ class Node:
             case _:
                 raise AssertionError(f"unknown action {action}")
         return False
+
+    def _drafted(self, part: drafter.Part) -> tuple[drafter.Children, ...]:
+        seen = self.heads[part.feed.lane].run(part.feed)
+        return self.models.draft(part, seen[len(seen) - part.num_asked :], 0)
 
     def verdicts(self, session: int = 1) -> list[Verdict]:
         """What was said of a text."""
