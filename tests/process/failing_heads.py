@@ -1,4 +1,4 @@
-"""A target whose heads fail after some steps, in the way that SLIPSTREAM_TEST_FAILURE names.
+"""A target whose drafter fails after some steps, in the way that SLIPSTREAM_TEST_FAILURE names.
 
 After how many, SLIPSTREAM_TEST_FAILING_STEP may say.
 """
@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 from engine.forward.forward import Output
-from engine.heads.eagle import EagleExecutor
-from engine.heads.medusa_executor import MedusaExecutor
 from node.starting import start
 from target_node import home_worker as heads
 from target_node.__main__ import load_serve
@@ -39,26 +37,25 @@ WAYS: dict[str, Callable[[Output], Output]] = {one.__name__: one for one in (mem
 
 
 def main() -> int:
-    """A node whose heads fail when they have drafted for a while."""
+    """A node whose drafter fails when it has drafted for a while."""
     fail, begin = WAYS[os.environ["SLIPSTREAM_TEST_FAILURE"]], heads.WithDrafter.__init__
     failing_step = int(os.environ.get("SLIPSTREAM_TEST_FAILING_STEP", FAILING_STEP))
     steps = 0
 
-    def spoil(kind: Any) -> None:
-        forward = kind.forward
+    def spoil(executor: Any) -> None:
+        forward = executor.forward
 
-        def failing(self: Any, *args: Any) -> Output:
+        def failing(*args: Any) -> Output:
             nonlocal steps
             steps += 1
-            made = forward(self, *args)
+            made = forward(*args)
             return fail(made) if steps > failing_step else made
 
-        kind.forward = failing
+        executor.forward = failing
 
-    def begin_to_count(self: Any, *args: Any) -> None:
-        for kind in (EagleExecutor, MedusaExecutor):
-            spoil(kind)
-        begin(self, *args)
+    def begin_to_count(self: Any, config: Any, engine: Any, own_drafter: Any, *args: Any) -> None:
+        spoil(own_drafter.executor)
+        begin(self, config, engine, own_drafter, *args)
 
     heads.WithDrafter.__init__ = begin_to_count  # type: ignore[method-assign]
     return start("target", load_serve)

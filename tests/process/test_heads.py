@@ -1,4 +1,7 @@
-"""Heads of the embedded target as draft sources: fewer passes, the same text, wherever they run."""
+"""Heads of the embedded target as draft sources: fewer passes, the same text, wherever they run.
+
+So for a draft model in the target's process.
+"""
 
 import os
 import signal
@@ -26,6 +29,7 @@ SAMPLED = SamplingParams(temperature=0.8, seed=7, max_tokens=64, ignore_eos=True
 AR = SpeculationConfig(policy="ar")
 TREE = SpeculationConfig(policy="tree", adaptive=False)
 PLACES = [
+    (FLOAT32.drafter, "target"),
     (MEDUSA, "target"),
     (EAGLE, "own"),
     (EAGLE3, "target"),

@@ -44,6 +44,8 @@ def written(pair: Pair, speculation: SpeculationConfig) -> list[list[int]]:
         # They may draft again: memory that is missing now may be there later.
         ("memory", "eagle", "the target: memory was missing in the middle of a text (CUDA out of"),
         ("shapes", "medusa", "the target: its drafter has failed, and drafts no more: mat1 and"),
+        ("shapes", "drafter", "the target: its drafter has failed, and drafts no more: mat1 and"),
+        ("nan", "drafter", "the target: its model computes numbers that are not finite"),
         ("nan", "eagle3", "the target: its head"),
     ],
 )
