@@ -10,8 +10,9 @@ decoding would do if the host took no time.
 Without --policy these are compared, turn by turn over the same texts: `ar`,
 `sync:best`, `sync, one process:best` (both models in one loop, as others run it), `tree`, `tree:16`
 and `auto`. A number after the colon is K; `best` is the K that is fastest in two texts that are not
-counted. Every text must be what the target alone would write. `host_time.py` says what critical
-host time is, `summary.py` when a figure is void.
+counted. `tree, at home`: the drafter runs in the target's process, and both take turns on one
+device; --shared says how two processes share one. Every text must be what the target alone would
+write. `host_time.py` says what critical host time is, `summary.py` when a figure is void.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from lab.synthetic.running import (
     BEST,
     IN_ONE_PROCESS,
     Costs,
+    is_at_home,
     is_in_one_process,
     speculation_of,
     started,
@@ -50,14 +52,16 @@ class Writes(Protocol):
 
 
 class Either:
-    """Generates each text in three processes, or in one process if its policy says so."""
+    """Generates each text where its policy's name says: in three processes, one, or at home."""
 
-    def __init__(self, pair: Writes, one: Writes) -> None:
-        self._pair, self._one = pair, one
+    def __init__(self, pair: Writes, one: Writes, home: Writes) -> None:
+        self._pair, self._one, self._home = pair, one, home
 
     def write(self, policy: str, prompt: tuple[int, ...], request: SamplingParams) -> Made:
         """Generate and return a text. Asserts that it is what the target alone would write."""
         writer = self._one if is_in_one_process(policy) else self._pair
+        if is_at_home(policy):
+            writer = self._home
         return writer.write(policy, prompt, request)
 
 
@@ -150,6 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="NUMBER", help="0, the default: greedy"
     )
+    parser.add_argument(
+        "--shared",
+        choices=("", "turns", "both"),
+        default="",
+        help="both models share one device: in turns, or both at once, which stretches a pass "
+        "(`shared_device.py`); default: each has its own",
+    )
     parser.add_argument("--json", action="store_true", help="write one JSON object, no table")
     given = parser.parse_args(arguments)
     policies = list(dict.fromkeys(given.policy or POLICIES))
@@ -157,9 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in policies:
             speculation_of(name)
         load = Load()
-        with started_in_one_process(given.costs) as one, started(given.costs) as pair:
+        with (
+            started_in_one_process(given.costs) as one,
+            started(given.costs, at_home=True) as home,
+            started(given.costs, sharing=given.shared) as pair,
+        ):
             made = measured(
-                Either(pair, one),
+                Either(pair, one, home),
                 policies,
                 num_texts=given.texts,
                 num_tokens=given.tokens,
@@ -178,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "target_ms": given.costs.target_ms,
             "draft_ms": given.costs.draft_ms,
             "temperature": given.temperature,
+            "shared": given.shared,
             "num_tokens": given.tokens,
             "policies": [one.as_json() for one in summaries],
         }

@@ -1,6 +1,7 @@
 """Generates texts on a synthetic pair; checks that each is what its target alone would write."""
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from coordinator.launching.launcher import Launcher
 from engine.choice.sampling import sampling_of
 from lab.synthetic.host_time import Launch
 from lab.synthetic.model import text_after
+from lab.synthetic.shared_device import SHARED, Sharing
 from lab.synthetic.summary import Made
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import Role
@@ -26,6 +28,7 @@ NOTES_LIMIT_S = 5.0  # most seconds until a node has written its launches after 
 OURS = "coordinator"
 BEST = ":best"  # end of a policy's name: find the fastest K
 IN_ONE_PROCESS = ", one process"
+AT_HOME = ", at home"  # end of a policy's name: the drafter runs in the target's process
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ def speculation_of(name: str) -> SpeculationConfig:
     Raises ConfigurationError, also for a policy that does not run in one process.
     """
     policy, _, k = name.removesuffix(BEST).partition(":")
-    settings: dict[str, str | int] = {"policy": policy.removesuffix(IN_ONE_PROCESS)}
+    bare = policy.removesuffix(IN_ONE_PROCESS).removesuffix(AT_HOME)
+    settings: dict[str, str | int] = {"policy": bare}
     if k:
         settings["num_speculative_tokens"] = int(k) if k.isdecimal() else k
     found = SpeculationConfig(**settings)  # type: ignore[arg-type]
@@ -57,6 +61,11 @@ def speculation_of(name: str) -> SpeculationConfig:
 def is_in_one_process(name: str) -> bool:
     """True if this is the name of a policy that runs in the process with both models."""
     return name.partition(":")[0].endswith(IN_ONE_PROCESS)
+
+
+def is_at_home(name: str) -> bool:
+    """True if this is the name of a policy whose drafter runs in the target's process."""
+    return name.partition(":")[0].endswith(AT_HOME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,7 @@ class SyntheticPair:
             launches={
                 str(role): self._launches(role)
                 for role in Role
-                if role is Role.TARGET or speculation.drafts
+                if not is_at_home(policy) and (role is Role.TARGET or speculation.drafts)
             },
         )
 
@@ -145,14 +154,22 @@ def cpu_s_of(pid: int) -> float:
 
 
 @contextmanager
-def started(costs: Costs) -> Iterator[SyntheticPair]:
-    """Start a synthetic pair, yield it, and end it. Raises what starting a pair may raise."""
+def started(
+    costs: Costs, *, at_home: bool = False, sharing: Sharing = ""
+) -> Iterator[SyntheticPair]:
+    """Start a synthetic pair, yield it, and end it. Raises what starting a pair may raise.
+
+    at_home  the drafter runs in the target's process
+    sharing  how two processes share one device; "": each has its own
+    """
+    os.environ[SHARED] = sharing
     with tempfile.TemporaryDirectory(prefix="synthetic-") as name:
         config = PairConfig(
             target=name,
             drafter=name,
             target_device="cpu",
-            drafter_device="cpu",
+            drafter_device="" if at_home else "cpu",
+            drafter_home="target" if at_home else "",
             simulate_target_ms=costs.target_ms,
             simulate_draft_ms=costs.draft_ms,
         )
