@@ -28,6 +28,10 @@ verdict the drafter makes as many draft steps as the target waits for, and none 
 (`takes_turns`). A drafter that drafted on would slow the pass by more than its drafts are worth
 (docs/LOG.md).
 
+Two processes on one GPU have no cores to choose, but the same question: the two places are then
+two ways. `APART`: the drafter drafts while a pass runs, and both are slower for it; `SHARED`: the
+models take turns. Which is faster depends on the GPU, and on whether kernels of both overlap (MPS).
+
 A target on devices that the user has named keeps its cores. Its places are then numbers of threads:
 as many as timing has chosen (`SHARED`), and one less (`APART`), for when other work takes a core.
 

@@ -42,6 +42,8 @@ class NodeConfig:
     placement       of a target: which cores its passes use, where nobody has named a device
     shared_device   of a target: all cores that it may use, the drafter's among them; filled in by
                     the launcher; "": those of `device` alone
+    shares_gpu      of a target: the drafter's process computes on the same GPU; filled in by the
+                    launcher
     max_model_len   most tokens of a text; 0: the model's own limit
     fixed_rows      reproducible mode: number of rows of every decoding pass; 0: off
     simulated_ms    imitated duration of a forward pass; 0: it takes the time that it takes here
@@ -84,6 +86,7 @@ class NodeConfig:
     peer_device: str | None = None
     placement: Placement = "auto"
     shared_device: str = ""
+    shares_gpu: bool = False
     max_model_len: int = 0
     fixed_rows: int = 0
     simulated_ms: float = 0.0

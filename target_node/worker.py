@@ -27,7 +27,7 @@ from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.lanes import Lanes
 from node.loading import placing_of
 from node.loop import Launched, Loop
-from node.placing import Place
+from node.placing import Place, Placing
 from node.process import Heart
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Role, Rule, Welcome
@@ -66,7 +66,7 @@ def serve(
     known = Known(
         fixed_rows=engine.executor.fixed_rows,
         costs=Costs(device.at_least(engine.pass_s), {k: v for k, v in elsewhere.items() if v}),
-        placing=None if places is None else placing_of(places, config.placement),
+        placing=_placing(config, places),
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
         scored_chunk=scored_rows(engine.loaded.vocab_size),
     )
@@ -88,6 +88,13 @@ def serve(
         *(worker.launch, welcome.vocab_size, heart),
     )
     both.loop(connection, heart, own).run(has_lifeline=has_lifeline)
+
+
+def _placing(config: NodeConfig, places: Places | None) -> Placing | None:
+    """Return what decides where passes run, or whether models take turns; None: nothing does."""
+    if places is not None:
+        return placing_of(places, config.placement)
+    return Placing(has_drafters_core=True) if config.shares_gpu else None
 
 
 class Worker:

@@ -271,11 +271,9 @@ class Launcher:
 
     def _share_gpu(self, config: NodeConfig) -> None:
         """Start NVIDIA MPS once both nodes share a GPU, so that their kernels overlap."""
-        if self._has_tried_mps or self._is_alone or config.peer_device is None:
+        if self._has_tried_mps or not self._shares_gpu(config, config.device):
             return
         own = gpus_of(config.device, config.tensor_parallel_size)
-        if not own & gpus_of(_peer_device(config), config.peer_size):
-            return
         visible = visible_gpus()
         if shared := [number for number in sorted(own) if number < len(visible)]:
             self._has_tried_mps = True
@@ -327,6 +325,7 @@ class Launcher:
             config,
             device=device,
             shared_device=shared,
+            shares_gpu=config.role is Role.TARGET and self._shares_gpu(config, device),
             dtype=dtype or config.dtype,
             parent_pid=os.getpid(),
             peer_bytes=config.peer_bytes * self._shares_memory(config, device),
@@ -339,8 +338,14 @@ class Launcher:
         theirs = _peer_device(config)
         if device.startswith("cpu"):
             return theirs.startswith("cpu")
+        return self._shares_gpu(config, device)
+
+    def _shares_gpu(self, config: NodeConfig, device: str) -> bool:
+        """True if the other node computes on one of the node's GPUs."""
         own = gpus_of(device, config.tensor_parallel_size)
-        return bool(own & gpus_of(theirs, config.peer_size))
+        if not own or self._is_alone or config.peer_device is None:
+            return False
+        return bool(own & gpus_of(_peer_device(config), config.peer_size))
 
     def _may_share(self, config: NodeConfig) -> bool:
         """True for a target that may leave the default cores, or go back to them, in mid-text.

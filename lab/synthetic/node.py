@@ -41,6 +41,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     worker.Loop = partial(watched_loop, folder / f"{config.role}.jsonl")
     sharing: Any = os.environ.get(SHARED, "")
     worker.SimulatedDevice = SimpleNamespace(of=maker_of(sharing))
+    config = replace(config, shares_gpu=bool(sharing) and config.role is Role.TARGET)
     engine = engine_of(folder)
     if config.home_drafter:
         engine = replace(engine, home_drafter=engine_of(folder))

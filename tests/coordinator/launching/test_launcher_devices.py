@@ -77,3 +77,21 @@ def test_the_other_models_size_counts_only_on_a_device_that_both_use(
     config = replace(TARGET, device=device, peer_device=peer, peer_bytes=7)
     assert launcher._completed(config).peer_bytes == counted
     assert launcher._completed(replace(config, peer_device=None)).peer_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "peer", "role", "shares"),
+    [
+        ("cuda:0", "cuda:0", Role.TARGET, True),
+        ("cuda:0-1", "cuda:1", Role.TARGET, True),
+        ("cuda:0", "cuda:1", Role.TARGET, False),
+        ("cuda:0", None, Role.TARGET, False),
+        ("cpu:0", "cpu:0", Role.TARGET, False),
+        ("cuda:0", "cuda:0", Role.DRAFTER, False),
+    ],
+)
+def test_a_target_is_told_that_the_drafter_computes_on_its_gpu(
+    device: str, peer: str | None, role: Role, *, shares: bool, launcher: Launcher
+) -> None:
+    config = replace(TARGET, role=role, device=device, peer_device=peer)
+    assert launcher._completed(config).shares_gpu is shares

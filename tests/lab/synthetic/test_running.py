@@ -1,6 +1,7 @@
 """The synthetic pair as it is started: real processes write what the target alone would."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,21 +10,28 @@ from lab.synthetic.__main__ import Either, main, measured, with_best_k
 from lab.synthetic.host_time import Launch
 from lab.synthetic.one_process import started_in_one_process
 from lab.synthetic.running import Costs, started
+from lab.synthetic.shared_device import STRETCH, SharedDevice, Sharing
 from lab.synthetic.summary import Made, Summary, median_interval, summarised, table
+from proto.messages import Role
 
 LAUNCH = Launch(1.0, 1.0002, 1.005)
 
 
 @pytest.mark.process
 def test_every_policy_writes_what_the_target_alone_would_and_is_measured() -> None:
-    policies = ("ar", "sync:3", "sync, one process:3", "tree")
+    policies = ("ar", "sync:3", "sync, one process:3", "tree", "tree, at home", "sync, at home:3")
     costs = Costs(2.0, 1.0)
-    with started_in_one_process(costs) as one, started(costs) as pair:
-        both = Either(pair, one)
+    with (
+        started_in_one_process(costs) as one,
+        started(costs, at_home=True) as home,
+        started(costs) as pair,
+    ):
+        both = Either(pair, one, home)
         sampled = measured(both, policies, num_texts=1, num_tokens=40, temperature=0.7)
         greedy = measured(both, policies, num_texts=1, num_tokens=40, temperature=0.0)
     assert {one.policy for one in sampled} == set(policies)
-    plain, sync, one_loop, tree = summarised(greedy)
+    plain, sync, one_loop, tree, home_tree, home_sync = summarised(greedy)
+    assert home_tree.tokens_per_pass > 1 < home_sync.tokens_per_pass
     assert plain.tokens_per_pass == 1 < sync.tokens_per_pass
     assert one_loop.tokens_per_pass > 1
     assert set(one_loop.critical_us) == {"one process"}
@@ -33,6 +41,31 @@ def test_every_policy_writes_what_the_target_alone_would_and_is_measured() -> No
     assert all(share > 0 for share in tree.cores.values())
     json.dumps(tree.as_json())
     assert any("tree" in line for line in table([plain, sync, one_loop, tree]))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("sharing", ["turns", "both"])
+def test_two_processes_that_share_a_device_write_the_same(sharing: Sharing) -> None:
+    with started(Costs(2.0, 1.0), sharing=sharing) as pair:
+        measured(pair, ("sync:3", "auto"), num_texts=2, num_tokens=60, temperature=0.7)
+
+
+def test_on_a_shared_device_one_waits_for_the_other_or_is_stretched(tmp_path: Path) -> None:
+    def devices(sharing: Sharing) -> tuple[SharedDevice, SharedDevice]:
+        path = tmp_path / sharing
+        return (
+            SharedDevice(0.010, 0.0, path=path, role=Role.TARGET, sharing=sharing),
+            SharedDevice(0.002, 0.0, path=path, role=Role.DRAFTER, sharing=sharing),
+        )
+
+    target, drafter = devices("turns")
+    assert target.end_of(1.0, 1)[0] == pytest.approx(1.010)
+    assert drafter.end_of(1.001, 1)[0] == pytest.approx(1.012), "it waits for the pass"
+    assert target.end_of(1.010, 1)[0] == pytest.approx(1.022), "and the pass for it"
+    target, drafter = devices("both")
+    assert target.end_of(1.0, 1)[0] == pytest.approx(1.010)
+    assert drafter.end_of(1.009, 1)[0] == pytest.approx(1.011)
+    assert target.end_of(1.010, 1)[0] == pytest.approx(1.020 + 0.001 * (1 - 1 / STRETCH))
 
 
 def test_a_policy_that_never_has_a_draft_accepted_is_not_measured() -> None:
