@@ -78,6 +78,25 @@ def claim(name: str) -> torch.device:
     return device
 
 
+def threads_on(device: torch.device) -> int:
+    """Return on how many threads torch computes on this device; 0: it is no CPU."""
+    return torch.get_num_threads() if device.type == "cpu" else 0
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Let torch compute on so many threads until the end of the block; 0: on as many as before."""
+    before = torch.get_num_threads() if count else 0
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def pin(name: str) -> None:
     """Bind this process to the cores of `cpu:...`, one torch thread each, or to GPU N for `cuda:N`.
 

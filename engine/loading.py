@@ -114,7 +114,7 @@ class Engine:
                  (`exact.py`); else ""
     home_drafter  the engine of a drafter in the target's process; None: there is none
     places       the CPU cores between which passes may move; None: there is no choice
-    num_threads  torch threads of its passes on a CPU; 0: as many as the process has
+    num_threads  of a model that is not alone in its process: torch threads of its passes; 0: all
     """
 
     executor: Executor
@@ -200,7 +200,6 @@ def load_engine(
         pass_s=pass_s,
         device=",".join(devices),
         bits=bits,
-        num_threads=torch.get_num_threads() if loaded.device.type == "cpu" else 0,
     )
 
 

@@ -9,6 +9,7 @@ from typing import NoReturn, Protocol
 
 from engine.checkpoint.files import one_line
 from engine.cpu_library import compile_in_background, library_name
+from engine.device import threads_on
 from engine.errors import EngineError, OutOfMemory, RankError, lacks_memory
 from engine.fastest import FASTEST
 from engine.heads.head_loading import LoadedHead, load_head_engine
@@ -122,25 +123,30 @@ def _without_room(config: NodeConfig, error: RuntimeError | MemoryError) -> str:
     )
 
 
+def _load_head(config: NodeConfig, say: Callable[[str], None]) -> Engine:
+    """Return the engine of a drafter that is a head."""
+    vocabulary_of(config)  # now, so that no text waits for it
+    return load_head_engine(
+        config.model,
+        revision=config.revision,
+        target=config.target,
+        target_revision=config.target_revision,
+        dtype=config.dtype,
+        device=config.device,
+        max_len=config.max_model_len,
+        part=_part(config),
+        utilization=_utilization(config),
+        num_lanes=config.max_num_seqs,
+        warm_rows=TIMED_ROWS[config.role],
+        num_children=RECORDED_CHILDREN,
+        say=say,
+        quantization=config.quantization,
+    )
+
+
 def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
-    if config.role is Role.DRAFTER and config.target:  # the model is a head
-        vocabulary_of(config)  # now, so that no text waits for it
-        return load_head_engine(
-            config.model,
-            revision=config.revision,
-            target=config.target,
-            target_revision=config.target_revision,
-            dtype=config.dtype,
-            device=config.device,
-            max_len=config.max_model_len,
-            part=_part(config),
-            utilization=_utilization(config),
-            num_lanes=config.max_num_seqs,
-            warm_rows=TIMED_ROWS[config.role],
-            num_children=RECORDED_CHILDREN,
-            say=say,
-            quantization=config.quantization,
-        )
+    if config.role is Role.DRAFTER and config.target:
+        return _load_head(config, say)
     home = _home_model(config, say)
     engine = load_engine(
         config.model,
@@ -169,8 +175,11 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
     if home is not None:
         refuse_other_tokenizer(home, engine)
         return replace(engine, home_drafter=home)
-    if not config.home_drafter:
-        return engine
+    return _with_heads(engine, config, say) if config.home_drafter else engine
+
+
+def _with_heads(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> Engine:
+    """Return a target's engine with the heads that its config names."""
     say("loading heads")
     heads = load_head_engine(
         config.home_drafter,
@@ -200,7 +209,7 @@ def _home_model(config: NodeConfig, say: Callable[[str], None]) -> Engine | None
     if not name or head_kind_of(name, revision) is not None:
         return None
     say("loading the draft model")
-    return load_engine(
+    engine = load_engine(
         name,
         revision=revision,
         dtype=config.home_dtype or (FASTEST if config.device.startswith("cpu") else config.dtype),
@@ -218,6 +227,7 @@ def _home_model(config: NodeConfig, say: Callable[[str], None]) -> Engine | None
         chains=CHAINS,
         quantization=config.home_quantization,
     )
+    return replace(engine, num_threads=threads_on(engine.loaded.device))
 
 
 def refuse_other_tokenizer(drafter: Engine, target: Engine) -> None:
@@ -225,8 +235,8 @@ def refuse_other_tokenizer(drafter: Engine, target: Engine) -> None:
     ours, theirs = _fingerprint(drafter), _fingerprint(target)
     if not ours.is_like(theirs):
         raise ModelError(
-            f"{drafter.loaded.name} has another tokenizer than the target: what it says is "
-            "translated only by a drafter with a process of its own (--drafter-home own)"
+            f"{drafter.loaded.name} has another tokenizer than the target: it needs a process of "
+            "its own (--drafter-home own)"
         )
 
 

@@ -19,7 +19,8 @@ that drafts it is another question than alone.
     a pass of the trial was far slower   -> the trial ends early
 
 A trial that was lost is repeated after so much time that all trials together cost about SPENT of
-it. The first one comes early, unless the times at load say that it would cost more. Tokens are the
+it. The first one comes early, unless the times at load say that it would cost more, and at once in
+a crowd. Tokens are the
 expected number by the chances of the drafts, because which drafts happen to be right differs more
 from pass to pass than what places make of it.
 
@@ -281,19 +282,30 @@ class Placing:
         return self.first(is_drafted=is_drafted) if contest is None else contest.place
 
     def passed(
-        self, kind: Hashable, place: Place, tokens: float, seconds: float, *, is_drafted: bool
+        self,
+        kind: Hashable,
+        place: Place,
+        tokens: float,
+        seconds: float,
+        *,
+        is_drafted: bool,
+        is_crowd: bool = False,
     ) -> None:
-        """Note a pass of this kind that has ended; see `Contest.passed`."""
-        self._contest(kind, is_drafted=is_drafted).passed(place, tokens, seconds)
+        """Note a pass of this kind that has ended; see `Contest.passed`.
 
-    def _contest(self, kind: Hashable, *, is_drafted: bool) -> Contest:
+        is_crowd  several texts share it
+        """
+        contest = self._contest(kind, is_drafted=is_drafted, is_crowd=is_crowd)
+        contest.passed(place, tokens, seconds)
+
+    def _contest(self, kind: Hashable, *, is_drafted: bool, is_crowd: bool) -> Contest:
         key = (kind, is_drafted)
         contest = self._contests.pop(key, None)
         if contest is None:
             standing = self.first(is_drafted=is_drafted)
-            contest = Contest(
-                standing, pause_s=self._first_pause_s(standing, is_drafted=is_drafted)
-            )
+            # A crowd also keeps the coordinator busy, of which the times at load know nothing.
+            known_s = self._first_pause_s(standing, is_drafted=is_drafted)
+            contest = Contest(standing, pause_s=0.0 if is_crowd else known_s)
         self._contests[key] = contest
         if len(self._contests) > MAX_KINDS:
             del self._contests[next(iter(self._contests))]

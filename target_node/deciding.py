@@ -433,7 +433,7 @@ def _cores(view: View, texts: Sequence[TextView | Reader]) -> Cores | None:
     is_drafted = any(text.policy.has_drafter and not text.rests for text in texts)
     kind = crowd(len(texts)), texts[0].policy if is_drafted else None
     place = placing.place_for(kind, is_drafted=is_drafted)
-    counts = not any(text.is_trial for text in texts)
+    counts = not (is_drafted and any(text.is_trial for text in texts))
     return Cores(kind, is_drafted, place, counts, placing.takes_turns(place))
 
 

@@ -1,15 +1,13 @@
 """Runs a drafter beside the target's model, in one process and on one device."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from drafter_node import compute as drafter
 from drafter_node import worker as drafting
 from engine.checkpoint.files import one_line
+from engine.device import on_threads
 from engine.loading import Engine
 from node.entrance import Entrance, Own
 from node.events import CopyPrefix, MoveRows, Wipe
@@ -66,23 +64,10 @@ class WithDrafter:
         """Start a pass of the target, or run an action for the drafter; return its result."""
         if isinstance(action, target.Compute):
             return self._launch(action)
-        with self._own_threads():
+        with on_threads(self._num_threads):  # as many as are fastest for the drafter
             done = self._ask(action)
         self._steps.wait()
         return Launched(done)
-
-    @contextmanager
-    def _own_threads(self) -> Iterator[None]:
-        """Let the drafter compute on as many threads as are fastest for it."""
-        before = torch.get_num_threads() if self._num_threads else 0
-        if before == self._num_threads:
-            yield
-            return
-        torch.set_num_threads(self._num_threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
     def _ask(self, action: ForDrafter) -> Event:
         was_step = isinstance(action.action, drafter.Compute)

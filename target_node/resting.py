@@ -15,10 +15,12 @@ before it. If drafts make far more, no trial is made, since it would cost a shor
 its passes; the first stretch of the greatest length ends with a trial all the same.
 
 The first passes of a stretch do not count, because the drafter learns only from the next verdict
-whether it rests. After a rest it first has to read the text that it missed, so a stretch with it
-begins with the first draft that arrives, if one arrives at all. Measurements are kept for each kind
-of text (policy and temperature), since acceptance differs between kinds, and by how many texts
-share the passes (their crowd); if drafts did not pay in a small crowd, a larger one begins without.
+whether it rests. In a crowd more of them do not count: first it has to be found out on which cores
+passes without drafts are fastest there (`node/placing.py`). After a rest it first has to read the
+text that it missed, so a stretch with it begins with the first draft that arrives, if one arrives
+at all. Measurements are kept for each kind of text (policy and temperature), since acceptance
+differs between kinds, and by how many texts share the passes (their crowd); if drafts did not pay
+in a small crowd, a larger one begins without.
 
 A stretch goes one of four ways, and when it ends:
 
@@ -39,6 +41,7 @@ from node.costs import crowd
 from proto.messages import Open, Rule
 
 SETTLE_RESTING, SETTLE_DRAFTING = 2, 8  # passes at the start of a stretch that do not count
+SETTLE_IN_CROWD = 40  # the same at the start of a rest where several texts share the passes
 LONGEST_STRETCH = 1536
 MEASURED = 96  # passes at the end of a stretch that count
 TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # passes of a trial; with drafts the speed varies more
@@ -46,6 +49,7 @@ FAR = 1.25  # a trial of drafts is cut short where plain passes are so many time
 CLEARLY = 1.05  # one way must be so many times faster than the other to be clearly faster
 FORESEEN = 1.25  # the same where plain passes were only timed at load, perhaps too slow
 NUM_TO_SUSPECT = 16  # passes that must count before drafts can look slower than none
+NUM_IN_CROWD = 6  # the same where each pass has several texts, so that chance averages out
 LONGEST_SILENCE = 512  # most passes that are not counted while a drafter reads after its rest
 MAX_KINDS = 64
 
@@ -64,6 +68,7 @@ class Course:
     """The measurements of one kind of text, and whether its drafter should rest now.
 
     way      of the current stretch
+    is_crowd  several texts share the passes
     first    length in passes of the first stretch, and of one that begins after a change
     stretch  length of the next stretch that is no trial
     """
@@ -71,6 +76,7 @@ class Course:
     first: int
     stretch: int
     way: Way = Way.DRAFTING
+    is_crowd: bool = False
     num_silent: int = LONGEST_SILENCE  # passes since the drafter's rest without a draft from it
     num_passes: int = 0  # passes of this stretch
     num_counted: int = 0  # those of them that count
@@ -117,7 +123,7 @@ class Course:
             self.num_silent += 1
             return
         self.num_passes += 1
-        settle = min(self.first, SETTLE_RESTING if self.rests else SETTLE_DRAFTING)
+        settle = min(self.first, self._settle)
         left = settle + self.length - self.num_passes
         if self.num_passes <= settle or not 0 <= left < MEASURED:
             return
@@ -129,9 +135,19 @@ class Course:
             self._next(self.num_tokens / self.seconds)
 
     @property
+    def _settle(self) -> int:
+        if not self.rests:
+            return SETTLE_DRAFTING
+        return SETTLE_IN_CROWD if self.is_crowd else SETTLE_RESTING
+
+    @property
+    def _num_to_suspect(self) -> int:
+        return NUM_IN_CROWD if self.is_crowd else NUM_TO_SUSPECT
+
+    @property
     def _looks_slow(self) -> bool:
         """True if drafts seem slower than plain passes, and no trial has shown otherwise."""
-        if self.way is not Way.DRAFTING or self.num_counted < NUM_TO_SUSPECT:
+        if self.way is not Way.DRAFTING or self.num_counted < self._num_to_suspect:
             return False
         if True in self.rates and self.rates[True] <= self.rates[False]:
             return False
@@ -140,7 +156,7 @@ class Course:
     @property
     def _has_failed(self) -> bool:
         """True if a trial of drafts is so much slower than plain passes that it need not go on."""
-        if self.way is not Way.TRYING_DRAFTS or self.num_counted < NUM_TO_SUSPECT:
+        if self.way is not Way.TRYING_DRAFTS or self.num_counted < self._num_to_suspect:
             return False
         return self.num_tokens * FAR < self.rates[True] * self.seconds
 
@@ -202,7 +218,7 @@ class Courses:
         course = self._courses.pop(key, None)
         if course is None:
             way = Way.RESTING if self._rests_below(*key) else Way.DRAFTING
-            course = Course(first, first, way)
+            course = Course(first, first, way, is_crowd=key[1] > 1)
         self._courses[key] = course  # the newest comes last
         if len(self._courses) > MAX_KINDS:
             del self._courses[next(iter(self._courses))]

@@ -350,5 +350,7 @@ class Schedule:
         placing, cores = self._known.placing, launched.cores
         if placing is not None and cores is not None and cores.counts:
             placing.passed(
-                cores.kind, cores.place, launched.chances, round_s, is_drafted=cores.is_drafted
+                *(cores.kind, cores.place, launched.chances, round_s),
+                is_drafted=cores.is_drafted,
+                is_crowd=len(launched.texts) > 1,
             )

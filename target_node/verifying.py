@@ -317,6 +317,9 @@ class Verifying:
             self._least_chance = least_chance(self._num_texts, prices)
             return
         self._least_chance = 0.0
+        if cause is not None:
+            self._num_awaited = min(policy.launch_min, most)
+            return
         self._num_awaited = num_worth_awaiting(
             *(policy, most),
             is_hit=self._is_hit,

@@ -115,6 +115,8 @@ class Router:
     ) -> tuple[NodeId, ...] | None:
         """Return the nodes to which this frame is passed on, undecoded; None: it is dropped.
 
+        A verdict is passed on to nobody while the text's drafters rest (`text/rest.py`).
+
         Drafts and features are not decoded in time, so their sender is noted as alive in this call.
 
         Raises RemoteProtocolError, and OutsideError if its first fields are not its sender's.
@@ -129,8 +131,10 @@ class Router:
             self.registry.lives(node_id, now)
         if why := text.breach_of_life(node_id, incarnation):
             raise OutsideError(f"{kind.__name__} with {why}")
-        if kind is not Draft:
-            return self.registry.readers(text.drafters) if kind is Features else text.drafters
+        if kind is Features:
+            return self.registry.readers(text.drafters)
+        if kind is Verdict:
+            return NOBODY if text.timed.machine.holds_back else text.drafters
         if not self.registry.is_source(node_id, source):
             raise OutsideError(f"Draft with source {source}, which is not its own")
         return text.targets if text.flow.passes(node_id, frame) else None

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
+from coordinator.text.rest import Rest
 from coordinator.text.session_events import Action as Action
 from coordinator.text.session_events import DraftArrived as DraftArrived
 from coordinator.text.session_events import Emit as Emit
@@ -171,6 +172,7 @@ class Session:
         self.text = CommittedText(key, prompt)
         self.counts = SessionCounts()
         self._watch = Watch(len(prompt)) if is_watched else None
+        self._rest = Rest()  # of its drafters
         # None: no prompt logprobs are wanted.
         self._prompt_scores = PromptScores(len(prompt)) if sampling.scores_prompt else None
         self.drafter_lost_at: int | None = None  # generated tokens when the drafter was lost
@@ -211,10 +213,21 @@ class Session:
         return self._watch is not None
 
     def mark_for(self, node: NodeId) -> SessionMark:
-        """Return a mark for a heartbeat: the text's length, hash and the node's incarnation."""
+        """Return a mark for a heartbeat: the text's length, hash and the node's incarnation.
+
+        For a drafter that rests it is the text as that drafter should know it.
+        """
         told = self._told.get(node)
         incarnation = 0 if told is None else told.incarnation
-        return SessionMark(self.session, incarnation, len(self.text), self.text.root)
+        known = len(self.text), self.text.root
+        if told is not None and told.role is Role.DRAFTER and self._rest.known is not None:
+            known = self._rest.known
+        return SessionMark(self.session, incarnation, *known)
+
+    @property
+    def holds_back(self) -> bool:
+        """True if the text's drafters rest, and are not told the next verdict as it comes."""
+        return self._rest.known is not None
 
     def node_of(self, incarnation: int) -> NodeId | None:
         """Return the node to which the Open with this incarnation was sent; None: there was none.
@@ -299,6 +312,8 @@ class Session:
         self._incarnation += 1
         self._lives[self._incarnation] = node
         self._told[node] = _Told(role, self._incarnation, now)
+        if role is Role.DRAFTER:
+            self._rest.end()
         if role is Role.TARGET:
             self._owed_since = self._passed_at = now
             if self.rule is not Rule.COUPLED and self._has_begun:
@@ -460,7 +475,20 @@ class Session:
         if self._watch is not None:
             spans = self._watch.passed(verdict, self.text, len(tokens), num_accepted, now)
             emit = replace(emit, spans=spans)
-        return [emit] if reason is None else [emit, *self._end(Finish(reason))]
+        if reason is not None:
+            return [emit, *self._end(Finish(reason))]
+        return [emit, *self._tell_drafters(verdict)]
+
+    def _tell_drafters(self, verdict: Verdict) -> list[Action]:
+        """Return what the text's drafters are told now that their rest ends; [] if it does not.
+
+        Heads are told every verdict, because they get the features of every token.
+        """
+        told = None if self._layers else self._rest.after(verdict, self.text)
+        if told is None:
+            return []
+        drafters = [node for node, one in self._told.items() if one.role is Role.DRAFTER]
+        return [Send(node, told) for node in drafters]
 
     def _lacks_logprobs(self, verdict: Verdict) -> bool:
         """True if logprobs are missing that should have come by now."""
