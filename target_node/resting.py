@@ -20,7 +20,8 @@ passes without drafts are fastest there (`node/placing.py`). After a rest it fir
 text that it missed, so a stretch with it begins with the first draft that arrives, if one arrives
 at all. Measurements are kept for each kind of text (policy and temperature), since acceptance
 differs between kinds, and by how many texts share the passes (their crowd); if drafts did not pay
-in a small crowd, a larger one begins without.
+in a small crowd, a larger one begins without, and for long: a trial wakes the drafter for every
+text.
 
 A stretch goes one of four ways, and when it ends:
 
@@ -217,8 +218,9 @@ class Courses:
         key, first = (kind, crowd(num_texts)), opened.policy.rest_after
         course = self._courses.pop(key, None)
         if course is None:
-            way = Way.RESTING if self._rests_below(*key) else Way.DRAFTING
-            course = Course(first, first, way, is_crowd=key[1] > 1)
+            is_known = self._rests_below(*key)
+            way, stretch = (Way.RESTING, 8 * first) if is_known else (Way.DRAFTING, first)
+            course = Course(first, stretch, way, is_crowd=key[1] > 1)
         self._courses[key] = course  # the newest comes last
         if len(self._courses) > MAX_KINDS:
             del self._courses[next(iter(self._courses))]

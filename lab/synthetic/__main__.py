@@ -128,8 +128,7 @@ def measured(
     return made
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; return the exit status."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lab.synthetic", description=__doc__)
     parser.formatter_class = Paragraphs
     parser.add_argument(
@@ -162,7 +161,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "(`shared_device.py`); default: each has its own",
     )
     parser.add_argument("--json", action="store_true", help="write one JSON object, no table")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; return the exit status."""
+    given = _parser().parse_args(arguments)
     policies = list(dict.fromkeys(given.policy or POLICIES))
     try:
         for name in policies:
