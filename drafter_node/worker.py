@@ -37,8 +37,9 @@ from node.economics import CHAINS, PREFILL_CHUNKS
 from node.entrance import Entrance, Own
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.lanes import Lanes
-from node.loop import Launched, Loop
+from node.loop import Loop
 from node.process import Heart
+from node.turns import Launched
 from proto.errors import ModelError
 from proto.links.transport import Connection
 from proto.messages import MAX_WINDOW, Proposal, Role, Welcome
@@ -175,7 +176,7 @@ class Worker:
         With further steps, all but the last step have ended when this returns.
         """
         done = self.compute(action)
-        return Launched(done, self.forwards.ends_at, self.forwards.woke)
+        return self.forwards.launched(done)
 
     def compute(self, action: Compute) -> Proposed:
         """Run the Compute and return its result, valid once a simulated device has ended it.

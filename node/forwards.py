@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic
 
 import torch
 
@@ -19,6 +21,7 @@ from engine.forward.not_finite import Again, run_again
 from engine.layout.slots import Feed
 from node.costs import NOTHING_KNOWN, Durations, Measured
 from node.process import Heart
+from node.turns import Ended, Launched, Result, Result_co
 from proto.messages import Open
 from proto.node_config import NodeConfig
 from proto.stopwatch import Phase
@@ -97,6 +100,30 @@ class SimulatedDevice:
         while self._clock() < end:
             pass
         return left_s > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated(Generic[Result_co]):
+    """A forward on a simulated device: it is computed, and counts as ended at `due_at`.
+
+    due_at  by `time.perf_counter`, which on Linux is `time.monotonic`
+    woke    called when the loop had nothing else to do, slept, and has woken for that end
+    """
+
+    result: Result_co
+    due_at: float
+    woke: Callable[[], None] = lambda: None
+    is_plain: bool = False
+
+    def is_ready(self) -> bool:
+        """Return whether the simulated device has ended it."""
+        return time.perf_counter() >= self.due_at
+
+    def finish(self, *, has_slept: bool) -> Result_co:
+        """Return the result."""
+        if has_slept:
+            self.woke()
+        return self.result
 
 
 # -- forwards --------------------------------------------------------------------------------------
@@ -274,6 +301,12 @@ class Forwards:
     def _overran(self, late_s: float) -> None:
         if late_s:
             self._heart.overran(late_s)
+
+    def launched(self, result: Result) -> Launched[Result]:
+        """Return the forward that is done as the loop takes it; `result` is what came of it."""
+        if self.ends_at is None:
+            return Ended(result)
+        return Simulated(result, self.ends_at, self.woke)
 
     def wait(self) -> None:
         """Wait until the simulated device has ended the last forward that is done."""

@@ -1,11 +1,11 @@
-"""A node in virtual time: the real dispatcher and schedule, with a simulated device.
+"""A node in virtual time: the real machines and the real loop, with a simulated device.
 
-`node/loop.py` uses a clock, a socket and a model; this file uses the timeline, the links and the
-models of a `World` instead. It decides nothing either.
+`node/loop.py` gives the loop (`node/turns.py`) a clock, a socket and a model. This file gives it
+the timeline, the links and the models of a `World`. It decides nothing either.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,25 +14,17 @@ from drafter_node import compute as drafter
 from drafter_node import scheduling as drafter_scheduling
 from drafter_node import statistics as drafter_known
 from drafter_node.translation.dispatcher import TranslatingDispatcher
+from engine.layout.slots import Move
 from node.costs import Costs, Passes
 from node.dispatcher import Dispatcher
 from node.entrance import Entrance, Own
-from node.events import (
-    Afterwards,
-    Allocate,
-    Arrived,
-    CopyPrefix,
-    MoveRows,
-    Send,
-    Tick,
-    WaitUntil,
-    Wipe,
-)
+from node.events import Send, Tick, WaitUntil
 from node.lanes import Lanes
 from node.placing import Place, Placing
+from node.turns import Turns
 from proto import codec
 from proto.liveness import HEARTBEAT_INTERVAL_S
-from proto.messages import Heartbeat, Message, Role
+from proto.messages import Heartbeat, Role, SessionMark
 from rehearsal.cache import FEATURE_BYTES, CacheError, HeadCache, VirtualCache, feature_of
 from rehearsal.device import Device, Digests, Handle
 from rehearsal.setting import VOCABULARY
@@ -70,6 +62,120 @@ class _Step:
     before: tuple[drafter.Children, ...]
 
 
+class _Launched:
+    """What the loop sees of a forward. A host that computes lets all messages wait (`blocking`)."""
+
+    def __init__(self, node: "Node", due_at: float) -> None:
+        self._node, self._due_at = node, due_at
+
+    @property
+    def due_at(self) -> float:
+        """Return when the first step of it should have ended."""
+        return self._due_at
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the host computes."""
+        return self._node.world.setting.blocking
+
+    def is_ready(self) -> bool:
+        """True if the device has ended it."""
+        return self._node.is_ready
+
+    def finish(self, *, has_slept: bool) -> drafter.Proposed | target.Computed:
+        """Return its result."""
+        del has_slept
+        return self._node.finish()
+
+
+class _Link:
+    """The node's links, as the loop uses a connection."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame to the coordinator."""
+        self._node.world.uplinks[self._node.id].send(frame)
+
+    def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[bytes]:
+        """Yield the frames that have arrived."""
+        del timeout_s, exact
+        inbox = self._node.inbox
+        while inbox:
+            yield inbox.popleft()
+
+
+class _NoWatch:
+    """A stopwatch that nobody reads: virtual time passes nowhere but on devices and links."""
+
+    def _nothing(self, *_: object) -> None:
+        return
+
+    enter = received = sends = device_ended = device_ends_in = _nothing
+
+
+class _Heart:
+    """The node's signs of life; heartbeats are sent by `Node._beat`."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self.marks: tuple[SessionMark, ...] = ()
+        self.watch = _NoWatch()
+
+    def heard(self, beat: Heartbeat) -> None:
+        """Note a heartbeat of the coordinator."""
+        self._node.heard(beat)
+
+    def ends(self) -> None:
+        """Do nothing: `Node._beat` looks at the device itself."""
+
+
+class _Cache:
+    """The node's cache, as the loop uses an executor: orders go into the device's queue."""
+
+    fixed_rows: int | None = None
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+
+    def move(self, *moves: Move) -> None:
+        """Queue copies of rows."""
+        for move in moves:
+            self._node.device.move(move)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Queue a copy of the first rows of a lane."""
+        self._node.device.copy(source, target, length)
+
+    def wipe(self, lane: int, start: int) -> None:
+        """Queue the removal of rows."""
+        self._node.device.wipe(lane, start)
+
+    def set_total(self, total: int) -> None:
+        """Do nothing: passes read what they need."""
+
+
+class _Watched:
+    """The node's machines, as the loop uses a dispatcher, and whoever watches what they do."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+
+    @property
+    def marks(self) -> tuple[SessionMark, ...]:
+        """Return nothing: `Node._beat` asks the dispatcher."""
+        return ()
+
+    def story(self, session: int | None = None) -> str:
+        """Return the last events of a text."""
+        return str(self._node.dispatcher.story(session))
+
+    def handle(self, event: Any, now: float) -> Iterator[Any]:
+        """Yield the actions for an event; each is performed before the next one is asked for."""
+        return self._node.handled(event, now)
+
+
 class Node:
     """A node process in virtual time: its texts, their schedule, its device, and its loop.
 
@@ -89,8 +195,10 @@ class Node:
         self.deadline = float("inf")  # when the schedule wants the next Tick
         self.progress = 0  # finished forwards
         self._running: _Pass | _Step | None = None  # a forward whose result was not read yet
+        self._made: drafter.Proposed | target.Computed | None = None  # a result not read yet
         self._is_called = False  # a message has arrived since the forward began
-        self._inbox: deque[Message] = deque()
+        self._inbox: deque[bytes] = deque()
+        self._loop: Turns[Any, Any]
         # Time stamp of the coordinator's latest heartbeat, and when that arrived.
         self._stamp: tuple[int, float] | None = None
 
@@ -114,7 +222,7 @@ class Node:
         capacity = setting.capacity(self.role)
         caches = [make(capacity) for _ in range(count)]
         self.device = Device(caches, self.world.timeline, self._ended)
-        self._running, self.progress = None, 0
+        self._running, self._made, self.progress = None, None, 0
         self.deadline = float("inf")
         self._inbox.clear()
         self._stamp = None
@@ -127,7 +235,41 @@ class Node:
             )
         self.dispatcher = dispatcher
         self.entrance = Entrance(dispatcher, self._own)
+        self._loop = Turns(
+            *(_Link(self), _Heart(self), _Cache(self), _Watched(self), self.launch),
+            decode=codec.decode,
+            clock=lambda: self.world.timeline.now,
+            note=lambda _: None,
+        )
         self._later(HEARTBEAT_INTERVAL_S * self.world.luck.random(), self._beat)
+
+    @property
+    def inbox(self) -> deque[bytes]:
+        """Return the frames that have arrived and were not handled yet."""
+        return self._inbox
+
+    def heard(self, beat: Heartbeat) -> None:
+        """Note a heartbeat of the coordinator."""
+        self._stamp = beat.stamp_us, self.world.timeline.now
+
+    def handled(self, event: Any, now: float) -> Iterator[Any]:
+        """Yield the actions for an event, and tell whoever watches of all that happens."""
+        if isinstance(event, Tick):
+            self.deadline = float("inf")
+        actions = self.entrance.handle(event, now)
+        self.world.tell(self.name, "handles", event)
+        self.world.watcher.heard(self, event)
+        for action in actions:
+            self.world.tell(self.name, "does", action)
+            if isinstance(action, Send):
+                self.world.watcher.sent(self, action.message)
+            if isinstance(action, WaitUntil):
+                self.deadline = action.deadline
+                self._later(action.deadline - now, self._wake)
+            yield action
+        self.world.watcher.handled(self, event)
+        if isinstance(event, Tick):
+            self.world.watcher.rested(self)
 
     @property
     def _own(self) -> Own:
@@ -167,73 +309,25 @@ class Node:
         """Take a frame that has arrived; it is handled now, or after the running forward."""
         if not self.alive:
             return
-        self._inbox.append(codec.decode(frame))
+        self._inbox.append(frame)
         self._is_called = True
         if not (self.world.setting.blocking and self.is_computing):
-            self._drain()
+            self._turn()
 
-    def _drain(self) -> None:
-        while self._inbox:
-            message = self._inbox.popleft()
-            if isinstance(message, Heartbeat):
-                self._stamp = message.stamp_us, self.world.timeline.now
-            self._handle(Arrived(message))
-        self._tick()
-
-    def _tick(self) -> None:
-        self.deadline = float("inf")
-        self._handle(Tick())
-        self.world.watcher.rested(self)
-
-    def _finish(self, event: drafter.Proposed | target.Computed) -> None:
-        """Handle a result; if the host is free, launch the next forward before sending messages."""
-        self.progress += event.num_steps if isinstance(event, drafter.Proposed) else 1
-        self._handle(event)
-        if not self.world.setting.blocking:
-            self._tick()
-        self._handle(Afterwards())
-        self._drain()
-
-    def _handle(self, event: Any) -> None:
-        actions = self.entrance.handle(event, self.world.timeline.now)
-        self.world.tell(self.name, "handles", event)
-        self.world.watcher.heard(self, event)
-        for action in actions:
-            self._perform(action)
-        self.world.watcher.handled(self, event)
-
-    def _perform(self, action: Any) -> None:
-        self.world.tell(self.name, "does", action)
-        match action:
-            case Send(message):
-                self.world.watcher.sent(self, message)
-                self.world.uplinks[self.id].send(codec.encode(message))
-            case MoveRows(moves):
-                for move in moves:
-                    self.device.move(move)
-            case CopyPrefix(source, to, length):
-                self.device.copy(source, to, length)
-            case Wipe(lane, start):
-                self.device.wipe(lane, start)
-            case drafter.Compute() | target.Compute():
-                self._compute(action)
-            case WaitUntil(deadline):
-                self.deadline = deadline
-                self._later(deadline - self.world.timeline.now, self._wake)
-            case Allocate():
-                pass
-            case _:
-                raise AssertionError(f"unknown action {action}")
+    def _turn(self) -> None:
+        """Let the loop handle what has arrived or ended."""
+        self._loop.turn(0.0)
 
     def _wake(self) -> None:
         if self.world.timeline.now >= self.deadline and not (
             self.world.setting.blocking and self.is_computing
         ):
-            self._tick()
+            self._turn()
 
     # -- the device -------------------------------------------------------------------------------
 
-    def _compute(self, action: drafter.Compute | target.Compute) -> None:
+    def launch(self, action: drafter.Compute | target.Compute) -> "_Launched":
+        """Launch a forward; the loop gives its result to the machine when it has ended."""
         if self.is_computing:
             raise CacheError("two forwards at once")
         self.world.watcher.launched(self, action)
@@ -245,6 +339,7 @@ class Node:
         else:
             handle, model_us = self._launch(action.parts, self._verified, host_s)
             self._running = _Pass(action.ticket, handle, model_us)
+        return _Launched(self, handle.ends_at)
 
     def _launch(
         self,
@@ -278,23 +373,41 @@ class Node:
 
     def _ended(self) -> None:
         """Read the result of the forward that has ended, and go on."""
-        running, self._running = self._running, None
+        running = self._running
         assert running is not None, "a forward ends that nobody waits for"
         result = running.handle.result()
         if isinstance(running, _Pass):
-            self._finish(target.Computed(running.ticket, result, running.model_us))
+            self._made = target.Computed(running.ticket, result, running.model_us)
         elif not running.first.ahead:
-            self._finish(drafter.Proposed(running.ticket, result, running.model_us))
-        else:
-            self._followed(running, (*running.before, *result[0]))
+            self._made = drafter.Proposed(running.ticket, result, running.model_us)
+        elif not self._is_followed(running, (*running.before, *result[0])):
+            chain = (*running.before, *result[0])
+            self._made = drafter.Proposed(running.ticket, (chain,), running.model_us, len(chain))
+        if self._made is not None:
+            self._turn()
 
-    def _followed(self, step: _Step, chain: tuple[drafter.Children, ...]) -> None:
-        """Launch the next step of a chain; end the chain if a message came or none follows."""
+    def _is_followed(self, step: _Step, chain: tuple[drafter.Children, ...]) -> bool:
+        """Launch the next step of a chain; False: it has ended, as a message came or none follows.
+
+        Of such a launch the loop sees the end alone.
+        """
         if self._is_called or not step.first.is_followed(chain):
-            self._finish(drafter.Proposed(step.ticket, (chain,), step.model_us, len(chain)))
-            return
+            return False
         handle, step_us = self._launch((step.first.after(chain),), self._drafted)
         self._running = _Step(step.ticket, handle, step.model_us + step_us, step.first, chain)
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the device has ended what the loop has launched."""
+        return self._made is not None
+
+    def finish(self) -> drafter.Proposed | target.Computed:
+        """Return what the device has made of it."""
+        made, self._made, self._running = self._made, None, None
+        assert made is not None, "a result is read before it is ready"
+        self.progress += made.num_steps if isinstance(made, drafter.Proposed) else 1
+        return made
 
     # -- time -------------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ from engine.loading import Engine
 from node.entrance import Entrance, Own
 from node.events import CopyPrefix, MoveRows, Wipe
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
-from node.loop import Launched, Loop
+from node.loop import Loop
 from node.process import Heart
+from node.turns import Ended, Launched
 from proto.links.transport import Connection
 from proto.messages import HEADS_SOURCE
 from proto.node_config import NodeConfig
@@ -67,7 +68,7 @@ class WithDrafter:
         with on_threads(self._num_threads):  # as many as are fastest for the drafter
             done = self._ask(action)
         self._steps.wait()
-        return Launched(done)
+        return Ended(done)
 
     def _ask(self, action: ForDrafter) -> Event:
         was_step = isinstance(action.action, drafter.Compute)

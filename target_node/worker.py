@@ -26,9 +26,10 @@ from node.entrance import Entrance, Own
 from node.forwards import Forwards, SimulatedDevice, vocabulary_of
 from node.lanes import Lanes
 from node.loading import placing_of
-from node.loop import Launched, Loop
+from node.loop import Loop
 from node.placing import Place, Placing
 from node.process import Heart
+from node.turns import Launched
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Role, Rule, Welcome
 from proto.node_config import NodeConfig
@@ -110,7 +111,7 @@ class Worker:
     def launch(self, action: Compute) -> Launched[Computed]:
         """Start a pass, choose or judge at the asked rows; return the result and when it ends."""
         done = self.compute(action)
-        return Launched(done, self.forwards.ends_at, self.forwards.woke)
+        return self.forwards.launched(done)
 
     def compute(self, action: Compute) -> Computed:
         """Run the Compute and return its result; on one rank, lack of memory is a result, too.

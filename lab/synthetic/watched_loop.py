@@ -10,8 +10,10 @@ from engine.executor import Executor
 from lab.synthetic.host_time import Watch
 from node.entrance import Handles
 from node.events import Afterwards, Arrived, Tick, WaitUntil
-from node.loop import Launched, Loop
+from node.forwards import Simulated
+from node.loop import Loop
 from node.process import Heart
+from node.turns import Launched
 from proto.links.transport import Connection
 from proto.messages import Close, SessionMark
 
@@ -78,11 +80,11 @@ def watched_loop(
     def noted(action: Any) -> Launched[Any]:
         began = time.perf_counter()
         launched = launch(action)
-        assert launched.ends_at is not None, "the device is not simulated"
+        assert isinstance(launched, Simulated), "the device is not simulated"
         num_forwards = getattr(launched.result, "num_steps", 1)  # a target's launch is one forward
         if num_forwards == 1:  # the device begins when the rows are laid out
-            began = launched.ends_at - launched.result.model_us / 1e6
-        watch.launched(began, launched.ends_at, num_forwards)
+            began = launched.due_at - launched.result.model_us / 1e6
+        watch.launched(began, launched.due_at, num_forwards)
         return launched
 
     heard = cast(Connection, _Heard(connection, watch))

@@ -314,8 +314,8 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--heads", "~/empty-head"], "~/empty-head"),
     (["a", "--heads", "~/sound"], "--heads: ~/sound is none of Medusa, EAGLE, EAGLE-3; a draft"),
     (
-        ["a", "--drafter-home", "target"],
-        "--drafter-home says where a head (Medusa, EAGLE, EAGLE-3)",
+        ["a", "--drafter", "ngram", "--drafter-home", "target"],
+        "--drafter-home says where a draft model or a head (Medusa, EAGLE, EAGLE-3) runs",
     ),
     # Devices
     (

@@ -24,7 +24,8 @@ from engine.layout.slots import NUM_TREE_SLOTS
 from node.costs import Passes
 from node.dispatcher import Dispatcher
 from node.lanes import Lanes
-from node.loop import Launched, Loop
+from node.loop import Loop
+from node.turns import Ended, Launched
 from proto.codec import decode, encode
 from proto.errors import SlipstreamError
 from proto.links.transport import Connection, Listener
@@ -56,7 +57,7 @@ def _launch(action: Compute) -> Launched[Proposed]:
                 for token in asked
             )
         )
-    return Launched(Proposed(action.ticket, tuple(made), 10))
+    return Ended(Proposed(action.ticket, tuple(made), 10))
 
 
 class Counted(Connection):

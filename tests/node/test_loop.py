@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from engine.errors import EngineError, ModelError, OutOfMemory
-from engine.forward.forward import Output
 from engine.layout.slots import NUM_TREE_SLOTS, LaneLayout, Move
 from engine.loading import Engine
 from node import loading
@@ -27,16 +26,18 @@ from node.events import (
     Tick,
     WaitUntil,
 )
-from node.forwards import Forwards, SimulatedDevice
+from node.forwards import Simulated
 from node.loading import introduce, load
-from node.loop import IDLE_S, Launched, Loop
+from node.loop import Loop
+from node.turns import IDLE_S, Launched
+from node.turns import Ended as ComputedHere
 from proto import errors
 from proto.codec import decode, encode
 from proto.head_kinds import HeadKind
 from proto.liveness import MAX_BAD_FRAMES
 from proto.messages import BROKEN_OFF, Close, Message, Role, SessionMark, Welcome
 from proto.node_config import NodeConfig
-from proto.stopwatch import Mark, Phase, Recorder, Stopwatch, records_of
+from proto.stopwatch import Mark, Recorder, Stopwatch, records_of
 
 CONFIG = NodeConfig(Role.TARGET, "ipc:///tmp/none", "target-1", "", "model", fixed_rows=16)
 CLOSE = Close(1, "stop")
@@ -73,9 +74,12 @@ class Link:
     waits: list[float] = field(default_factory=list)
     sent: list[Message] = field(default_factory=list)
     were_exact: list[bool] = field(default_factory=list)
+    clock: "Steps | None" = None
 
     def receive(self, timeout_s: float, *, exact: bool) -> Iterator[bytes]:
         """The frames of the next turn."""
+        if self.clock is not None:
+            self.clock.goes_on()
         self.waits.append(timeout_s)
         self.were_exact.append(exact)
         if not self.turns:
@@ -106,6 +110,21 @@ class Device:
     def set_total(self, total: int) -> None:
         """Take a note."""
         self.did.append(total)
+
+
+class Steps:
+    """A clock that goes on when messages are waited for, to the next of these times."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = list(times)
+
+    def now(self) -> float:
+        """The seconds."""
+        return self.times[0]
+
+    def goes_on(self) -> None:
+        """To the next time; the last one stays."""
+        self.times = self.times[1:] or self.times
 
 
 class Heart:
@@ -151,17 +170,26 @@ def run(
     compute: Callable[[Compute], Done] = lambda action: Done(action.ticket),
     ends_at: float | None = None,
     woke: Callable[[], None] = lambda: None,
+    clock: Steps | None = None,
 ) -> tuple[Script, Link, Heart]:
     """Run a loop through these turns, to the end of the script."""
-    script, link, heart = Script(answers), Link(turns), Heart()
+    script, link, heart = Script(answers), Link(turns, clock=clock), Heart()
     make: Any = Loop
 
     def launch(action: Compute) -> Launched[Done]:
-        return Launched(compute(action), ends_at, woke)
+        return launched(compute(action), ends_at, woke)
 
+    clocks = {} if clock is None else {"clock": clock.now}
     with pytest.raises(Ended):
-        make(link, heart, device or Device(), script, launch).run()
+        make(link, heart, device or Device(), script, launch, **clocks).run()
     return script, link, heart
+
+
+def launched(
+    done: Done, ends_at: float | None, woke: Callable[[], None] = lambda: None
+) -> Launched[Done]:
+    """By the host, or on a simulated device."""
+    return ComputedHere(done) if ends_at is None else Simulated(done, ends_at, woke)
 
 
 def test_all_messages_are_handled_before_one_tick() -> None:
@@ -194,8 +222,8 @@ def test_a_result_is_handled_at_once_and_the_next_turn_does_not_wait() -> None:
 def test_the_heart_knows_of_a_pass_until_its_result_is_there(
     monkeypatch: pytest.MonkeyPatch, ends_at: float | None
 ) -> None:
-    clock = iter([9.4, 9.4, 9.5, 9.9, 10.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    clock = Steps(9.4, 9.4, 9.9, 10.0)
+    monkeypatch.setattr(time, "perf_counter", clock.now)
     asked, seen = iter([Compute(1)]), list[tuple[str, int]]()
 
     def answers(event: Event) -> Sequence[Action]:
@@ -204,14 +232,14 @@ def test_the_heart_knows_of_a_pass_until_its_result_is_there(
 
     heart = Heart()
     make: Any = Loop
-    link = Link([[], [encode(CLOSE)], [], []])
+    link = Link([[], [encode(CLOSE)], [], []], clock=clock)
 
     def launch(action: Compute) -> Launched[Done]:
         heart.begins(5, 0.1)
-        return Launched(Done(action.ticket), ends_at)
+        return launched(Done(action.ticket), ends_at)
 
     with pytest.raises(Ended):
-        make(link, heart, Device(), Script(answers), launch).run()
+        make(link, heart, Device(), Script(answers), launch, clock.now).run()
     assert ("Done", 0) in seen
     assert (("Arrived", 5) in seen) == (ends_at is not None), "a host that computes hears nothing"
     assert seen[-1] == ("Tick", 0)
@@ -220,11 +248,12 @@ def test_the_heart_knows_of_a_pass_until_its_result_is_there(
 def test_while_a_device_is_at_work_messages_are_heard_and_its_result_is_shown_at_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter([9.4, 9.4, 9.5, 9.9, 10.0])  # at the launch, before and after each wait
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    clock = Steps(9.4, 9.4, 9.9, 10.0)
+    monkeypatch.setattr(time, "perf_counter", clock.now)
     asked = iter([Compute(1)])
     turns = [[], [encode(CLOSE)], [], []]
-    script, link, _ = run(turns, lambda event: list(asked) if event == Tick() else [], ends_at=10.0)
+    answers = lambda event: list(asked) if event == Tick() else []  # noqa: E731
+    script, link, _ = run(turns, answers, ends_at=10.0, clock=clock)
     heard, ended = [Arrived(CLOSE), Tick()], [Done(1), Tick(), Afterwards()]
     assert script.events == [Tick(), *heard, *ended, Tick(), Tick()]
     assert link.waits[1:3] == [pytest.approx(0.6), pytest.approx(0.1)]
@@ -234,14 +263,15 @@ def test_while_a_device_is_at_work_messages_are_heard_and_its_result_is_shown_at
 def test_who_comes_late_to_the_end_from_other_work_was_not_woken_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = iter([9.4, 9.4, 10.2])  # a message is handled beyond the end
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    clock = Steps(9.4, 9.4, 10.2)  # a message is handled beyond the end
+    monkeypatch.setattr(time, "perf_counter", clock.now)
     asked, woken = iter([Compute(1)]), list[bool]()
     script, _, _ = run(
         [[], [encode(CLOSE)]],
         lambda event: list(asked) if event == Tick() else [],
         ends_at=10.0,
         woke=lambda: woken.append(True),
+        clock=clock,
     )
     assert script.events == [Tick(), Arrived(CLOSE), Done(1), Tick(), Afterwards(), Tick()]
     assert woken == []
@@ -303,9 +333,9 @@ def test_an_invariant_that_is_violated_leaves_the_story_of_all_texts(
     assert caplog.messages == ["an invariant is violated after the story of None"]
 
 
-def test_it_waits_no_longer_than_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
-    _, link, _ = run([[]], lambda event: [WaitUntil(10.25), WaitUntil(30.0)])
+def test_it_waits_no_longer_than_to_the_deadline() -> None:
+    deadlines = [WaitUntil(10.25), WaitUntil(30.0)]
+    _, link, _ = run([[]], lambda event: deadlines, clock=Steps(10.0))
     assert link.waits == [0.0, 0.25]
 
 
@@ -437,148 +467,6 @@ def test_a_node_records_only_if_its_coordinator_wants_a_trace(
     engine = Engine(lanes, cast(Any, loaded), 9, 9, ("", ""), 0.1, {}, "cpu")
     introduce(CONFIG, cast(Any, None), engine, heart)
     assert recorded == [True] * traced
-
-
-# -- where the time goes ---------------------------------------------------------------------------
-
-
-class Clock:
-    """One clock of the loop, of its stopwatch and of the device; it goes when somebody works."""
-
-    def __init__(self) -> None:
-        self.us = 0
-
-    def seconds(self) -> float:
-        """What `time.perf_counter` says."""
-        return self.us / 1e6
-
-    def works(self, us: int) -> None:
-        """So much time goes by."""
-        self.us += us
-
-
-class TimedLink:
-    """Frames that come after so many microseconds; else it waits as long as it may."""
-
-    def __init__(self, clock: Clock, turns: list[int | None]) -> None:
-        self.clock, self.turns = clock, turns
-
-    def receive(self, timeout_s: float, *, exact: bool) -> Iterator[bytes]:
-        """The only frame of the next turn, or none."""
-        if not self.turns:
-            raise Ended
-        after_us = self.turns.pop(0)
-        self.clock.works(round(timeout_s * 1e6) if after_us is None else after_us)
-        return iter([] if after_us is None else [encode(CLOSE)])
-
-    def send(self, frame: bytes) -> bool:
-        """It takes a while."""
-        self.clock.works(100)
-        return True
-
-
-class TimedExecutor:
-    """An executor whose every step takes the host a while."""
-
-    fixed_rows = None
-    num_uncaptured = 0
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def lay_out(self, *_: Any) -> None:
-        """Masks and tensors."""
-        self.clock.works(300)
-
-    def forward(self, *_: Any) -> Output:
-        """What the host computes in place of the device, or by itself."""
-        self.clock.works(500)
-        return Output(torch.zeros(0, 4))
-
-
-def timed(
-    monkeypatch: pytest.MonkeyPatch, device: SimulatedDevice, turns: list[int | None], clock: Clock
-) -> Stopwatch:
-    """The stopwatch of a loop that is asked for two forwards, decides for 200 us at each tick, for
-    700 us of each message and for 400 us of each result, and sends a message of each."""
-    monkeypatch.setattr(time, "perf_counter", clock.seconds)
-    watch = Stopwatch(lambda: clock.us * 1000)
-    heart = SimpleNamespace(
-        marks=(), progress=0, watch=watch, begins=lambda rows, s: None, ends=lambda: None
-    )
-    executor: Any = TimedExecutor(clock)
-    forwards = Forwards(executor, cast(Any, heart), device)
-    asked = iter([Compute(1), Compute(2)])
-
-    def launch(action: Compute) -> Launched[Done]:
-        forwards.run([], [])
-        clock.works(50)  # the choice
-        forwards.done()
-        return Launched(Done(action.ticket), forwards.ends_at, forwards.woke)
-
-    def answers(event: Event) -> Sequence[Action]:
-        match event:
-            case Tick():
-                clock.works(200)
-                is_idle = heart.progress == len(done)
-                return [action] if is_idle and (action := next(asked, None)) else []
-            case Done():
-                done.append(event)
-                clock.works(400)
-            case Arrived():
-                clock.works(700)
-            case Afterwards():
-                return [Send(CLOSE)]
-        return []
-
-    done: list[Done] = []
-    make: Any = Loop
-    with pytest.raises(Ended):
-        make(TimedLink(clock, turns), heart, executor, Script(answers), launch).run()
-    return heart.watch
-
-
-def us_of(sums: Sequence[int]) -> dict[str, int]:
-    """What is not nothing, by its phase."""
-    return {phase.name.lower(): us for phase, us in zip(Phase, sums, strict=True) if us}
-
-
-def test_work_under_a_forward_is_counted_beside_the_device_and_all_adds_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock()
-    device = SimulatedDevice(0.005, 0.0, clock=clock.seconds)
-    # Begins, waits for a message, waits for the end; under the second forward a message comes so
-    # late that it is handled beyond the end, which is seen then.
-    watch = timed(monkeypatch, device, [None, 1000, None, 3600, None], clock)
-    # The second forward is launched 0.4 + 0.2 + 0.3 ms after the end of the first one. Under it:
-    # 0.55 ms of computing, 0.1 of sending, 0.2 of a tick and 3.6 of waiting leave 0.55 ms of the
-    # 0.7 ms for the message.
-    exposed = {
-        "prepare": 2 * 300,
-        "decide": 200 + (400 + 200) + (150 + 400 + 200 + 200) + 200,
-        "send": 100,
-        "wait": round(IDLE_S * 1e6),  # of the last turn
-    }
-    beside = {
-        "wait": 1000 + (5000 - 550 - 1000 - 700 - 200) + 3600,
-        "decide": (700 + 200) + (200 + 550),
-        "model": 2 * 500,
-        "choose": 2 * 50,
-        "send": 100,
-    }
-    assert us_of(watch.totals_us) == exposed
-    assert us_of(watch.beside_us) == beside
-    assert sum(watch.beside_us) == 2 * 5000
-    assert sum(watch.totals_us) + sum(watch.beside_us) == clock.us
-
-
-def test_where_the_host_computes_nothing_is_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    watch = timed(monkeypatch, SimulatedDevice(0.0, 0.0), [None, 1000, None], clock)
-    assert us_of(watch.beside_us) == {}
-    assert us_of(watch.totals_us)["model"] == 2 * 500
-    assert sum(watch.totals_us) == clock.us
 
 
 def test_times_of_places_are_kept_apart_by_all_that_changes_a_pass(

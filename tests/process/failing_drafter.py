@@ -57,7 +57,7 @@ def main() -> int:
     if when == "load":
         loading.load_engine = fail  # type: ignore[assignment]
         return start("drafter", load_serve)
-    turn = Loop._turn
+    turn = Loop.turn
     has_failed = False
 
     def fail_later(self: Loop[Any, Any], *args: Any) -> Any:
@@ -67,7 +67,7 @@ def main() -> int:
             fail(self)
         return turn(self, *args)
 
-    Loop._turn = fail_later  # type: ignore[method-assign]
+    Loop.turn = fail_later  # type: ignore[method-assign]
     return start("drafter", load_serve)
 
 

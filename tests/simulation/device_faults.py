@@ -3,12 +3,13 @@
 They show only where messages are heard during a forward, as in three of four seeds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from drafter_node.drafting import Drafting
 from node.events import Afterwards
+from node.turns import Launched, Turns
 from proto.messages import Draft
 from rehearsal.device import Device, Handle
 from rehearsal.node import Node
@@ -62,6 +63,34 @@ def a_result_is_left_in_a_buffer_that_the_next_launch_overwrites(patch: Patch) -
             ended(self)
 
     patch.setattr(Node, "_ended", lazily)
+
+
+def a_result_is_given_to_the_machine_twice(patch: Patch) -> None:
+    finish = Node.finish
+    latest: dict[Node, Any] = {}
+
+    def kept(self: Node) -> Any:
+        latest[self] = finish(self)
+        return latest[self]
+
+    def twice(self: Turns[Any, Any], computed: Launched[Any], *, has_slept: bool) -> None:
+        node: Node = computed._node  # type: ignore[attr-defined]
+        overlapped(self, computed, has_slept=has_slept)
+        self._go_on(latest[node])
+
+    overlapped = Turns._overlapped
+    patch.setattr(Node, "finish", kept)
+    patch.setattr(Turns, "_overlapped", twice)
+
+
+def a_result_is_that_of_another_launch(patch: Patch) -> None:
+    finish = Node.finish
+
+    def older(self: Node) -> Any:
+        made = finish(self)
+        return replace(made, ticket=made.ticket - (made.ticket > 3))
+
+    patch.setattr(Node, "finish", older)
 
 
 # -- the queue -------------------------------------------------------------------------------------
@@ -150,13 +179,12 @@ def a_result_is_taken_for_the_text_that_has_the_lane_now(patch: Patch) -> None:
 
 
 def what_a_forward_has_brought_is_not_said(patch: Patch) -> None:
-    handle = Node._handle
+    handled = Node.handled
 
-    def silent(self: Node, event: Any) -> None:
-        if not isinstance(event, Afterwards):
-            handle(self, event)
+    def silent(self: Node, event: Any, now: float) -> Iterator[Any]:
+        return iter(()) if isinstance(event, Afterwards) else handled(self, event, now)
 
-    patch.setattr(Node, "_handle", silent)
+    patch.setattr(Node, "handled", silent)
 
 
 def what_a_pass_has_brought_is_said_twice(patch: Patch) -> None:
@@ -209,6 +237,8 @@ OTHER_DRAFTS = "a verdict counts .* drafts, but its pass had"
 DEVICE_FAULTS = (
     Fault(a_result_is_read_when_the_next_message_comes, "read before it is ready"),
     Fault(a_result_is_left_in_a_buffer_that_the_next_launch_overwrites, "has overwritten it"),
+    Fault(a_result_is_given_to_the_machine_twice, "AssertionError"),
+    Fault(a_result_is_that_of_another_launch, "AssertionError"),
     Fault(a_move_comes_after_the_launch_that_needs_it, f"{OTHER_ROWS}|{NOT_THE_TEXT}"),
     Fault(rows_are_moved_before_the_running_forward_has_used_them, OTHER_ROWS),
     Fault(a_roll_back_frees_the_slots_of_the_running_steps, "KeyError"),

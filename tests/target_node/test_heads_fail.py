@@ -10,7 +10,7 @@ from drafter_node import compute as drafter
 from engine.errors import EngineError, OutOfMemory
 from engine.layout.slots import Move
 from node.events import CopyPrefix, MoveRows, Wipe
-from node.loop import Launched
+from node.turns import Ended
 from target_node import compute as target
 from target_node.at_home import DrafterDone, DrafterFailed, ForDrafter
 from target_node.home_worker import WithDrafter
@@ -53,7 +53,7 @@ class Heads:
 def both(heads: Heads, said: list[str]) -> WithDrafter:
     """A target that answers, with these heads."""
     made = WithDrafter.__new__(WithDrafter)
-    made._launch = lambda action: Launched(target.Computed(action.ticket, (), 1))
+    made._launch = lambda action: Ended(target.Computed(action.ticket, (), 1))
     made._drafter, made._executor = cast(Any, heads), cast(Any, heads)
     made._steps = cast(Any, SimpleNamespace(wait=lambda: None))
     made._heart = cast(Any, SimpleNamespace(trouble=said.append))
@@ -68,19 +68,19 @@ def test_whatever_heads_raise_is_said_once_and_they_are_not_asked_again(
 ) -> None:
     heads, said = Heads(error), list[str]()
     node = both(heads, said)
-    assert node.launch(wanted) == Launched(DrafterFailed(was_step=wanted is STEP))
-    assert node.launch(STEP) == Launched(DrafterFailed(was_step=True))
-    assert node.launch(COPY) == Launched(DrafterFailed(was_step=False))
+    assert node.launch(wanted) == Ended(DrafterFailed(was_step=wanted is STEP))
+    assert node.launch(STEP) == Ended(DrafterFailed(was_step=True))
+    assert node.launch(COPY) == Ended(DrafterFailed(was_step=False))
     assert said == [f"its drafter has failed, and drafts no more: {error}"]
     assert heads.num_asked == 1
-    assert node.launch(target.Compute(3, ())) == Launched(target.Computed(3, (), 1))
+    assert node.launch(target.Compute(3, ())) == Ended(target.Computed(3, (), 1))
 
 
 def test_heads_that_work_are_asked_again() -> None:
     heads, said = Heads(None), list[str]()
     node = both(heads, said)
-    assert node.launch(STEP) == Launched(DrafterDone(drafter.Proposed(1, (), 1)))
-    assert node.launch(MOVE) == node.launch(COPY) == node.launch(WIPE) == Launched(DrafterDone())
+    assert node.launch(STEP) == Ended(DrafterDone(drafter.Proposed(1, (), 1)))
+    assert node.launch(MOVE) == node.launch(COPY) == node.launch(WIPE) == Ended(DrafterDone())
     assert heads.num_asked == 4
     assert said == []
 

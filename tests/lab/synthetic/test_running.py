@@ -47,7 +47,7 @@ def test_every_policy_writes_what_the_target_alone_would_and_is_measured() -> No
 @pytest.mark.parametrize("sharing", ["turns", "both"])
 def test_two_processes_that_share_a_device_write_the_same(sharing: Sharing) -> None:
     with started(Costs(2.0, 1.0), sharing=sharing) as pair:
-        made = measured(pair, ("sync:3", "auto"), num_texts=2, num_tokens=60, temperature=0.7)
+        made = measured(pair, ("sync:3", "tree"), num_texts=2, num_tokens=60, temperature=0.7)
     assert [one.num_tokens for one in made] == [60] * 4
 
 
