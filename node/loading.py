@@ -17,6 +17,7 @@ from engine.heads.stated import head_kind_of
 from engine.loading import Engine, load_engine
 from engine.memory import Utilization
 from engine.places import Places, places_of, time_places
+from engine.tensor_parallel.devices import rank_devices
 from node.economics import CHAINS, RECORDED_CHILDREN, RECORDED_ROWS, TIMED_ROWS
 from node.forwards import vocabulary_of
 from node.placing import Place, Placing
@@ -203,17 +204,19 @@ def _with_heads(engine: Engine, config: NodeConfig, say: Callable[[str], None]) 
 def _home_model(config: NodeConfig, say: Callable[[str], None]) -> Engine | None:
     """Return the engine of a draft model for the target's process; None: there is none.
 
-    It is loaded before the target, which then takes what is left of the memory.
+    It is loaded before the target, which then takes what is left of the memory. Of a target on
+    several devices it is on the first one.
     """
     name, revision = config.home_drafter, config.home_revision
     if not name or head_kind_of(name, revision) is not None:
         return None
     say("loading the draft model")
+    device, *_ = rank_devices(config.device, config.tensor_parallel_size)
     engine = load_engine(
         name,
         revision=revision,
-        dtype=config.home_dtype or (FASTEST if config.device.startswith("cpu") else config.dtype),
-        device=config.device,
+        dtype=config.home_dtype or (FASTEST if device.startswith("cpu") else config.dtype),
+        device=device,
         max_len=config.max_model_len,
         part=PARTS[Role.DRAFTER],
         utilization=_utilization(config),
