@@ -23,6 +23,7 @@ from node.lanes import Lanes
 from node.placing import Place, Placing
 from node.turns import Turns
 from proto import codec
+from proto.errors import RefusedError
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Heartbeat, Role, SessionMark
 from rehearsal.cache import FEATURE_BYTES, CacheError, HeadCache, VirtualCache, feature_of
@@ -315,8 +316,11 @@ class Node:
             self._turn()
 
     def _turn(self) -> None:
-        """Let the loop handle what has arrived or ended."""
-        self._loop.turn(0.0)
+        """Let the loop handle what has arrived or ended. A node that is refused ends."""
+        try:
+            self._loop.turn(0.0)
+        except RefusedError:
+            self.crash()
 
     def _wake(self) -> None:
         if self.world.timeline.now >= self.deadline and not (
