@@ -44,6 +44,7 @@ def test_every_policy_writes_what_the_target_alone_would_and_is_measured() -> No
 
 
 @pytest.mark.process
+@pytest.mark.timed
 @pytest.mark.parametrize("sharing", ["turns", "both"])
 def test_two_processes_that_share_a_device_write_the_same(sharing: Sharing) -> None:
     with started(Costs(2.0, 1.0), sharing=sharing) as pair:
