@@ -77,7 +77,7 @@ def test_heads_may_fail_at_any_step_of_eight_texts(
     monkeypatch.setitem(launcher.MODULES, Role.TARGET, "tests.process.failing_heads")
     monkeypatch.setenv("SLIPSTREAM_TEST_FAILURE", "shapes")
     plain: list[list[int]] = []
-    for failing_step in range(0, 5 * NUM_ROUNDS, 5):
+    for failing_step in range(0, 2 * NUM_ROUNDS, 2):
         monkeypatch.setenv("SLIPSTREAM_TEST_FAILING_STEP", str(failing_step))
         caplog.clear()
         with Pair(config_of("eagle")) as pair:
