@@ -24,7 +24,15 @@ from node.placing import Place, Placing
 from node.process import HANDSHAKE_LIMIT_S, Heart, shake_hands
 from proto.errors import ModelError, NodeError
 from proto.links.transport import Connection
-from proto.messages import PROTOCOL_VERSION, Fingerprint, Hello, Role, Welcome
+from proto.messages import (
+    HEADS_AT_HOME,
+    MODEL_AT_HOME,
+    PROTOCOL_VERSION,
+    Fingerprint,
+    Hello,
+    Role,
+    Welcome,
+)
 from proto.node_config import FETCHING, READY_BUT, NodeConfig, Placement
 from proto.system import is_folder
 
@@ -343,5 +351,5 @@ def _at_home(drafter: Engine | None) -> str:
     """Return what runs the drafter in the target's process, for people; "": there is none."""
     if drafter is None:
         return ""
-    what = "heads" if isinstance(drafter.loaded, LoadedHead) else "drafter"
-    return f"{drafter.executor.backend} {what} in the same process"
+    what = HEADS_AT_HOME if isinstance(drafter.loaded, LoadedHead) else MODEL_AT_HOME
+    return f"{drafter.executor.backend} {what}"

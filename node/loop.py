@@ -34,7 +34,8 @@ class Loop(Turns[Compute, Result]):
             *(connection, heart, executor, dispatcher, launch),
             decode=BadFrames().decode,
             clock=clock,
-            note=lambda line: logger.warning("%s", line),
+            warn=lambda line: logger.warning("%s", line),
+            complain=lambda line: logger.error("%s", line),
         )
 
     def run(self, *, has_lifeline: bool = True) -> NoReturn:

@@ -20,9 +20,8 @@ that drafts it is another question than alone.
 
 A trial that was lost is repeated after so much time that all trials together cost about SPENT of
 it. The first one comes early, unless the times at load say that it would cost more, and at once in
-a crowd. Tokens are the
-expected number by the chances of the drafts, because which drafts happen to be right differs more
-from pass to pass than what places make of it.
+a crowd. Tokens are the expected number by the chances of the drafts, because which drafts happen to
+be right differs more from pass to pass than what places make of it.
 
 On `SHARED` the models take turns under a policy that prices how many drafts are awaited: after each
 verdict the drafter makes as many draft steps as the target waits for, and none while the pass runs

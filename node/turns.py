@@ -162,7 +162,7 @@ class Turns(Generic[Compute, Result]):
     launch   launches the forward of a Compute; its result is the machine's next event
     decode   returns the message in a frame; None: it is dropped
     clock    returns seconds
-    note     takes a line for the log
+    warn, complain  take a line for the log: a warning, an error
     silence  detects that the coordinator is lost; None: somebody else watches
     """
 
@@ -176,7 +176,8 @@ class Turns(Generic[Compute, Result]):
         *,
         decode: Callable[[bytes], Message | None],
         clock: Callable[[], float],
-        note: Callable[[str], None],
+        warn: Callable[[str], None],
+        complain: Callable[[str], None],
     ) -> None:
         self.connection = link
         self.heart = heart
@@ -184,7 +185,8 @@ class Turns(Generic[Compute, Result]):
         self.dispatcher = dispatcher
         self.launch = launch
         self.silence: FaultDetector | None = None
-        self._decode, self._clock, self._note = decode, clock, note
+        self._decode, self._clock = decode, clock
+        self._warn, self._complain = warn, complain
         self._running: Launched[Result] | None = None  # on a device
         self._launched_at = 0.0
         self._computed: deque[Launched[Result]] = deque()  # by the host, and not yet told
@@ -243,9 +245,9 @@ class Turns(Generic[Compute, Result]):
             self.heart.heard(message)
         if isinstance(message, Close) and message.reason == BROKEN_OFF:
             story = self.dispatcher.story(message.session) or "nothing"
-            self._note(f"text {message.session} was broken off after {story}")
+            self._complain(f"text {message.session} was broken off after {story}")
         if isinstance(message, Fault) and message.code is FaultCode.OUTSIDE:
-            self._note(f"a message of this node was dropped: {message.detail}")
+            self._warn(f"a message of this node was dropped: {message.detail}")
         if self.silence is not None:
             self.silence.heard(self._clock())
             if isinstance(message, Fault) and message.code is FaultCode.CLOSED:

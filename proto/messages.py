@@ -58,6 +58,10 @@ class Fingerprint:
         return bool(self.digests & other.digests)
 
 
+# How `Hello.home_drafter` ends.
+HEADS_AT_HOME, MODEL_AT_HOME = "heads in the same process", "drafter in the same process"
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """Node -> coordinator, once loaded and warm: describes the node, its model and its limits.
@@ -100,6 +104,11 @@ class Hello:
     home_drafter: str = ""
     forms: str = ""
     bits: str = ""
+
+    @property
+    def has_heads(self) -> bool:
+        """Return whether heads draft in its process; its texts are no longer than theirs."""
+        return self.home_drafter.endswith(HEADS_AT_HOME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,7 +240,8 @@ class Node:
             *(_Link(self), _Heart(self), _Cache(self), _Watched(self), self.launch),
             decode=codec.decode,
             clock=lambda: self.world.timeline.now,
-            note=lambda _: None,
+            warn=lambda _: None,
+            complain=lambda _: None,
         )
         self._later(HEARTBEAT_INTERVAL_S * self.world.luck.random(), self._beat)
 

@@ -422,7 +422,7 @@ class Pair:
 
     @property
     def _has_heads_at_home(self) -> bool:
-        return hasattr(self, "service") and bool(self.hello(Role.TARGET).home_drafter)
+        return hasattr(self, "service") and self.hello(Role.TARGET).has_heads
 
     def how_longer(self) -> str:
         """Return advice on how to allow longer texts; "" if the model itself takes no more."""

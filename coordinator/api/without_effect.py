@@ -22,10 +22,11 @@ OF_DRAFTS = (
 )
 # Of the pair: settings that mean something only if a drafter has a process of its own.
 OF_THE_DRAFTER = (
-    *("drafter_device", "drafter_tensor_parallel_size", "drafter_dtype", "drafter_restarts"),
+    *("drafter_device", "drafter_tensor_parallel_size", "drafter_restarts"),
     *("max_draft_candidates", "require_same_tokenizer"),
 )
-OF_DRAFT_STEPS = ("simulate_draft_ms", "simulate_draft_ms_per_row")
+# Those that a drafter in the target's process has as well.
+OF_DRAFT_STEPS = ("drafter_dtype", "simulate_draft_ms", "simulate_draft_ms_per_row")
 OF_MODELS = (
     *("drafter", "drafter_revision", "drafter_home", "heads", "heads_revision"),
     "drafter_quantization",
@@ -98,7 +99,7 @@ def _without_a_drafter(pair: PairConfig, speculation: SpeculationConfig) -> list
     given = [*_given(pair, names), *_given(speculation, ["window"])]
     if Role.DRAFTER in pair.links:
         given.append(called("link"))
-    what = f"the drafter {NGRAM} is no model" if is_ngram else "the drafter is a head there"
+    what = f"the drafter {NGRAM} is no model" if is_ngram else "the drafter runs in it"
     return _line(given, f"nothing runs beside the target's process: {what}")
 
 

@@ -127,8 +127,7 @@ class FollowerRank:
                 self._backend.take_over(timed=timed)
             case Loading(is_loading):
                 self._backend.is_loading = is_loading
-                if (
-                    not is_loading
-                ):  # as on rank 0 (`load` in node/loading.py): all wait for this rank
+                # As on rank 0 (`load` in node/loading.py), because all wait for this rank.
+                if not is_loading:
                     gc.collect()
                     gc.freeze()

@@ -6,7 +6,6 @@ replaced: the executor, the two functions that choose tokens, and what reads the
 grammars.
 """
 
-import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     from drafter_node import worker as drafting
     from lab.synthetic import model  # takes seconds, so it is imported after the lifeline is set up
     from lab.synthetic.executor import engine_of
-    from lab.synthetic.shared_device import SHARED, maker_of
+    from lab.synthetic.shared_device import maker_of, sharing_in
     from lab.synthetic.watched_loop import watched_loop
     from node.loading import introduce
     from target_node import home_worker
@@ -39,7 +38,7 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
     worker: Any = verifying if config.role is Role.TARGET else drafting
     folder = Path(config.model)
     worker.Loop = partial(watched_loop, folder / f"{config.role}.jsonl")
-    sharing: Any = os.environ.get(SHARED, "")
+    sharing = sharing_in(folder)
     worker.SimulatedDevice = SimpleNamespace(of=maker_of(sharing))
     config = replace(config, shares_gpu=bool(sharing) and config.role is Role.TARGET)
     engine = engine_of(folder)

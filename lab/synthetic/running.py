@@ -1,7 +1,6 @@
 """Generates texts on a synthetic pair; checks that each is what its target alone would write."""
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from coordinator.launching.launcher import Launcher
 from engine.choice.sampling import sampling_of
 from lab.synthetic.host_time import Launch
 from lab.synthetic.model import text_after
-from lab.synthetic.shared_device import SHARED, Sharing
+from lab.synthetic.shared_device import WAY, Sharing
 from lab.synthetic.summary import Made
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import Role
@@ -162,8 +161,8 @@ def started(
     at_home  the drafter runs in the target's process
     sharing  how two processes share one device; "": each has its own
     """
-    os.environ[SHARED] = sharing
     with tempfile.TemporaryDirectory(prefix="synthetic-") as name:
+        (Path(name) / WAY).write_text(sharing)
         config = PairConfig(
             target=name,
             drafter=name,

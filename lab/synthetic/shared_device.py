@@ -14,16 +14,16 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from node.forwards import SimulatedDevice
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
 Sharing = Literal["", "turns", "both"]
-SHARED = "SLIPSTREAM_LAB_SHARED"  # the environment variable that names the way
 STRETCH = 1.15
-FILE = "device"
+# In the folder that both nodes are given as their model: the way, and the two numbers.
+WAY, FILE = "sharing", "device"
 _ROLES = tuple(Role)
 _TIMES = struct.Struct(f"<{len(_ROLES)}d")
 
@@ -72,6 +72,13 @@ class SharedDevice(SimulatedDevice):
             self._times[:] = _TIMES.pack(*times)
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def sharing_in(folder: Path) -> Sharing:
+    """Return how the pair whose models lie in this folder shares its device."""
+    said: Any = (folder / WAY).read_text()
+    way: Sharing = said
+    return way
 
 
 def maker_of(sharing: Sharing) -> Callable[[NodeConfig], SimulatedDevice]:

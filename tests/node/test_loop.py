@@ -318,7 +318,9 @@ def test_a_text_that_was_broken_off_leaves_its_story_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run([[encode(CLOSE), encode(Close(2, BROKEN_OFF))]])
-    assert caplog.messages == ["text 2 was broken off after the story of 2"]
+    (said,) = caplog.records
+    assert said.getMessage() == "text 2 was broken off after the story of 2"
+    assert said.levelname == "ERROR"
 
 
 def test_an_invariant_that_is_violated_leaves_the_story_of_all_texts(

@@ -112,7 +112,7 @@ def shortened(
 ) -> list[str]:
     """Return a line for each limit that the user did not set: on texts, and on drafts."""
     longest, lines = target.max_model_len, []
-    if num_seqs < config.num_seqs and not target.home_drafter:
+    if num_seqs < config.num_seqs and not target.has_heads:
         lines.append(
             f"{num_seqs} texts of {longest} tokens are written at once, not {config.num_seqs}: "
             f"there is no memory for more; a lower --max-model-len{_or_more(config)} makes room"
@@ -127,7 +127,7 @@ def shortened(
             f"--max-model-len allows {limit}"
         )
     elif limit is not None and longest < limit and not config.reproducible:
-        why = "" if target.home_drafter else ": there is no memory for more"
+        why = "" if target.has_heads else ": there is no memory for more"
         lines.append(
             f"texts have at most {longest} tokens, of the {limit} that the target can take"
             f"{why}; --max-model-len says how many there should be"

@@ -379,9 +379,11 @@ def test_a_length_that_nobody_asks_for_is_the_models_but_for_reproducible_passes
 def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
     tmp_path: Path,
 ) -> None:
-    def notices(target: int, drafter: int, *, with_heads: str = "", **settings: Any) -> list[str]:
+    def notices(
+        target: int, drafter: int, *, with_heads: bool = False, **settings: Any
+    ) -> list[str]:
         config = PairConfig(target=str(tmp_path), **settings)
-        theirs = SimpleNamespace(max_model_len=target, home_drafter=with_heads)
+        theirs = SimpleNamespace(max_model_len=target, has_heads=with_heads)
         drafters = [SimpleNamespace(max_model_len=drafter), SimpleNamespace(max_model_len=9999)]
         return shortened(config, cast(Hello, theirs), cast(list[Hello], drafters), num_seqs=8)
 
@@ -390,7 +392,7 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
     line = "texts have at most 5000 tokens, of the 9000 that the target can take"
     assert notices(9000, 9000) == []
     assert notices(5000, 5000) == [f"{line}: there is no memory for more{rest}"]
-    assert notices(5000, 5000, with_heads="eager") == [line + rest]
+    assert notices(5000, 5000, with_heads=True) == [line + rest]
     (fewer,) = notices(9000, 9000, max_num_seqs=9)
     assert fewer.startswith("8 texts of 9000 tokens are written at once, not 9: there is no memory")
     assert notices(9000, 700) == ["the drafter drafts up to token 700"]

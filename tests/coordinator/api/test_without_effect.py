@@ -9,11 +9,18 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import naming_flags
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
-from coordinator.api.without_effect import OF_MODELS, OF_THE_DRAFTER, of_devices, without_effect
+from coordinator.api.without_effect import (
+    OF_DRAFT_STEPS,
+    OF_MODELS,
+    OF_THE_DRAFTER,
+    of_devices,
+    without_effect,
+)
 from proto.installation import MODELS
 from proto.messages import Hello
 
 MEDUSA, EAGLE = str(MODELS / "medusa"), str(MODELS / "eagle")
+TOY = str(MODELS / "target")
 
 NOT_HEEDED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
@@ -37,7 +44,20 @@ NOT_HEEDED: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         {},
         [
             "--drafter-restarts has no effect: nothing runs beside the target's process: the "
-            "drafter is a head there"
+            "drafter runs in it"
+        ],
+    ),
+    (
+        {
+            "target": TOY,
+            "drafter_home": "target",
+            "drafter_dtype": "float32",
+            "drafter_device": "cpu",
+        },
+        {},
+        [
+            "--drafter-device has no effect: nothing runs beside the target's process: the drafter "
+            "runs in it"
         ],
     ),
     (
@@ -161,7 +181,7 @@ def test_nodes_that_are_started_by_hand_are_not_started_again() -> None:
 def test_every_setting_of_a_drafter_is_one_of_the_pair() -> None:
     """A new one has to be named there."""
     names = {name for name in PairConfig.model_fields if name.startswith("drafter")}
-    assert names <= {*OF_MODELS, *OF_THE_DRAFTER}
+    assert names <= {*OF_MODELS, *OF_THE_DRAFTER, *OF_DRAFT_STEPS}
 
 
 def test_a_placement_among_cores_does_nothing_on_a_gpu() -> None:
