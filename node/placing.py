@@ -240,7 +240,7 @@ class Contest:
     def _lost(self, *, is_open: bool) -> None:
         """Keep the standing place until the next trial; is_open: that comes as soon as this one."""
         longer_s = self.pause_s if is_open else min(2 * self.pause_s, LONGEST_S)
-        self.pause_s = min(LONGEST_S, max(longer_s, self.spent_s / SPENT))
+        self.pause_s = min(LONGEST_S, max(FIRST_S, longer_s, self.spent_s / SPENT))
         self.known_s, self.since_s = self.here.pass_s, 0.0
 
 

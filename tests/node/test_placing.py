@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from node.placing import CLEARLY, NUM_TRIAL, Contest, Place, Placing
+from node.placing import CLEARLY, FIRST_S, NUM_TRIAL, Contest, Place, Placing
 
 APART, SHARED = Place.APART, Place.SHARED
 
@@ -196,3 +196,26 @@ def test_models_take_turns_only_where_they_share_a_core() -> None:
     assert Placing(has_drafters_core=True).takes_turns(SHARED)
     assert not Placing(has_drafters_core=True).takes_turns(APART)
     assert not Placing().takes_turns(SHARED)
+
+
+def passes_until_the_other(placing: Placing, *, is_crowd: bool, most: int) -> int:
+    """How many passes of 10 ms run on the first place, at most so many."""
+    first = placing.place_for("plain", is_drafted=False)
+    for number in range(most):
+        place = placing.place_for("plain", is_drafted=False)
+        if place is not first:
+            return number
+        placing.passed("plain", place, 16.0, 0.010, is_drafted=False, is_crowd=is_crowd)
+    return most
+
+
+def test_in_a_crowd_the_other_place_is_tried_at_once_and_not_again_and_again() -> None:
+    measured = {APART: {1: 0.010}, SHARED: {1: 0.009}}
+    alone, crowd = Placing(measured), Placing(measured)
+    assert passes_until_the_other(alone, is_crowd=False, most=40) == 40
+    assert passes_until_the_other(crowd, is_crowd=True, most=40) <= NUM_TRIAL + 1
+    for _ in range(NUM_TRIAL + 2):  # the trial, in which both are the same
+        place = crowd.place_for("plain", is_drafted=False)
+        crowd.passed("plain", place, 16.0, 0.010, is_drafted=False, is_crowd=True)
+    most = round(FIRST_S / 0.010)
+    assert passes_until_the_other(crowd, is_crowd=True, most=most) >= most - 2

@@ -11,8 +11,10 @@ from proto.policies import REST_AFTER
 from target_node.resting import (
     LONGEST_STRETCH,
     MAX_KINDS,
+    NUM_IN_CROWD,
     NUM_TO_SUSPECT,
     SETTLE_DRAFTING,
+    SETTLE_IN_CROWD,
     SETTLE_RESTING,
     TRIAL_OF_DRAFTS,
     TRIAL_OF_REST,
@@ -308,3 +310,44 @@ def test_a_text_of_a_kind_that_rests_begins_with_a_rest() -> None:
     target.hears(first)
     target.ticks()
     assert said(target.computes(1, 3)).cause is Cause.RESTING
+
+
+def rest_after_a_slow_beginning(course: Course) -> bool:
+    """Whether it rests in the end where plain passes are faster, but not the first ones of a rest.
+
+    That is so in a crowd until it is known on which cores they are fastest.
+    """
+    since = 0
+    for _ in range(REST_AFTER * 3):
+        since = since + 1 if course.rests else 0
+        course.heard()
+        course.passed(1, 1.2 if not course.rests else 1.5 if since <= 30 else 1.0, 1.0)
+    return course.rests
+
+
+def test_a_crowd_is_given_time_to_find_its_cores() -> None:
+    alone = Course(REST_AFTER, REST_AFTER)
+    crowd = Course(REST_AFTER, REST_AFTER, is_crowd=True)
+    assert SETTLE_RESTING + TRIAL_OF_REST < 30 < SETTLE_IN_CROWD
+    assert rest_after_a_slow_beginning(crowd)
+    assert not rest_after_a_slow_beginning(alone)
+
+
+def test_in_a_crowd_few_passes_are_enough_to_doubt_drafts() -> None:
+    crowd = Course(REST_AFTER, REST_AFTER, is_crowd=True)
+    rested = run(crowd, 200, with_s=1.2, alone_s=1.0, plain_s=1.0)
+    assert rested.index(True) == SETTLE_DRAFTING + NUM_IN_CROWD < SETTLE_DRAFTING + NUM_TO_SUSPECT
+
+
+def test_a_larger_crowd_begins_with_a_long_rest_where_a_smaller_one_rests() -> None:
+    courses, opened = Courses(), opening(1, 2, policy=PIPELINED)
+    small = courses.of(opened, 4)
+    assert small is not None
+    assert not small.rests
+    run(small, 400, with_s=1.5, alone_s=1.0, plain_s=1.0)
+    assert small.is_faster_alone
+    large = courses.of(opened, 16)
+    assert large is not None
+    assert large.rests
+    rested = run(large, 10 * opened.policy.rest_after, with_s=1.5, alone_s=1.0)
+    assert rested.index(False) > 8 * opened.policy.rest_after
