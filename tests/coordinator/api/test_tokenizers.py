@@ -10,14 +10,18 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from coordinator.api.models import folders
+from coordinator.api.models.preflight import Preflight
 from coordinator.api.models.tokenizers import check_fit, differ
 from coordinator.api.prompts import BESIDE, Tokenization
 from engine.checkpoint import tokenizer_files
 from proto.errors import IncompatibleError, ModelError
 from proto.installation import MODELS
+from proto.messages import Role
+from proto.node_config import NodeConfig
 from tests.tiny_tokenizer import sentencepiece_tokenizer
 
 TARGET = MODELS / "target"
+EMPTY = (2).to_bytes(8, "little") + b"{}"  # a checkpoint of no tensors
 FIX = "; choose a drafter with the target's tokenizer: --drafter NAME, or --drafter ngram"
 
 
@@ -54,6 +58,18 @@ def test_a_tokenizer_that_can_be_translated_fits_unless_the_same_is_required(
         check_fit(target, drafter, may_differ=False)
     assert differ(str(TARGET), name)
     assert not differ(str(TARGET), str(MODELS / "drafter"))
+
+
+def test_a_drafter_in_the_targets_process_is_not_translated(tmp_path: Path) -> None:
+    name = folder_of(sentencepiece_tokenizer(), tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").write_bytes(EMPTY)
+    nodes = [
+        NodeConfig(Role.TARGET, "ipc:///tmp/none", "t", "", str(TARGET), home_drafter=home)
+        for home in ("", name)
+    ]
+    Preflight(nodes[:1], may_differ=True)
+    with pytest.raises(IncompatibleError, match="vocabulary has"):
+        Preflight(nodes[1:], may_differ=True)
 
 
 @pytest.mark.parametrize(
