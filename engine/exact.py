@@ -9,9 +9,7 @@ nothing.
 
 import contextlib
 import hashlib
-import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -19,9 +17,9 @@ import numpy as np
 import torch
 
 from engine.cpu_library import library_name
+from engine.kept import Kept
 from engine.layout.slots import NUM_TREE_SLOTS, Feed, with_near
 from engine.model_executor import ModelExecutor
-from proto.system import cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +28,15 @@ _NUM_ROWS = 17  # that are compared: one more than tile registers hold
 _LONGEST = _CHUNK + 3 * _NUM_ROWS  # tokens of the text: more than one chunk of a prompt
 _SHORTEST = 2 * _NUM_ROWS
 _NUM_DIGITS = 16  # of a digest
-_FILE, _MOST_KEPT = "exact.json", 64
 _PIECES = (1, 2, 5, 9, 40)  # rows of the passes in which the text is read another time
 
 
-def bits_of(executor: ModelExecutor) -> str:
+def bits_of(executor: ModelExecutor, kept: Kept) -> str:
     """Return a digest of what decides the bits of logits; "" if a row's depend on other rows.
 
     Two targets with one digest give the same logits, for all that can be told: it is made of our
     library, the number type and the logits of some rows. A target that has passed the check is not
-    checked again on this machine.
+    checked again on this machine (`kept`).
 
     Overwrites the first slots of the first two lanes, so call it before any text is opened.
     """
@@ -49,14 +46,19 @@ def bits_of(executor: ModelExecutor) -> str:
     alone = _alone(executor, tokens)
     about = library_name(), str(executor.loaded.dtype), len(tokens), alone.numpy().tobytes()
     bits = hashlib.sha256(repr(about).encode()).hexdigest()[:_NUM_DIGITS]
-    if bits in _kept():
-        return bits
-    why = _difference(executor, tokens, alone)
-    if why is not None:
-        logger.warning("a row has other bits %s than alone; texts may differ at near ties", why)
-        return ""
-    _keep(bits)
-    return bits
+
+    def passes() -> bool:
+        why = _difference(executor, tokens, alone)
+        if why is not None:
+            logger.warning("a row has other bits %s than alone; texts may differ at near ties", why)
+        return why is None
+
+    return bits if kept.found("exact", (bits,), passes, _is_true, needs_quiet=False) else ""
+
+
+def _is_true(found: object) -> bool:
+    """Only a check that was passed is kept: one that failed is made at each start."""
+    return found is True
 
 
 def why_not_exact(executor: ModelExecutor) -> str | None:
@@ -165,22 +167,3 @@ def _num_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _kept() -> Sequence[str]:
-    """Return the digests of targets that have passed the check on this machine."""
-    try:
-        found = json.loads(cache_folder(_FILE).read_text())
-    except (OSError, ValueError, RecursionError):
-        return ()
-    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else ()
-
-
-def _keep(bits: str) -> None:
-    kept = [*_kept(), bits][-_MOST_KEPT:]
-    with contextlib.suppress(OSError):
-        path = cache_folder(_FILE)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(kept))
-        unfinished.replace(path)

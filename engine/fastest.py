@@ -85,6 +85,16 @@ def fastest_num_threads(executor: ModelExecutor) -> int:
     return best
 
 
+def is_dtype(found: object) -> bool:
+    """True for what `fastest_dtype` may return."""
+    return found in ("auto", "float32")
+
+
+def is_num_threads(most: int, found: object) -> bool:
+    """True for what `fastest_num_threads` may return with `most` threads set."""
+    return isinstance(found, int) and 1 <= found <= most
+
+
 def usual_num_threads(loaded: Loaded) -> int:
     """Return a number of torch threads by the model's size, without timing.
 

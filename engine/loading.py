@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from engine import cpu_library
-from engine.checkpoint.checkpoint import find_checkpoint
+from engine.checkpoint.checkpoint import find_checkpoint, name_and_size
 from engine.checkpoint.files import refuse_odd_file
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.checkpoint.tokenizer_files import TOKENIZER, read_tokenizer, refuse_too_many
@@ -23,12 +23,20 @@ from engine.device import pin
 from engine.errors import ModelError
 from engine.exact import bits_of
 from engine.executor import Executor
-from engine.fastest import FASTEST, fastest_dtype, fastest_num_threads, usual_num_threads
+from engine.fastest import (
+    FASTEST,
+    fastest_dtype,
+    fastest_num_threads,
+    is_dtype,
+    is_num_threads,
+    usual_num_threads,
+)
 from engine.forward.cpu_attention import NAMES
 from engine.forward.forward import Layers, Say, silent
 from engine.forward.llama_parts import why_not_fused
 from engine.heads.loaded import Loaded
 from engine.heads.stated import refuse_head
+from engine.kept import AS_BEFORE, Kept
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import USUAL, Utilization, limits
 from engine.model_executor import ModelExecutor
@@ -154,6 +162,7 @@ def load_engine(
     layers: Layers = (),
     quantization: str = "",
     utilization: Utilization = USUAL,
+    kept: Kept = AS_BEFORE,
 ) -> Engine:
     """Load a model, check it against its own plain forward and warm it up; return the engine.
 
@@ -165,17 +174,16 @@ def load_engine(
     row_counts, layers  as for `ModelExecutor`
     num_children, head_children, chains  a drafter's, heads' children per node; draft steps at once
     backend, tensor_parallel_size  one of `BACKENDS`; ranks, 1: as many as `device` names
+    kept     what earlier starts have found
 
     Raises ModelError, and RankError: another rank has ended.
     """
     started, devices = time.monotonic(), rank_devices(device, tensor_parallel_size)
-    refuse_elsewhere(model, quantization, backend=backend, num_ranks=len(devices))
-    refuse_head(model, revision)
-    tokenizer = fingerprint(model, revision)  # first: it is quickly refused
+    tokenizer = _looked_at(model, revision, quantization, backend, len(devices))
     with ExitStack() as on_failure:
         with _vocabulary_beside(model, revision, dtype, is_wanted=reads_vocabulary):
             wanted = dtype, devices, max_len, backend, quantization
-            loaded = _load(model, revision, *wanted, on_failure, say)
+            loaded = _load(model, revision, *wanted, on_failure, kept, say)
         tokenizer.check_fits(loaded.vocab_size)
         _make_products(loaded, fixed_rows, say)
         max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
@@ -188,8 +196,8 @@ def load_engine(
             layers=layers,
             say=say,
         )
-        _choose_threads(executor, say)
-        bits = _bits(executor, fixed_rows, say) if checks_bits or fixed_rows else ""
+        _choose_threads(executor, (name_and_size(model, revision), quantization), kept, say)
+        bits = _bits(executor, fixed_rows, kept, say) if checks_bits or fixed_rows else ""
         pass_s = _warm_up(executor, warm_rows, num_children, head_children, chains, say)
         on_failure.pop_all()
     return Engine(
@@ -201,6 +209,15 @@ def load_engine(
         device=",".join(devices),
         bits=bits,
     )
+
+
+def _looked_at(
+    model: str, revision: str | None, quantization: str, backend: str, num_ranks: int
+) -> TokenizerPrint:
+    """Return what the model's tokenizer is like. Raises ModelError for what is quickly refused."""
+    refuse_elsewhere(model, quantization, backend=backend, num_ranks=num_ranks)
+    refuse_head(model, revision)
+    return fingerprint(model, revision)
 
 
 @contextmanager
@@ -234,11 +251,13 @@ def _load(
     backend: str,
     quantization: str,
     on_failure: ExitStack,
+    kept: Kept,
     say: Callable[[str], None],
 ) -> LoadedModel:
     """Pin this process to its device and return the model loaded on it, or its part for one rank.
 
     on_failure  ends the processes of other ranks
+    kept        the number types that were fastest at earlier starts
     """
     if len(devices) > 1:
         return _load_on_ranks(model, revision, dtype, devices, max_len, on_failure, say)
@@ -255,7 +274,10 @@ def _load(
     if dtype == FASTEST:
         say("timing number types")
         make = partial(make_executor, backend=backend, row_counts=(1,))
-        dtype = fastest_dtype(load, device=device, make_executor=make)
+        most = f"at most {torch.get_num_threads()} threads"
+        about = name_and_size(model, revision), backend, quantization, most
+        find = partial(fastest_dtype, load, device=device, make_executor=make)
+        dtype = kept.found("number type", about, find, is_dtype)
     say("loading weights")
     return load(dtype=dtype, max_len=max_len)
 
@@ -314,7 +336,9 @@ def may_be_exact(loaded: LoadedModel, backend: str) -> bool:
     return is_fused and is_alone and loaded.dtype in NAMES and cpu_library.is_kept()
 
 
-def _bits(executor: ModelExecutor, fixed_rows: int | None, say: Callable[[str], None]) -> str:
+def _bits(
+    executor: ModelExecutor, fixed_rows: int | None, kept: Kept, say: Callable[[str], None]
+) -> str:
     """Return the digest of what decides bits (`Engine.bits`).
 
     Raises ModelError in reproducible mode (`fixed_rows`) if passes are not reproducible.
@@ -325,7 +349,7 @@ def _bits(executor: ModelExecutor, fixed_rows: int | None, say: Callable[[str], 
             executor.set_total(executor.capacity)
         return ""
     say("checking that every pass has the same bits")
-    bits = bits_of(executor)
+    bits = bits_of(executor, kept)
     if fixed_rows is not None and not bits:
         raise ModelError(
             f"{executor.loaded.name}: its rows are not reproducible here; use --backend reference"
@@ -333,18 +357,26 @@ def _bits(executor: ModelExecutor, fixed_rows: int | None, say: Callable[[str], 
     return bits
 
 
-def _choose_threads(executor: ModelExecutor, say: Callable[[str], None]) -> None:
+def _choose_threads(
+    executor: ModelExecutor, about: Sequence[str], kept: Kept, say: Callable[[str], None]
+) -> None:
     """Set the number of torch threads on a CPU; does nothing on a GPU or with one thread.
 
     The number is timed, except in reproducible mode and with several ranks: there every process
     must choose the same, so it follows from the model's size.
+
+    about  what the time of a pass depends on, besides its number type and this machine
     """
-    loaded = executor.loaded
-    if loaded.device.type != "cpu" or torch.get_num_threads() == 1:
+    loaded, most = executor.loaded, torch.get_num_threads()
+    if loaded.device.type != "cpu" or most == 1:
         return
     say("choosing threads")
-    is_timed = executor.fixed_rows is None and loaded.rank is None
-    count = fastest_num_threads(executor) if is_timed else usual_num_threads(loaded)
+    if executor.fixed_rows is not None or loaded.rank is not None:
+        count = usual_num_threads(loaded)
+    else:
+        about = *about, executor.backend, str(loaded.dtype), f"at most {most} threads"
+        find = partial(fastest_num_threads, executor)
+        count = kept.found("threads", about, find, partial(is_num_threads, most))
     torch.set_num_threads(count)
 
 

@@ -1,33 +1,28 @@
 """Moves the threads of a target's process between CPU cores, or changes their number.
 
 Which place a pass runs on is decided elsewhere, from measured times (`node/placing.py`). This
-module times passes on both at load, remembers the times for later starts, and moves the threads.
+module times passes on both at load, which later starts need not do (`kept.py`), and moves the
+threads.
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import quantiles
 
 import torch
 
-from engine.device import cores_of, processor
+from engine.device import cores_of
 from engine.errors import ModelError
 from engine.executor import Executor
+from engine.kept import Kept
 from engine.layout.slots import Feed
-from proto.system import cache_folder
 
 LIMIT_S = 2.0  # most seconds that timing may take
 ROWS = (1, 5)  # rows of the passes that are timed: without drafts, and with
 _TURN_S = 0.05  # the places take turns of at least so many seconds
 _CONTEXT = 8
-_QUIET = 0.1  # times are kept if other processes used less than this part of a core meanwhile
-_MOST_KEPT = 1000
-_FILE = "places.json"
 
 Seconds = Mapping[int, float]
 
@@ -98,23 +93,19 @@ def places_of(own: str, shared: str) -> Places | None:
     return places
 
 
-def time_places(places: Places, executor: Executor, own_s: Seconds, about: Sequence[str]) -> None:
+def time_places(
+    places: Places, executor: Executor, own_s: Seconds, about: Sequence[str], kept: Kept
+) -> None:
     """Time passes on both places, or take the times of an earlier start, into `places.measured`.
 
     own_s  seconds of passes by rows on the own cores, as timed before
     about  what the times depend on, besides this machine, torch and the cores
+    kept   the times of earlier starts
     """
-    key = _key((*places.names, str(torch.get_num_threads()), *about))
-    found = _kept().get(key)
-    if found is None:
-        usual_s = own_s.get(ROWS[0], 0.0)
-        if usual_s * 4 * len(ROWS) > LIMIT_S:
-            return  # one pass each would take too long; the first texts show it
-        before, started = _others_s(), time.perf_counter()
-        found = _timed(places, executor)
-        busy_s = _others_s() - before
-        if busy_s <= _QUIET * (time.perf_counter() - started):
-            _keep(key, found)  # else the other node was loading, or something else was running
+    if own_s.get(ROWS[0], 0.0) * 4 * len(ROWS) > LIMIT_S:
+        return  # one pass each would take too long; the first texts show it
+    about = (*about, f"threads {torch.get_num_threads()}", " or ".join(places.names))
+    found = kept.found("places", about, lambda: _timed(places, executor), _is_times)
     places.measured = _filled(found[0], own_s), _filled(found[1], own_s, found[0])
 
 
@@ -145,17 +136,6 @@ def _timed(places: Places, executor: Executor) -> list[list[float]]:
     return [[_lower(spent[place, num_rows]) for num_rows in ROWS] for place in (0, 1)]
 
 
-def _others_s() -> float:
-    """Return the processor seconds of all other processes so far; 0: the system does not say."""
-    try:
-        line = Path("/proc/stat").read_text().partition("\n")[0]
-        user, nice, system, _, _, *rest = map(int, line.split()[1:9])
-    except (OSError, ValueError):
-        return 0.0
-    ticks = user + nice + system + sum(rest)
-    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-
 def _lower(seconds: Sequence[float]) -> float:
     """Return the lower quartile; of very few numbers not less than their least one."""
     return quantiles(seconds, n=4, method="inclusive")[0] if len(seconds) > 1 else seconds[0]
@@ -184,31 +164,6 @@ def _filled(timed: Sequence[float], own_s: Seconds, base: Sequence[float] = ()) 
     return {**scaled, **known}
 
 
-# -- kept times ------------------------------------------------------------------------------------
-
-# In $XDG_CACHE_HOME/slipstream/places.json (~/.cache/...). A file that cannot be read or written
-# costs a second at each start.
-
-
-def _key(about: Sequence[str]) -> str:
-    said = processor(), torch.__version__, torch.__config__.show(), *about
-    return hashlib.sha256(repr(said).encode()).hexdigest()
-
-
-def _path() -> Path:
-    """Return where times are kept. Raises OSError: this user has no home."""
-    return cache_folder(_FILE)
-
-
-def _kept() -> dict[str, list[list[float]]]:
-    """Return the kept times: by key, for each place the seconds of passes of `ROWS` rows."""
-    try:
-        found = json.loads(_path().read_text())
-        return {key: times for key, times in found.items() if _is_times(times)}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return {}
-
-
 def _is_times(times: object) -> bool:
     """True if this is a list of two lists, each of positive seconds for `ROWS`."""
     return (
@@ -221,15 +176,3 @@ def _is_times(times: object) -> bool:
             for one in times
         )
     )
-
-
-def _keep(key: str, times: list[list[float]]) -> None:
-    found = {**_kept(), key: times}
-    while len(found) > _MOST_KEPT:
-        del found[next(iter(found))]
-    with contextlib.suppress(OSError):
-        path = _path()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(found))
-        unfinished.replace(path)

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
+from engine.checkpoint.checkpoint import name_and_size
 from engine.checkpoint.files import one_line
-from engine.cpu_library import compile_in_background, library_name
+from engine.cpu_library import compile_in_background
 from engine.device import threads_on
 from engine.errors import EngineError, OutOfMemory, RankError, lacks_memory
 from engine.fastest import FASTEST
 from engine.heads.head_loading import LoadedHead, load_head_engine
 from engine.heads.stated import head_kind_of
+from engine.kept import Kept
 from engine.loading import Engine, load_engine
 from engine.memory import Utilization
 from engine.places import Places, places_of, time_places
@@ -179,6 +181,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         tensor_parallel_size=config.tensor_parallel_size,
         layers=config.layers,
         quantization=config.quantization,
+        kept=_kept(config),
     )
     engine = _placed(engine, config, say)
     if home is not None:
@@ -237,6 +240,7 @@ def _home_model(config: NodeConfig, say: Callable[[str], None]) -> Engine | None
         num_children=RECORDED_CHILDREN,
         chains=CHAINS,
         quantization=config.home_quantization,
+        kept=_kept(config),
     )
     return replace(engine, num_threads=threads_on(engine.loaded.device))
 
@@ -264,6 +268,10 @@ def _part(config: NodeConfig) -> float:
     return drafts if config.role is Role.DRAFTER else 1.0 - drafts
 
 
+def _kept(config: NodeConfig) -> Kept:
+    return Kept(is_anew=config.tunes)
+
+
 def _utilization(config: NodeConfig) -> Utilization:
     return Utilization(config.gpu_memory_utilization, config.peer_bytes)
 
@@ -284,8 +292,9 @@ def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> E
         return engine
     if config.placement == "auto" and places.has_more_cores:
         say("timing cores")
-        about = config.model, backend, str(loaded.dtype), config.quantization, library_name()
-        time_places(places, engine.executor, engine.pass_s, about)
+        model = name_and_size(config.model, config.revision)
+        about = model, backend, config.quantization, str(loaded.dtype)
+        time_places(places, engine.executor, engine.pass_s, about, _kept(config))
     first = placing_of(places, config.placement).first(is_drafted=True)
     return replace(engine, places=places, device=places.names[first])
 

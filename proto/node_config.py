@@ -70,6 +70,7 @@ class NodeConfig:
                     model where both are on this device; 0: nobody has said
     peer_bytes      size of the other model's weights; whoever starts the node makes it 0 where
                     that model is on another device
+    tunes           choose anew what earlier starts have chosen by timing, and keep that
     public_key, secret_key, coordinator_key  keys of an encrypted link; "": it is not encrypted
     """
 
@@ -110,6 +111,7 @@ class NodeConfig:
     quantization: str = ""
     gpu_memory_utilization: float = 0.0
     peer_bytes: int = 0
+    tunes: bool = False
     public_key: str = ""
     secret_key: str = field(default="", repr=False)
     coordinator_key: str = ""

@@ -23,6 +23,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.patience import Patience
 from coordinator.api.prompts import Tokenization, TooManyTokensError
 from coordinator.api.reasoning import Thoughts
+from coordinator.api.simulated import simulated_by
 from coordinator.api.special_tokens import read_special_tokens
 from coordinator.api.structured import StructuredOutputsParams
 from coordinator.api.text_ends import open_ends
@@ -65,6 +66,8 @@ class Pair:
                    machine, devices and models are checked first (`preflight`)
     awaits_target  if the target is lost, texts wait for another one; else the pair ends then
     traced         record what every process does, for `write_trace`
+    tunes          each node chooses by timing anew, while the others do nothing: they start one
+                   after another
 
     The constructor raises ModelError, NodeError, IncompatibleError, TransportError or
     ConfigurationError, with a one-line message.
@@ -80,6 +83,7 @@ class Pair:
         make_launcher: MakeLauncher = Launcher,
         awaits_target: bool = False,
         traced: bool = False,
+        tunes: bool = False,
     ) -> None:
         self.config = config = reviewed(PairConfig, config, "config")
         check_spare()
@@ -106,15 +110,7 @@ class Pair:
             )
             self._tell_tokenizer()
             self.service.start()
-            for node in node_configs(
-                config,
-                endpoint=self.service.endpoint,
-                outside=self.service.outside,
-                secret=self.service.secret,
-                drafts=with_drafter,
-            ):
-                self.service.launch(node)
-            self._wait_until_ready(say)
+            self._launch(say, drafts=with_drafter, tunes=tunes)
         except BaseException as error:
             self.close(_why(error))
             raise
@@ -129,6 +125,20 @@ class Pair:
             registry.tokenizer = digests
         if not self.config.require_same_tokenizer:
             registry.words = TargetWords(digests, tokenization.packed)
+
+    def _launch(self, say: Say | None, *, drafts: bool, tunes: bool) -> None:
+        """Start the nodes, and wait until they are ready: one after another if they tune."""
+        for node in node_configs(
+            self.config,
+            endpoint=self.service.endpoint,
+            outside=self.service.outside,
+            secret=self.service.secret,
+            drafts=drafts,
+        ):
+            self.service.launch(replace(node, tunes=tunes))
+            if tunes:
+                self._wait_until_ready(say)
+        self._wait_until_ready(say)
 
     def _wait_until_ready(self, say: Say | None) -> None:
         patience = Patience(self.config.start_timeout_s, time.monotonic())
@@ -149,19 +159,6 @@ class Pair:
             time.sleep(0.02)
         self.service.check_alive()
         self.service.wait_for_round_trips()
-
-    def _with_devices(self) -> PairConfig:
-        """Return the config with the simulated times that the nodes themselves report.
-
-        Nodes started by hand have their own settings, and one that joins later may differ.
-        """
-        devices: dict[str, float] = {}
-        names = {Role.TARGET: "simulate_target_ms", Role.DRAFTER: "simulate_draft_ms"}
-        for role, name in names.items():
-            for hello in self.service.registry.hellos(role)[:1]:
-                devices[name] = hello.simulated_us / 1e3
-                devices[f"{name}_per_row"] = hello.simulated_us_per_row / 1e3
-        return self.config.model_copy(update=devices)
 
     def states(self) -> dict[Role, str]:
         """Return what each node is doing, by role, in words for people."""
@@ -229,21 +226,7 @@ class Pair:
 
     def simulated(self) -> Simulated | None:
         """Return the simulated hardware with its counts so far; None if nothing is simulated."""
-        config = self._with_devices()
-        simulated = config.simulated
-        if simulated is None:
-            return None
-        slowed = {
-            Role.TARGET: config.simulate_target_ms + config.simulate_target_ms_per_row > 0,
-            Role.DRAFTER: config.simulate_draft_ms + config.simulate_draft_ms_per_row > 0,
-        }
-        nodes = [node for node in self.service.registry.nodes if slowed[node.role]]
-        return replace(
-            simulated,
-            num_forwards=sum(node.progress + node.num_forwards_before for node in nodes),
-            num_overruns=sum(node.num_overruns + node.num_overruns_before for node in nodes),
-            late_ms=sum(node.late_us + node.late_us_before for node in nodes) / 1e3,
-        )
+        return simulated_by(self.config, self.service.registry)
 
     def marked(self, metrics: Metrics, before: Simulated | None) -> Metrics:
         """Return a text's metrics with the simulated hardware since `before`, its start."""

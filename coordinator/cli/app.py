@@ -25,6 +25,7 @@ from coordinator.cli.plugins import Absent
 from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
 from coordinator.cli.serve import VERSION, serve
 from coordinator.cli.status import status
+from coordinator.cli.tune import tune
 from coordinator.cli.wrapping import for_stderr
 from coordinator.launching.launcher import ConnectRay
 from proto.errors import ConfigurationError, SlipstreamError, did_you_mean, shown
@@ -145,7 +146,7 @@ def command_line(plugins: Sequence[Command | Absent], version: str = "") -> type
         no_args_is_help=True,
     )
     app.callback()(_root(version))
-    commands: list[Command | Absent] = [demo, generate, chat, serve, status, *plugins]
+    commands: list[Command | Absent] = [demo, generate, chat, serve, status, tune, *plugins]
     for command in commands:
         if isinstance(command, Absent):
             _stand_in(app, command)

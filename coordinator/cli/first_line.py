@@ -9,7 +9,7 @@ import sys
 
 # The commands that load models. Others answer soon enough.
 SLOW = (
-    *("demo", "generate", "chat", "serve", "verify-lossless"),
+    *("demo", "generate", "chat", "serve", "tune", "verify-lossless"),
     *("experiment", "profile", "measure", "train-head"),
 )
 LINE = "starting Slipstream ..."

@@ -160,6 +160,7 @@ EXAMPLES = {
         "--target LARGE --drafter SMALL",
         "--host 0.0.0.0 --port 8080 --api-key-file key.txt",
     ),
+    "tune": ("", "--target LARGE --drafter SMALL"),
     "verify-lossless": ("", "--target LARGE --drafter SMALL --policy auto"),
     "experiment": ("policies --report", "policies --limit 4 --set max_tokens=32"),
     "measure": ("", "--target LARGE --drafter SMALL --prompt-file prompts.txt"),
@@ -201,6 +202,10 @@ FIRST = {
         *("MODEL", "--drafter", "--host", "--port", "--api-key-file"),
         *("--policy", "--target-device", "--drafter-device", "--dtype", "--max-model-len"),
         *("--max-num-seqs", "--gpu-memory-utilization"),
+    ),
+    "tune": (
+        *("--target", "--drafter", "--heads", "--drafter-home", "--target-device"),
+        *("--drafter-device", "--dtype", "--drafter-dtype", "--quantization", "--backend"),
     ),
     "verify-lossless": (
         *("--target", "--drafter", "--policy", "--prompt", "--prompt-file", "--num-texts"),

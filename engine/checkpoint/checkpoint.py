@@ -47,6 +47,16 @@ def fetch(name: str, revision: str | None, wanted: Sequence[str]) -> Path:
         )
 
 
+def name_and_size(name: str, revision: str | None) -> str:
+    """Return where a model lies and how large its files are, for what is kept of it.
+
+    Raises what `find_checkpoint` raises.
+    """
+    folder = find_checkpoint(name, revision)
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return f"{folder}, {size} bytes"
+
+
 def find_checkpoint(name: str, revision: str | None) -> Path:
     """Return the folder of the model called `name`, downloading it if it is a name on the hub.
 

@@ -94,7 +94,7 @@ that: a product adds up in one order for any number of rows, and attention adds 
 positions, whatever slots of the cache a tree of drafts lies in. When such a target is loaded, a
 check compares rows alone with rows in other passes, bit for bit: in a chunk of a prompt, among
 seventeen rows, in a tree, beside another text, on one thread and on several. What has passed is
-kept in `~/.cache/slipstream/exact.json` and is not compared again.
+kept in `~/.cache/slipstream/choices.json` and is not compared again.
 
 All others (float16, GPUs, several ranks, other families, no library) may differ from plain
 decoding where two tokens nearly tie. For these `--reproducible` pads every pass to 16 rows and

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine import kept
 from engine import places as module
 from engine.checkpoint.model import load_model
+from engine.kept import Kept
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import make_executor
 from engine.model_executor import ModelExecutor
@@ -114,48 +116,41 @@ def test_times_are_kept_for_later_starts(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "_TURN_S", 0.001)
-    monkeypatch.setattr(module, "_others_s", lambda: 5.0)
+    monkeypatch.setattr(kept, "_others_s", lambda: 5.0)
     own_s = {1: 0.010, 2: 0.010, 5: 0.010, 9: 0.020}
-    time_places(places, executor, own_s, ("model",))
+    time_places(places, executor, own_s, ("model",), Kept())
     first = places.measured
     assert all(seconds > 0 for times in first for seconds in times.values())
     assert set(first[0]) == set(first[1]) == set(own_s)
 
     monkeypatch.setattr(module, "_timed", lambda *_: pytest.fail("they are known"))
-    time_places(places, executor, own_s, ("model",))
+    time_places(places, executor, own_s, ("model",), Kept())
     assert places.measured == first
 
     monkeypatch.setattr(module, "_timed", lambda *_: [[4.0, 6.0], [2.0, 3.0]])
-    time_places(places, executor, own_s, ("another model",))
+    time_places(places, executor, own_s, ("another model",), Kept())
     assert places.measured[0] == {**own_s, 1: 4.0, 5: 6.0}
     assert places.measured[1] == {1: 2.0, 2: 0.005, 5: 3.0, 9: 0.010}
 
+    monkeypatch.setattr(module, "_timed", lambda *_: [[4.0, 8.0], [2.0, 3.0]])
+    time_places(places, executor, own_s, ("another model",), Kept(is_anew=True))
+    assert places.measured[0][5] == 8.0
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": [[1.0, 2.0]]}', '{"a": [[0.0, 1], 2]}'])
-def test_a_file_of_times_that_is_broken_is_made_anew(
-    text: str, places: Places, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+
+@pytest.mark.parametrize("kept_before", [[[1.0, 2.0]], [[0.0, 1.0], [2.0, 3.0]], "no times", 5])
+def test_kept_times_that_are_none_are_measured_anew(
+    kept_before: object, places: Places, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = tmp_path / "slipstream" / "places.json"
-    path.parent.mkdir()
-    path.write_text(text)
-    monkeypatch.setattr(module, "_others_s", lambda: 5.0)
+    monkeypatch.setattr(kept, "_others_s", lambda: 5.0)
     monkeypatch.setattr(module, "_timed", lambda *_: [[4.0, 6.0], [2.0, 3.0]])
-    time_places(places, None, {1: 0.1}, ())  # type: ignore[arg-type]
-    assert places.measured[1][5] == 3.0
-    assert list(json.loads(path.read_text()).values()) == [[[4.0, 6.0], [2.0, 3.0]]]
-
-
-def test_times_beside_other_work_are_used_but_not_kept(
-    places: Places, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    spent = iter((5.0, 6.0))  # another process used a core for a second
-    monkeypatch.setattr(module, "_others_s", lambda: next(spent))
-    monkeypatch.setattr(module, "_timed", lambda *_: [[4.0, 6.0], [2.0, 3.0]])
-    time_places(places, None, {1: 0.1}, ())  # type: ignore[arg-type]
-    assert places.measured[1][5] == 3.0
-    assert not list(tmp_path.iterdir())
+    time_places(places, None, {1: 0.1}, (), Kept())  # type: ignore[arg-type]
+    path = tmp_path / "slipstream" / kept.FILE
+    (key,) = json.loads(path.read_text())["places"]
+    path.write_text(json.dumps({"places": {key: kept_before}}))
+    monkeypatch.setattr(module, "_timed", lambda *_: [[4.0, 7.0], [2.0, 3.0]])
+    time_places(places, None, {1: 0.1}, (), Kept())  # type: ignore[arg-type]
+    assert json.loads(path.read_text()) == {"places": {key: [[4.0, 7.0], [2.0, 3.0]]}}
 
 
 def test_the_quartile_of_two_times_lies_between_them() -> None:
@@ -168,5 +163,5 @@ def test_a_model_whose_passes_are_long_is_not_timed(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "_timed", lambda *_: pytest.fail("that takes too long"))
-    time_places(places, None, {1: LIMIT_S / 2}, ())  # type: ignore[arg-type]
+    time_places(places, None, {1: LIMIT_S / 2}, (), Kept())  # type: ignore[arg-type]
     assert places.measured == ({}, {})

@@ -477,8 +477,8 @@ def test_times_of_places_are_kept_apart_by_all_that_changes_a_pass(
     asked: list[tuple[str, ...]] = []
     places = SimpleNamespace(has_more_cores=True, measured=({}, {}), names=("own", "all"))
     monkeypatch.setattr(loading, "places_of", lambda *_: places)
-    monkeypatch.setattr(loading, "time_places", lambda *given: asked.append(given[-1]))
-    monkeypatch.setattr(loading, "library_name", lambda: "of-this-source.so")
+    monkeypatch.setattr(loading, "time_places", lambda *given: asked.append(given[-2]))
+    monkeypatch.setattr(loading, "name_and_size", lambda *_: "a model")
     monkeypatch.setattr(loading, "replace", lambda engine, **_: engine)
     loaded = SimpleNamespace(device=torch.device("cpu"), rank=None, dtype=torch.bfloat16)
     engine = SimpleNamespace(loaded=loaded, executor=SimpleNamespace(backend="fused"), pass_s={})
@@ -486,4 +486,4 @@ def test_times_of_places_are_kept_apart_by_all_that_changes_a_pass(
         config = replace(CONFIG, fixed_rows=None, quantization=quantization)
         loading._placed(cast(Engine, engine), config, lambda _: None)
     assert asked[0] != asked[1], "weights of other formats"
-    assert all({"model", "fused", "of-this-source.so"} < set(about) for about in asked)
+    assert all({"a model", "fused", "torch.bfloat16"} < set(about) for about in asked)
