@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from zlib import crc32
@@ -469,6 +470,24 @@ def test_a_node_records_only_if_its_coordinator_wants_a_trace(
     engine = Engine(lanes, cast(Any, loaded), 9, 9, ("", ""), 0.1, {}, "cpu")
     introduce(CONFIG, cast(Any, None), engine, heart)
     assert recorded == [True] * traced
+
+
+def test_a_node_that_tunes_finds_everything_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def found(value: int, *, tunes: bool) -> int:
+        kept = loading._kept(replace(CONFIG, tunes=tunes))
+        return kept.found("number", (), lambda: value, lambda one: one == value, needs_quiet=False)
+
+    assert found(1, tunes=False) == 1
+    assert [found(2, tunes=tunes) for tunes in (False, True)] == [2, 2]
+    written = (tmp_path / "slipstream" / "choices.json").stat().st_mtime_ns
+    assert found(2, tunes=False) == 2
+    assert (tmp_path / "slipstream" / "choices.json").stat().st_mtime_ns == written
+    assert found(2, tunes=True) == 2
+    assert (tmp_path / "slipstream" / "choices.json").stat().st_mtime_ns > written
 
 
 def test_times_of_places_are_kept_apart_by_all_that_changes_a_pass(

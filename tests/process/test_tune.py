@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from coordinator.api.config import PairConfig
 from coordinator.api.pair import Pair
+from coordinator.cluster.service import Service
 from proto.installation import ROOT
 from proto.messages import Role
-from proto.node_config import READY_BUT
+from proto.node_config import NodeConfig
 from proto.system import cache_folder
 from tests.tiny_models import make_model, make_noised
 
@@ -27,36 +27,31 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> PairConfig:
     return PairConfig(target=str(target), drafter=str(drafter), dtype="bfloat16", max_model_len=512)
 
 
-def _is_loading(state: str) -> bool:
-    """True if a node has begun to load and is not ready."""
-    return state not in ("starting", "ready") and not state.startswith(READY_BUT)
+@pytest.mark.parametrize("tuned", [["drafter"], []], ids=["tune", "usually"])
+def test_nodes_load_one_after_another(
+    tuned: list[str], config: PairConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_target: list[str] = []
+    launch = Service.launch
+
+    def noted(self: Service, node: NodeConfig) -> None:
+        assert node.tunes is bool(tuned)
+        if self.registry.hellos(Role.TARGET):
+            after_target.append(str(node.role))
+        launch(self, node)
+
+    monkeypatch.setattr(Service, "launch", noted)
+    with Pair(config, tunes=bool(tuned)) as pair:
+        assert set(pair.states()) == set(Role)
+    assert after_target == tuned
 
 
-@pytest.mark.parametrize("most", [1, 2], ids=["tune", "usually"])
-def test_nodes_load_one_after_another(most: int, config: PairConfig) -> None:
-    seen: list[dict[Role, str]] = []
-    with Pair(config, say=lambda states: seen.append(dict(states)), tunes=most == 1):
-        pass
-    assert set(seen[-1]) == set(Role)
-    at_once = [sum(_is_loading(state) for state in states.values()) for states in seen]
-    assert most == max(at_once)
-
-
-def test_the_command_finds_again_what_was_kept(config: PairConfig) -> None:
+def test_the_command_keeps_what_it_finds(config: PairConfig) -> None:
     command = [sys.executable, "-m", "coordinator", "tune", "--target", config.target]
     command += ["--drafter", config.drafter, "--dtype", "bfloat16", "--max-model-len", "512"]
-    with Pair(config, with_drafter=False):
-        pass
-    table = cache_folder("choices.json")
-    before = table.stat().st_mtime_ns
-    with Pair(config, with_drafter=False):
-        pass
-    assert table.stat().st_mtime_ns == before, "a later start finds what the first has kept"
-
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert "target: fused, bfloat16" in ran.stdout
     assert "drafter computed by" in ran.stdout
-    assert table.stat().st_mtime_ns > before
-    kept = json.loads(Path(table).read_text())
+    kept = json.loads(cache_folder("choices.json").read_text())
     assert True in kept["exact"].values()
