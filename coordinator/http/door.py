@@ -2,7 +2,8 @@
 
 It stands in place of the accept loop of asyncio, which opens up to 2,048 connections before it
 looks at the first one, and which, once no file descriptor is left, logs a traceback for each
-attempt. Which connection is closed for another one is decided in `connections.py`.
+attempt. Which connection is closed for another one is decided in `connections.py`. The way of a
+request begins in `routes.py`.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 After a signal the server drains (`work.py`): requests in work go on, new ones are refused, and
 connections are still accepted, so that clients are told so. Then what is left is broken off with an
-error that says when to ask again, and the server ends.
+error that says when to ask again, and the server ends. The way of a request is in `routes.py`.
 """
 
 import asyncio

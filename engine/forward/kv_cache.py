@@ -1,7 +1,8 @@
 """KV cache of all lanes in preallocated slots, with the interface of transformers' `Cache`.
 
-Owns the memory. Which slot holds which token is decided in `engine/layout/slots.py`, and which
-slots a row sees by the mask (`masks.py`). A hidden slot still takes part in the arithmetic with
+Owns the memory, and does nothing when a text rolls back: which slot holds which token is decided in
+`engine/layout/slots.py` (`SlotMap.advance`, `truncate`), and which slots a row sees by the mask
+(`masks.py`). A hidden slot still takes part in the arithmetic with
 weight zero, so it must hold finite numbers (zero times NaN is NaN): the buffers start as zeros, and
 rows that are not finite are wiped (`not_finite.py`)."""
 

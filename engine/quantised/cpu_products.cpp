@@ -49,6 +49,8 @@ struct Matrix {
 typedef __m512 Floats;
 typedef __m512i Bytes;
 
+#define UNROLLED _Pragma("GCC unroll 16")
+
 constexpr int DIGITS = 2;
 constexpr int MOST = 127 * 256 + 127;  // of two digits
 constexpr int inputs_of_chunk(int bits) { return 32 / bits; }
@@ -286,35 +288,41 @@ inline Bytes codes_of(Bytes chunk, int half) {
 template <int BITS>
 struct InDigits {
   static constexpr int most_rows = 8;
-  static constexpr int tiles(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : rows <= 6 ? 2 : 1; }
+  static constexpr int tiles(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : rows <= 3 ? 2 : 1; }
 
   template <int ROWS, int TILES>
   struct Sums {
     Bytes sum[ROWS][DIGITS][TILES];
 
+    // All loops over rows, digits and tiles are unrolled, and the sums are variables of this function:
+    // else the compiler keeps them in memory, and eight rows take twice as long.
     inline void add(const Inputs<uint16_t>& in, int64_t row, int64_t g, const Codes& codes) {
       constexpr int NUM = inputs_of_chunk(BITS);
       const int64_t at = (g * in.num_rows + row) * DIGITS;
-      for (int m = 0; m < ROWS; m++)
-        for (int d = 0; d < DIGITS; d++)
-          for (int t = 0; t < TILES; t++) sum[m][d][t] = _mm512_set1_epi32(in.starts[at + m * DIGITS + d]);
+      Bytes now[ROWS][DIGITS][TILES];
+      UNROLLED for (int m = 0; m < ROWS; m++)
+        UNROLLED for (int d = 0; d < DIGITS; d++)
+          UNROLLED for (int t = 0; t < TILES; t++) now[m][d][t] = _mm512_set1_epi32(in.starts[at + m * DIGITS + d]);
       const int8_t* digits = in.digits.data() + at * in.group;
       for (int64_t k = 0, at = 0; k < in.group; k += NUM, at += 64) {
         Bytes chunks[TILES];
-        for (int t = 0; t < TILES; t++) chunks[t] = codes.chunk(t, at);
+        UNROLLED for (int t = 0; t < TILES; t++) chunks[t] = codes.chunk(t, at);
 #pragma GCC unroll 2
         for (int half = 0; half < NUM / 4; half++) {
           Bytes weights[TILES];
-          for (int t = 0; t < TILES; t++) weights[t] = codes_of<BITS, true>(chunks[t], half);
-          for (int m = 0; m < ROWS; m++)
-            for (int d = 0; d < DIGITS; d++) {
+          UNROLLED for (int t = 0; t < TILES; t++) weights[t] = codes_of<BITS, true>(chunks[t], half);
+          UNROLLED for (int m = 0; m < ROWS; m++)
+            UNROLLED for (int d = 0; d < DIGITS; d++) {
               int32_t four;
               memcpy(&four, digits + (m * DIGITS + d) * in.group + k + 4 * half, 4);
               const Bytes digit = _mm512_set1_epi32(four);
-              for (int t = 0; t < TILES; t++) add_products(sum[m][d][t], weights[t], digit);
+              UNROLLED for (int t = 0; t < TILES; t++) add_products(now[m][d][t], weights[t], digit);
             }
         }
       }
+      UNROLLED for (int m = 0; m < ROWS; m++)
+        UNROLLED for (int d = 0; d < DIGITS; d++)
+          UNROLLED for (int t = 0; t < TILES; t++) sum[m][d][t] = now[m][d][t];
     }
 
     inline Floats value(const Inputs<uint16_t>& in, int64_t row, int64_t g, int m, int t) const {

@@ -1,6 +1,7 @@
 """Prompts from nothing but seeds: all different, the same for the same seed."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,25 +10,52 @@ import pytest
 
 from coordinator.api.params import SamplingParams
 from lab.training import chat_prompts
-from lab.training.chat_prompts import TASKS, TOPICS, WHOLE, main, seeded
-from proto.errors import ConfigurationError
+from lab.training.chat_prompts import (
+    FILLINGS,
+    PLACE,
+    TASKS,
+    WHOLE,
+    main,
+    seeded,
+    with_articles,
+)
+from proto.installation import ROOT
 
 
 def test_every_prompt_is_another_and_a_seed_gives_the_same_ones() -> None:
-    made = seeded(800, 1)
-    assert len(set(made)) == 800
+    made = seeded(3000, 1)
+    assert len(set(made)) == len(made) == 3000
     assert set(WHOLE) < set(made)
-    assert seeded(800, 1) == made
-    assert set(seeded(800, 2)) != set(made)
-    most = len(TASKS) * len(TOPICS) + len(WHOLE)
-    assert len(set(seeded(most, 1))) == most
-    with pytest.raises(ConfigurationError, match=f"at most {most} prompts"):
-        seeded(most + 1, 1)
+    assert seeded(3000, 1) == made
+    assert len(set(seeded(3000, 2)) & set(made)) < 1000
+    assert not [text for text in made if "{" in text or "}" in text or " a a" in text]
 
 
-def test_every_task_has_a_place_for_its_topic() -> None:
-    assert all(task.count("{}") == 1 for task in TASKS)
-    assert len(set(TOPICS)) == len(TOPICS)
+def test_every_place_of_a_task_has_a_list_with_enough_entries() -> None:
+    tasks = [task for kind in TASKS.values() for task in kind]
+    assert len(set(tasks)) == len(tasks)
+    places = [Counter(PLACE.findall(task)) for task in tasks]
+    assert set().union(*places) == set(FILLINGS)
+    for names in places:
+        assert all(len(set(FILLINGS[name])) >= number for name, number in names.items())
+
+
+def test_the_questions_that_measure_are_not_among_the_prompts() -> None:
+    file = ROOT / "lab" / "experiments" / "questions.jsonl"
+    asked = {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
+    assert not asked & set(seeded(5000, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("a apple and a pear", "an apple and a pear"),
+        ("A umbrella for a used car", "An umbrella for a used car"),
+        ("via air", "via air"),
+    ],
+)
+def test_articles(text: str, right: str) -> None:
+    assert with_articles(text) == right
 
 
 def test_the_file_has_a_prompt_in_each_line(tmp_path: Path) -> None:
