@@ -7,7 +7,7 @@ there is also a head that can be used.
     steps   each reads some of these texts with the target and brings the head nearer to it
 
 The target reads a text in the first step that uses it. Its features then stay in memory, up to
-`FEATURE_BYTES` for all texts, and later steps take them from there; none are on the disk. Texts
+`FEATURE_SHARE` of the free memory, and later steps take them from there; none are on the disk. Texts
 beyond that are read again in each step, and so are all texts of a target whose logits do not follow
 from its features (`Lessons.is_linear`). What a step does depends on its number and on the share of
 the budget that is spent. If the budget is a number of steps, a run that was killed therefore ends
@@ -27,6 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from engine.device import free_bytes
 from lab.training.files import write_tensors
 from lab.training.first_choices import Quality, Watched
 from lab.training.head_texts import SEED, Texts
@@ -55,7 +56,7 @@ MOST_LOGITS = 1 << 30  # numbers of a batch's logits; of large vocabularies fewe
 MOST_AT_ONCE = {"cpu": 256, "cuda": 1 << 20}
 AT_ONCE_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # most memory for that
 NUMBERS_OF_A_LOGIT = 8  # float32 numbers that are made of each logit
-FEATURE_BYTES = 2 << 30  # of features kept in memory
+FEATURE_SHARE = 0.3  # of the host's free memory, for features that are kept
 CHECKPOINT_S = 30.0  # seconds of computing between two checkpoints
 WATCH_S = 60.0  # seconds between two looks at how good the head is
 NUM_WATCHED = 6  # held-out texts for that
@@ -187,7 +188,8 @@ class Lessons:
     ids        int64 [D]: the target's ids of the head's tokens; None: all of them
     kept       by window: features in bfloat16 and, of each row, the log of the sum of its logits'
                exponentials, so that probabilities of the head's tokens need no other logits; on the
-               host, at most FEATURE_BYTES
+               host, at most FEATURE_SHARE of its memory
+    most_bytes  that `kept` may have
     is_linear  True if the target's logits follow from its last features by its output matrix, so
                that kept features save the target's pass; some models scale their logits
     """
@@ -197,9 +199,11 @@ class Lessons:
     ids: Tensor | None = None
     kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     is_linear: bool = False
+    most_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Find out whether logits follow from features."""
+        """Find out whether logits follow from features, and how much memory there is."""
+        self.most_bytes = int(FEATURE_SHARE * free_bytes(torch.device("cpu")))
         text = self.windows[:1].clamp(min=0).to(self.teacher.device)
         with torch.no_grad():
             states, logits = self.teacher.read(text, (LAST,))
@@ -256,7 +260,7 @@ class Lessons:
             return states, logits[0]
         last = states[:, -self.teacher.loaded.hidden_size :].float()
         made = states.cpu(), self.logits_of(last).logsumexp(dim=-1).cpu()
-        if len(self.kept) < FEATURE_BYTES // sum(one.numel() * one.itemsize for one in made):
+        if len(self.kept) < self.most_bytes // sum(one.numel() * one.itemsize for one in made):
             self.kept[row] = made
         return made
 
