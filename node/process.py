@@ -30,6 +30,7 @@ from proto.errors import (
     TransportError,
 )
 from proto.links.keys import keys_of
+from proto.links.line import Line
 from proto.links.transport import Connection
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES
 from proto.messages import (
@@ -191,6 +192,7 @@ def connect(config: NodeConfig) -> Connection:
         config.identity.encode(),
         busy_poll_s=config.busy_poll_us / 1e6,
         keys=keys_of(config),
+        line=None if config.line < 0 else Line.inherited(config.line),
     )
 
 

@@ -71,6 +71,8 @@ class NodeConfig:
     peer_bytes      size of the other model's weights; whoever starts the node makes it 0 where
                     that model is on another device
     tunes           choose anew what earlier starts have chosen by timing, and keep that
+    line            descriptor of the node's end of a line to the coordinator (`links/line.py`);
+                    -1: there is none
     public_key, secret_key, coordinator_key  keys of an encrypted link; "": it is not encrypted
     """
 
@@ -112,6 +114,7 @@ class NodeConfig:
     gpu_memory_utilization: float = 0.0
     peer_bytes: int = 0
     tunes: bool = False
+    line: int = -1
     public_key: str = ""
     secret_key: str = field(default="", repr=False)
     coordinator_key: str = ""

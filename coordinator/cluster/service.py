@@ -190,7 +190,13 @@ class Service:
         now = time.monotonic()
         self._restarts.started(config)
         self._expect(config, now)
+        self._start(config)
+
+    def _start(self, config: NodeConfig) -> None:
+        """Start a node process, with a line to it where the launcher has one. Raises NodeError."""
         self._launcher.start(config)
+        if (line := self._launcher.take_line(config.identity)) is not None:
+            self._door.add_line(config.identity.encode(), line)
 
     def _expect(self, config: NodeConfig, now: float, *, is_again: bool = False) -> None:
         identity = config.identity.encode()
@@ -493,7 +499,7 @@ class Service:
         the router would wait for the node forever.
         """
         try:
-            self._launcher.start(config)
+            self._start(config)
         except SlipstreamError as error:
             self._not_started(config, str(error))
         except Exception as error:  # noqa: BLE001 (of the system, of Python, of Ray)

@@ -35,7 +35,9 @@ from coordinator.launching.mps import PIPE, Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.errors import NodeError
 from proto.installation import ROOT
+from proto.links import line
 from proto.links.keys import CoordinatorKeys
+from proto.links.line import Line
 from proto.memory import is_lack_of_memory, is_limited
 from proto.messages import Role
 from proto.node_config import NodeConfig
@@ -94,6 +96,9 @@ class NodeLauncher(Protocol):
 
     def start(self, config: NodeConfig) -> None:
         """Start a node process. Raises NodeError if that cannot be done."""
+
+    def take_line(self, identity: str) -> Line | None:
+        """Return our end of the line to the node started last as this; None: it has none."""
 
     def ended(self) -> list[Obituary]:
         """Return how each node ended that has ended since the last call. Never waits."""
@@ -226,6 +231,7 @@ class Launcher:
         self.logs = Logs(self.folder)
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
+        self._lines: dict[str, Line] = {}  # our ends, by identity, until they are taken
         self._mps: Mps | None = None
         self._has_tried_mps = False
         self._compilers: Mapping[str, str] | None = None  # None: not asked for yet
@@ -240,7 +246,7 @@ class Launcher:
             with self._lock:
                 if self._is_closed:
                     raise NodeError(f"cannot start the {config.role} process: all are being ended")
-                node = self._started(config)
+                config, node = self._with_line(config)
         except OSError as error:
             why = cannot_start(error)
             raise NodeError(f"cannot start the {config.role} process: {why}") from error
@@ -250,6 +256,23 @@ class Launcher:
             node.process.stdin.flush()
         except (OSError, ValueError):
             pass  # the node has ended already, or is being ended; its obituary says why
+
+    def _with_line(self, config: NodeConfig) -> tuple[NodeConfig, NodeProcess]:
+        """Start a node process with a line to it; return it, and its config. Raises OSError."""
+        ours, theirs = line.pair()
+        with theirs:
+            config = replace(config, line=theirs.fileno())
+            try:
+                node = self._started(config)
+            except BaseException:
+                ours.close()
+                raise
+        self._lines[config.identity] = ours
+        return config, node
+
+    def take_line(self, identity: str) -> Line | None:
+        """Return our end of the line to the node started last as this; None: it was taken."""
+        return self._lines.pop(identity, None)
 
     def _started(self, config: NodeConfig) -> NodeProcess:
         self._share_gpu(config)
@@ -264,6 +287,7 @@ class Launcher:
                 text=True,
                 env=self._environment(config),
                 process_group=0,
+                pass_fds=(config.line,),
             )
         node = NodeProcess(config.identity, config.role, process, log)
         self._nodes.append(node)
@@ -396,6 +420,8 @@ class Launcher:
             if self._wait():
                 break
         self._nodes = []
+        for ours in self._lines.values():
+            ours.close()
         if self._mps is not None:
             self._mps.stop()
         self._runtime.remove()

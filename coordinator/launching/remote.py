@@ -56,6 +56,10 @@ class RemoteNodes:
         if self._invite is not None:
             self._invite(config)
 
+    def take_line(self, identity: str) -> None:
+        """Return None: frames to nodes elsewhere go over the network."""
+        del identity
+
     def ended(self) -> list[Obituary]:
         """Return an empty list: a node started by hand is known to be gone only by its silence."""
         return []

@@ -7,11 +7,11 @@ there is also a head that can be used.
     steps   each reads some of these texts with the target and brings the head nearer to it
 
 The target reads a text in the first step that uses it. Its features then stay in memory, up to
-`FEATURE_SHARE` of the free memory, and later steps take them from there; none are on the disk. Texts
-beyond that are read again in each step, and so are all texts of a target whose logits do not follow
-from its features (`Lessons.is_linear`). What a step does depends on its number and on the share of
-the budget that is spent. If the budget is a number of steps, a run that was killed therefore ends
-with the weights of an unbroken one.
+`FEATURE_SHARE` of the free memory, and later steps take them from there; none are on the disk.
+Texts beyond that are read again in each step, and so are all texts of a target whose logits do not
+follow from its features (`Lessons.is_linear`). What a step does depends on its number and on the
+share of the budget that is spent. If the budget is a number of steps, a run that was killed
+therefore ends with the weights of an unbroken one.
 """
 
 from collections.abc import Callable, Sequence

@@ -6,7 +6,8 @@ connects DEALER sockets (`Connection`). A connection states in its handshake to 
 belongs; the ROUTER's own identities are new for each connection, and mean nothing. Sends never
 block: a frame that does not fit into a queue is refused, and the caller counts it. Sending to an
 unknown peer is an error (without ROUTER_MANDATORY the frame would be dropped silently), and nothing
-lingers at exit.
+lingers at exit. The work of nodes that the coordinator has started on its own host goes over lines
+(`line.py`) beside these sockets.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,7 @@ from proto.codec import encode
 from proto.errors import ConfigurationError, TransportError, shown
 from proto.links.gate import PROPERTY, Gate, heard, property_of, spoken
 from proto.links.keys import CoordinatorKeys, NodeKeys, how, open_door, open_hand
+from proto.links.line import Line
 from proto.links.names import Claim, Names
 from proto.messages import MAX_FRAME_BYTES, Fault, FaultCode
 from proto.system import RAISE_THE_LIMIT
@@ -238,6 +241,8 @@ class Listener:
         self._frames = zmq.Poller()
         self._frames.register(self._socket, zmq.POLLIN)
         self._busy_poll_s = busy_poll_s
+        self._new_lines: deque[tuple[bytes, Line]] = deque()  # any thread may add one
+        self._lines: dict[bytes, Line] = {}  # by node
 
     def _guarded_with(self, keys: CoordinatorKeys) -> Gate:
         try:
@@ -294,7 +299,11 @@ class Listener:
 
         exact  True: the timeout is kept to about 0.1 ms, and not only to whole milliseconds
         """
+        self._take_new_lines()
         ready = _wait(self._poller, timeout_s, self._busy_poll_s, exact=exact)
+        for name, line in tuple(self._lines.items()):
+            if (events := ready.get(line.fileno())) is not None:
+                yield from self._read(name, line, events)
         if self._woken.fileno() in ready:
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
@@ -307,6 +316,38 @@ class Listener:
                     yield received
                 # To poll costs a third of a receive that finds no frame.
                 is_ready = bool(self._frames.poll(0))
+
+    def add_line(self, name: bytes, line: Line) -> None:
+        """Take our end of a line to a node, in place of an older one (from any thread)."""
+        self._new_lines.append((name, line))
+        self.wake()
+
+    def _take_new_lines(self) -> None:
+        while self._new_lines:
+            name, line = self._new_lines.popleft()
+            self._drop(name)
+            self._lines[name] = line
+            self._poller.register(line.fileno(), zmq.POLLIN)
+
+    def _read(self, name: bytes, line: Line, events: int) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what has come over a line, as (node's name, frame); send what waits to leave."""
+        if events & zmq.POLLOUT:
+            line.flush()
+            self._watch(line)
+        if events & ~zmq.POLLOUT:
+            for frame in line.read():
+                yield name, frame
+        if not line.is_open and self._lines.get(name) is line:
+            self._drop(name)
+
+    def _watch(self, line: Line) -> None:
+        """Let waits end when a line has frames, and while frames wait, when it takes more."""
+        self._poller.register(line.fileno(), zmq.POLLIN | (zmq.POLLOUT if line.has_unsent else 0))
+
+    def _drop(self, name: bytes) -> None:
+        if (line := self._lines.pop(name, None)) is not None:
+            self._poller.unregister(line.fileno())
+            line.close()
 
     def _next(self) -> tuple[bytes, bytes] | None:
         """Return (node's name, frame) of the next message; None if it is not for the caller."""
@@ -373,6 +414,11 @@ class Listener:
 
     def send(self, name: bytes, frame: bytes) -> bool:
         """Send without blocking; False if the node is not connected or its queue is full."""
+        if (line := self._lines.get(name)) is not None:
+            is_sent = line.send(frame)
+            if line.has_unsent:
+                self._watch(line)
+            return is_sent
         connection = self._names.connection(name)
         return connection is not None and self._put(connection, frame)
 
@@ -385,6 +431,8 @@ class Listener:
 
     def close(self, linger_s: float = 0.2) -> None:
         """Close the socket; frames that are queued have `linger_s` seconds to leave."""
+        for line in (*self._lines.values(), *(line for _, line in self._new_lines)):
+            line.close()
         if self._gate is not None:
             self._gate.close()
         self._context.destroy(linger=int(linger_s * 1000))
@@ -415,6 +463,7 @@ class Connection:
         keys: NodeKeys | None = None,
         is_answered: bool = True,
         life: str = "",
+        line: Line | None = None,
     ) -> None:
         """Connect to the coordinator. Raises ConfigurationError, TransportError.
 
@@ -423,9 +472,11 @@ class Connection:
         keys         of this node, for a coordinator on another host
         is_answered  True: the coordinator sends this node's frames over this connection
         life         random word that tells this process from others of the same name; "": its own
+        line         over which all frames go while it is open; None: they go over ZeroMQ
         """
         check_endpoint(endpoint, is_encrypted=keys is not None)
         self.is_remote = endpoint.startswith(TCP)
+        self._line = line
         self._context, self._socket = _new_socket(zmq.DEALER)
         self._socket.setsockopt(METADATA, spoken(Claim(name, life or own_life(), is_answered)))
         # Send an empty frame first on every connection, also after the library has reconnected: so
@@ -496,6 +547,9 @@ class Connection:
 
         exact  True: the timeout is kept to about 0.1 ms
         """
+        if self._line is not None:
+            yield from self._read(self._line, timeout_s)
+            return
         is_ready = bool(_wait(self._frames, timeout_s, self._busy_poll_s, exact=exact))
         with contextlib.suppress(zmq.Again):
             for _ in range(NODE_FRAMES_AT_ONCE):
@@ -508,10 +562,28 @@ class Connection:
 
     def has_frames(self) -> bool:
         """True if frames have arrived that were not received yet."""
+        if self._line is not None:
+            return self._line.wait(0.0)
         return bool(self._frames.poll(0))
+
+    def _read(self, line: Line, timeout_s: float) -> Sequence[bytes]:
+        """Return the frames that have come over the line; wait for one at most `timeout_s`."""
+        until = time.perf_counter() + min(timeout_s, self._busy_poll_s)
+        is_ready = line.wait(0.0)
+        while not is_ready and time.perf_counter() < until:
+            is_ready = line.wait(0.0)
+        if not is_ready and timeout_s > 0:
+            is_ready = line.wait(timeout_s)
+        frames = line.read() if is_ready else ()
+        if not line.is_open:
+            self._line = None
+            line.close()
+        return frames
 
     def send(self, frame: bytes) -> bool:
         """Send without blocking; False if the queue is full."""
+        if self._line is not None:
+            return self._line.send(frame)
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -521,4 +593,6 @@ class Connection:
     def close(self, linger_s: float = 0.5) -> None:
         """Close the socket; frames that are queued have `linger_s` seconds to leave."""
         self.answered()
+        if self._line is not None:
+            self._line.close()
         self._context.destroy(linger=int(linger_s * 1000))

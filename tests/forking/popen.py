@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from node.starting import PAGES, THREADS
-from tests.forking.server import PR_SET_CHILD_SUBREAPER, PROGRAMS, Start, prctl
+from tests.forking.server import MOST_PASSED, PR_SET_CHILD_SUBREAPER, PROGRAMS, Start, prctl
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_LIMIT_S = 120.0  # the first answer comes when everything is imported
@@ -108,23 +108,33 @@ class Forking(subprocess.Popen):
         args, executable, preexec_fn, _, pass_fds, cwd, env, _, _, shell, *rest = given
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, *rest = rest
         gid, gids, uid, umask, start_new_session, process_group = rest
-        is_plain = not (executable or preexec_fn or pass_fds or shell)
+        is_plain = not (executable or preexec_fn or shell) and len(pass_fds) <= MOST_PASSED
         is_same_user = gid is None and gids is None and uid is None and umask == -1
         start = None
         if is_plain and is_same_user:
-            start = start_of(args, cwd, env, process_group, is_new_session=start_new_session)
+            start = start_of(
+                *(args, cwd, env, process_group),
+                is_new_session=start_new_session,
+                passed=sorted(pass_fds),
+            )
         if start is None or self.server is None or not self.server.forks(start):
             return super()._execute_child(*given)
         sources = [p2cread, c2pwrite, errwrite]
         used = [own if own != -1 else number for number, own in enumerate(sources)]
-        self.pid = self.server.fork(start, used)
+        self.pid = self.server.fork(start, [*used, *start.passed])
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
         return None
 
 
 def start_of(
-    args: object, cwd: object, env: Mapping[str, str] | None, group: int, *, is_new_session: bool
+    args: object,
+    cwd: object,
+    env: Mapping[str, str] | None,
+    group: int,
+    *,
+    is_new_session: bool,
+    passed: Sequence[int] = (),
 ) -> Start | None:
     """What is to be forked; None: this is no program of ours, or it runs in another folder."""
     if not isinstance(args, list | tuple):
@@ -145,6 +155,7 @@ def start_of(
         blocked=list(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         cores=list(os.sched_getaffinity(0)),
         umask=_umask(),
+        passed=passed,
     )
 
 

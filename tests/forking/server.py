@@ -8,6 +8,7 @@ the coordinator has any threads.
 """
 
 import ctypes
+import fcntl
 import gc
 import io
 import json
@@ -34,6 +35,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # What Python itself has ignored since its start.
 OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 DEADLY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MOST_PASSED = 4  # further descriptors
+ABOVE_PASSED = 900  # a number above theirs; nothing else is open beyond it
 MAX_NAME = 15  # characters that the kernel keeps of a name
 NAME = "fork-server"  # as in /proc/PID/comm; programs have the names of their modules there
 
@@ -47,6 +50,7 @@ class Start:
     ignored        numbers of the signals that are ignored there
     blocked        numbers of the signals that are blocked there
     cores          on which it may run
+    passed         numbers of further descriptors that it has
     """
 
     module: str
@@ -59,6 +63,7 @@ class Start:
     blocked: Sequence[int]
     cores: Sequence[int]
     umask: int
+    passed: Sequence[int] = ()
 
     def to_json(self) -> bytes:
         """As it crosses the socket."""
@@ -125,11 +130,11 @@ def load() -> None:
 def serve(channel: socket.socket) -> tuple[Start, list[int]] | None:
     """Fork a process for each request; None once nobody can ask any more.
 
-    In a forked process it returns what that process is to be, and its three descriptors.
+    In a forked process it returns what that process is to be, and its descriptors.
     """
     while True:
         try:
-            said, descriptors, _, _ = socket.recv_fds(channel, MAX_BYTES, 3)
+            said, descriptors, _, _ = socket.recv_fds(channel, MAX_BYTES, 3 + MOST_PASSED)
         except ConnectionResetError:
             return None
         if not said:
@@ -168,9 +173,14 @@ def _forked(start: Start) -> int:
 
 def become(start: Start, descriptors: Sequence[int]) -> None:
     """Make this forked process what a new Python would be, for what is to be seen of it."""
-    for number, descriptor in enumerate(descriptors):
+    high = [fcntl.fcntl(one, fcntl.F_DUPFD, ABOVE_PASSED) for one in descriptors[3:]]
+    for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(3, ABOVE_PASSED)
+    os.closerange(ABOVE_PASSED + len(high), os.sysconf("SC_OPEN_MAX"))
+    for number, descriptor in zip(start.passed, high, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     for each in signal.valid_signals() - OF_PYTHON - {signal.SIGKILL, signal.SIGSTOP}:
         if each in start.ignored:
             signal.signal(each, signal.SIG_IGN)

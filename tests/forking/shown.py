@@ -2,7 +2,8 @@
 
     python -m tests.forking.shown STATUS
 
-It reads one line from its standard input, and exits with STATUS.
+It reads one line from its standard input, and exits with STATUS. It writes a word to the descriptor
+with the number in the variable SAID_TO, if there is one.
 """
 
 import json
@@ -48,6 +49,8 @@ if __name__ == "__main__":
         ],
         "line": sys.stdin.readline(),
     }
+    if number := os.environ.get("SAID_TO"):
+        os.write(int(number), b"said")
     is_forked = Path("/proc/self/cmdline").read_text().split("\0")[2] != "tests.forking.shown"
     sys.stdout.write(json.dumps({"is_forked": is_forked, "seen": seen}) + "\n")
     sys.exit(int(sys.argv[1]))

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,21 @@ def test_ignored_and_blocked_signals_and_cores_are_those_of_who_asks(
 def test_what_libraries_read_when_they_are_loaded_starts_a_program_really() -> None:
     assert shown(env={"OTHER": "1"})[0]
     assert not shown(env={READ_AT_LOAD: "7"})[0]
-    assert not shown(pass_fds=(0,))[0]
+
+
+def test_a_descriptor_that_is_passed_is_there_under_its_number() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        os.dup2(theirs.fileno(), number := 47, inheritable=False)
+        is_forked, forked = shown(pass_fds=(number,), env={"SAID_TO": str(number)})
+        assert is_forked
+        assert ours.recv(16) == b"said"
+        with forking(None):
+            is_forked, started = shown(pass_fds=(number,), env={"SAID_TO": str(number)})
+        os.close(number)
+        assert not is_forked
+        assert ours.recv(16) == b"said"
+    assert forked == started
 
 
 def test_another_folder_and_another_module_are_started_really(tmp_path: Path) -> None:

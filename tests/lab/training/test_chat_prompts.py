@@ -54,7 +54,7 @@ def test_the_questions_that_measure_are_not_among_the_prompts() -> None:
         ("via air", "via air"),
     ],
 )
-def test_articles(text: str, right: str) -> None:
+def test_an_article_fits_the_word_behind_it(text: str, right: str) -> None:
     assert with_articles(text) == right
 
 
