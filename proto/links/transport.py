@@ -229,6 +229,8 @@ class Listener:
         self._gate: Gate | None = None
         self._names = Names(self._is_open)
         self._peers: dict[bytes, _Peer] = {}  # by ROUTER identity; the latest PEERS_KNOWN
+        self._new_lines: deque[tuple[bytes, Line]] = deque()  # any thread may add one
+        self._lines: dict[bytes, Line] = {}  # by node
         self._turned_away: list[str] = []
         self._misnamed: list[str] = []
         self.outside = ""
@@ -241,8 +243,6 @@ class Listener:
         self._frames = zmq.Poller()
         self._frames.register(self._socket, zmq.POLLIN)
         self._busy_poll_s = busy_poll_s
-        self._new_lines: deque[tuple[bytes, Line]] = deque()  # any thread may add one
-        self._lines: dict[bytes, Line] = {}  # by node
 
     def _guarded_with(self, keys: CoordinatorKeys) -> Gate:
         try:
