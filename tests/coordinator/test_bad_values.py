@@ -124,7 +124,7 @@ def open_files_left(number: int, code: str) -> str:
 @pytest.mark.parametrize(
     ("number", "work"),
     [
-        (2, "launcher.start(node)"),
+        (4, "launcher.start(node)"),
         (0, "Listener('tcp://127.0.0.1:*')"),
         (2, "Listener('tcp://127.0.0.1:*')"),
         (0, "Connection('tcp://127.0.0.1:9', b'a')"),
