@@ -24,6 +24,7 @@ from proto.messages import MAX_FRAME_BYTES
 MOST_WAITING = 4096  # frames
 READ_BYTES = 1 << 18
 BUFFER_BYTES = 1 << 20  # asked of the system, which may give less
+AWAKE_S = 100e-6  # a process that wakes from a sleep needs that long until it runs as before
 _LENGTH = struct.Struct("<I")
 
 
@@ -127,12 +128,21 @@ class Line:
             at = end
         return frames, at
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, *, exact: bool = False) -> bool:
         """Wait at most so long, kept to about 0.1 ms; True if there is something to read.
 
         What waits to be sent leaves meanwhile.
+
+        exact  True: at the end of the wait this process is awake, so that it goes on at once
         """
         until = time.monotonic() + timeout_s
+        if exact and timeout_s > 0:
+            if timeout_s > AWAKE_S and self.wait(timeout_s - AWAKE_S):
+                return True
+            while time.monotonic() < until:
+                if self.wait(0.0):
+                    return True
+            return False
         while True:
             writing = [self._end] if self._unsent else []
             reading, may_write, _ = select.select([self._end], writing, [], max(0.0, timeout_s))

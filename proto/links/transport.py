@@ -548,7 +548,7 @@ class Connection:
         exact  True: the timeout is kept to about 0.1 ms
         """
         if self._line is not None:
-            yield from self._read(self._line, timeout_s)
+            yield from self._read(self._line, timeout_s, exact=exact)
             return
         is_ready = bool(_wait(self._frames, timeout_s, self._busy_poll_s, exact=exact))
         with contextlib.suppress(zmq.Again):
@@ -566,14 +566,14 @@ class Connection:
             return self._line.wait(0.0)
         return bool(self._frames.poll(0))
 
-    def _read(self, line: Line, timeout_s: float) -> Sequence[bytes]:
+    def _read(self, line: Line, timeout_s: float, *, exact: bool) -> Sequence[bytes]:
         """Return the frames that have come over the line; wait for one at most `timeout_s`."""
         until = time.perf_counter() + min(timeout_s, self._busy_poll_s)
         is_ready = line.wait(0.0)
         while not is_ready and time.perf_counter() < until:
             is_ready = line.wait(0.0)
         if not is_ready and timeout_s > 0:
-            is_ready = line.wait(timeout_s)
+            is_ready = line.wait(timeout_s, exact=exact)
         frames = line.read() if is_ready else ()
         if not line.is_open:
             self._line = None

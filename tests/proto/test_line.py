@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proto.links import line as module
-from proto.links.line import Line, pair
+from proto.links.line import AWAKE_S, Line, pair
 from proto.links.transport import Connection, Listener
 from proto.messages import MAX_FRAME_BYTES
 
@@ -122,11 +122,20 @@ def test_the_other_end_may_close_at_any_moment(ends: tuple[Line, Line]) -> None:
     assert not ours.send(b"more")
 
 
-def test_a_wait_keeps_its_time(ends: tuple[Line, Line]) -> None:
-    ours, _ = ends
-    began = time.perf_counter()
-    assert not ours.wait(0.0205)
-    assert 0.0205 <= time.perf_counter() - began < 1.0
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("seconds", [0.0205, AWAKE_S / 2])
+def test_a_wait_keeps_its_time_and_ends_when_something_comes(
+    exact: bool,  # noqa: FBT001
+    seconds: float,
+    ends: tuple[Line, Line],
+) -> None:
+    ours, other = ends
+    began = time.monotonic()
+    assert not ours.wait(seconds, exact=exact)
+    assert seconds <= time.monotonic() - began < 1.0
+    other.send(b"frame")
+    assert ours.wait(LIMIT_S, exact=exact)
+    assert time.monotonic() - began < LIMIT_S
 
 
 # -- between a coordinator and a node --------------------------------------------------------------
