@@ -184,8 +184,9 @@ class RayLauncher:
         place = self._places[role]
         return place.network == loopback_network() and place.can_enter
 
-    def start(self, config: NodeConfig) -> None:
+    def start(self, config: NodeConfig, *, with_line: bool = False) -> None:
         """Start a node. Raises NodeError if that cannot be done."""
+        del with_line
         try:
             self._start(config)
         except (RayError, KeyError, RuntimeError, ValueError) as error:

@@ -194,7 +194,7 @@ class Service:
 
     def _start(self, config: NodeConfig) -> None:
         """Start a node process, with a line to it where the launcher has one. Raises NodeError."""
-        self._launcher.start(config)
+        self._launcher.start(config, with_line=True)
         if (line := self._launcher.take_line(config.identity)) is not None:
             self._door.add_line(config.identity.encode(), line)
 

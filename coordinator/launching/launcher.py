@@ -94,8 +94,11 @@ class NodeLauncher(Protocol):
     secret: str
     alone_on: str
 
-    def start(self, config: NodeConfig) -> None:
-        """Start a node process. Raises NodeError if that cannot be done."""
+    def start(self, config: NodeConfig, *, with_line: bool = False) -> None:
+        """Start a node process. Raises NodeError if that cannot be done.
+
+        with_line  it may talk over a line (`proto/links/line.py`), which the caller takes then
+        """
 
     def take_line(self, identity: str) -> Line | None:
         """Return our end of the line to the node started last as this; None: it has none."""
@@ -239,14 +242,17 @@ class Launcher:
         self._lock = threading.Lock()  # start nothing once closed
         _launchers.add(self)
 
-    def start(self, config: NodeConfig) -> None:
-        """Start a node process and send it its config. Raises NodeError if that cannot be done."""
+    def start(self, config: NodeConfig, *, with_line: bool = False) -> None:
+        """Start a node process and send it its config. Raises NodeError if that cannot be done.
+
+        with_line  give it a line, of which the caller takes our end
+        """
         try:
             config = self._completed(config)  # reads files of the system: descriptors may run out
             with self._lock:
                 if self._is_closed:
                     raise NodeError(f"cannot start the {config.role} process: all are being ended")
-                config, node = self._with_line(config)
+                config, node = (self._with_line if with_line else self._without)(config)
         except OSError as error:
             why = cannot_start(error)
             raise NodeError(f"cannot start the {config.role} process: {why}") from error
@@ -270,6 +276,9 @@ class Launcher:
         self._lines[config.identity] = ours
         return config, node
 
+    def _without(self, config: NodeConfig) -> tuple[NodeConfig, NodeProcess]:
+        return config, self._started(config)
+
     def take_line(self, identity: str) -> Line | None:
         """Return our end of the line to the node started last as this; None: it was taken."""
         return self._lines.pop(identity, None)
@@ -287,7 +296,7 @@ class Launcher:
                 text=True,
                 env=self._environment(config),
                 process_group=0,
-                pass_fds=(config.line,),
+                pass_fds=() if config.line < 0 else (config.line,),
             )
         node = NodeProcess(config.identity, config.role, process, log)
         self._nodes.append(node)

@@ -51,8 +51,9 @@ class RemoteNodes:
         self.logs = Logs(self.folder)
         self._invite = invite
 
-    def start(self, config: NodeConfig) -> None:
+    def start(self, config: NodeConfig, *, with_line: bool = False) -> None:
         """Announce that a node is waited for, by calling `invite`; no process is started here."""
+        del with_line
         if self._invite is not None:
             self._invite(config)
 

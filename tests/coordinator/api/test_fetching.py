@@ -173,7 +173,7 @@ def test_no_limit_for_the_start_runs_while_a_model_is_fetched(
 ) -> None:
     said: list[dict[Role, str]] = []
 
-    def start(*_: object) -> None:
+    def start(*_: object, **__: object) -> None:
         assert "model.safetensors" in hub.fetched
         raise NodeError("nothing is started in this test")
 
