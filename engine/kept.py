@@ -2,9 +2,9 @@
 
 At load some things are chosen by timing: a drafter's number type, the number of threads, times of a
 pass on other cores. A target is also checked for exactness (`exact.py`). Each costs some tenths of
-a second or more, and two starts would choose differently where times are close. So each is found
-once. What was timed is kept only if the machine was quiet meanwhile: a node that loads beside
-another one times in vain, until `tune` lets them load one after the other.
+a second or more, and two starts would choose differently where times are close. So what is
+kept is not looked for again. What was timed is kept only if the machine was quiet meanwhile, which
+it rarely is for a node that loads beside another one; `tune` lets them load one after the other.
 
 The table is $XDG_CACHE_HOME/slipstream/choices.json (~/.cache/...): kind, then what it depends on,
 then what was found. A file that cannot be read or written costs a second at each start.
@@ -68,7 +68,9 @@ class Kept:
         others_s, started = _others_s(), time.perf_counter()
         now = find()
         busy_s, took_s = _others_s() - others_s, time.perf_counter() - started
-        if is_right(now) and (not needs_quiet or busy_s <= QUIET * took_s):
+        if not is_right(now):
+            _forget(kind, key)
+        elif not needs_quiet or busy_s <= QUIET * took_s:
             _keep(kind, key, now)
         return now
 
@@ -110,9 +112,21 @@ def _keep(kind: str, key: str, value: object) -> None:
     of_kind[key] = value
     while len(of_kind) > MOST_KEPT:
         del of_kind[next(iter(of_kind))]
+    _write({**table, kind: of_kind})
+
+
+def _forget(kind: str, key: str) -> None:
+    """Leave out what was kept before and is not so any more."""
+    table = _read()
+    if table.get(kind, {}).pop(key, None) is not None:
+        _write(table)
+
+
+def _write(table: Table) -> None:
+    """Write the table; of two nodes that do so at once one has not read what the other writes."""
     with contextlib.suppress(OSError):  # no home, no room: it is found again at the next start
         path = cache_folder(FILE)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps({**table, kind: of_kind}, indent=1))
+        unfinished.write_text(json.dumps(table, indent=1))
         unfinished.replace(path)

@@ -1,8 +1,9 @@
 """The routes: they make requests for `AsyncLLM` of HTTP requests, and JSON of the outputs.
 
-The way of a request: a route reads its body (`bodies.py`), `chat.py` or `completions.py` make
-prompts and sampling parameters of it, a `Job` (`jobs.py`) waits for the texts of `AsyncLLM`, and
-`answers.py` makes JSON of the outputs, streamed by `streams.py`.
+The way of a request: a route reads its body (`bodies.py`), `asking.py` (in `coordinator/api`) makes
+prompts and sampling parameters of it, a `Job` (`jobs.py`) waits for the texts of `AsyncLLM`
+(`async_llm.py`; then `requests.py`, `pair.py` and `Service.submit`), and `chat.py` or
+`completions.py` make the answer of the outputs, streamed by `streams.py`.
 
 Nothing is decided here about texts. A client that goes ends its texts on both nodes: the task that
 reads them is cancelled, whether it streams or not.

@@ -35,9 +35,8 @@ from coordinator.launching.mps import PIPE, Mps
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.errors import NodeError
 from proto.installation import ROOT
-from proto.links import line
 from proto.links.keys import CoordinatorKeys
-from proto.links.line import Line
+from proto.links.line import Line, pair
 from proto.memory import is_lack_of_memory, is_limited
 from proto.messages import Role
 from proto.node_config import NodeConfig
@@ -101,7 +100,7 @@ class NodeLauncher(Protocol):
         """
 
     def take_line(self, identity: str) -> Line | None:
-        """Return our end of the line to the node started last as this; None: it has none."""
+        """Take our end of the line to the node started last as this; None: there is none."""
 
     def ended(self) -> list[Obituary]:
         """Return how each node ended that has ended since the last call. Never waits."""
@@ -265,7 +264,7 @@ class Launcher:
 
     def _with_line(self, config: NodeConfig) -> tuple[NodeConfig, NodeProcess]:
         """Start a node process with a line to it; return it, and its config. Raises OSError."""
-        ours, theirs = line.pair()
+        ours, theirs = pair()
         with theirs:
             config = replace(config, line=theirs.fileno())
             try:
@@ -280,7 +279,7 @@ class Launcher:
         return config, self._started(config)
 
     def take_line(self, identity: str) -> Line | None:
-        """Return our end of the line to the node started last as this; None: it was taken."""
+        """Take our end of the line to the node started last as this; None: there is none."""
         return self._lines.pop(identity, None)
 
     def _started(self, config: NodeConfig) -> NodeProcess:

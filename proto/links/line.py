@@ -3,8 +3,8 @@
 ZeroMQ hands each frame to a thread of its own, on both sides, and each hand-over is a sleep and a
 wake-up. A line is read and written by the loops themselves: from the coordinator to two nodes and
 back takes 66 us, over ZeroMQ 240 (docs/LOG.md). Whoever starts a node on its own host passes it one
-end (`NodeConfig.line`). Everything else about a node (who it is, its heartbeats) goes over ZeroMQ,
-and so does all where there is no line.
+end (`NodeConfig.line`). Its heartbeats and its trace go over ZeroMQ, because another thread sends
+them, and so does everything where there is no line.
 
 Sends never block. What the system does not take at once waits here, at most `MOST_WAITING` frames;
 a frame beyond that is refused, and the caller counts it.
@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from proto.errors import TransportError
 from proto.messages import MAX_FRAME_BYTES
 
 MOST_WAITING = 4096  # frames
@@ -52,11 +53,14 @@ class Line:
 
     @classmethod
     def inherited(cls, number: int) -> "Line":
-        """Return the end with this descriptor, which was passed to this process. Raises OSError."""
-        # The lowest free number: `select` knows no large ones, and the parent may have had many.
-        low = os.dup(number)
-        os.close(number)
-        return cls(socket.socket(fileno=low))
+        """Return the end with this descriptor, which was passed to us. Raises TransportError."""
+        try:
+            # The lowest free number: `select` knows no large ones, and our parent may have many.
+            low = os.dup(number)
+            os.close(number)
+            return cls(socket.socket(fileno=low))
+        except OSError as error:
+            raise TransportError(f"cannot use the line to the coordinator: {error}") from error
 
     def fileno(self) -> int:
         """Return the descriptor, for a poller."""
@@ -152,6 +156,23 @@ class Line:
             if not self.is_open:
                 return True  # the caller sees that when it reads
             timeout_s = until - time.monotonic()
+
+    def receive(
+        self, timeout_s: float, busy_poll_s: float = 0.0, *, exact: bool = False
+    ) -> Sequence[bytes]:
+        """Return the frames that have come; wait for the first at most `timeout_s`.
+
+        busy_poll_s  how much of that time is spent polling without pause before it sleeps
+        exact        as for `wait`
+        """
+        now = time.perf_counter()
+        end, end_of_asking = now + timeout_s, now + min(timeout_s, busy_poll_s)
+        is_ready = self.wait(0.0)
+        while not is_ready and (now := time.perf_counter()) < end_of_asking:
+            is_ready = self.wait(0.0)
+        if not is_ready and now < end:
+            is_ready = self.wait(end - now, exact=exact)
+        return self.read() if is_ready else ()
 
     def _is_over(self) -> None:
         self.is_open = False

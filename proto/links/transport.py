@@ -18,7 +18,7 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,8 +294,8 @@ class Listener:
     def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Yield the frames that have arrived, as (node's name, frame); waits at most `timeout_s`.
 
-        At most FRAMES_AT_ONCE are read in one call, so that a peer that sends without end does not
-        keep the caller from its other work.
+        At most FRAMES_AT_ONCE are read in one call, and of each line what one read of it brings, so
+        that a peer that sends without end does not keep the caller from its other work.
 
         exact  True: the timeout is kept to about 0.1 ms, and not only to whole milliseconds
         """
@@ -413,7 +413,7 @@ class Listener:
         return True
 
     def send(self, name: bytes, frame: bytes) -> bool:
-        """Send without blocking; False if the node is not connected or its queue is full."""
+        """Send without blocking; False if the node is not connected, or too much waits for it."""
         if (line := self._lines.get(name)) is not None:
             is_sent = line.send(frame)
             if line.has_unsent:
@@ -430,7 +430,7 @@ class Listener:
         return True
 
     def close(self, linger_s: float = 0.2) -> None:
-        """Close the socket; frames that are queued have `linger_s` seconds to leave."""
+        """Close the sockets; frames that ZeroMQ has queued have `linger_s` seconds to leave."""
         for line in (*self._lines.values(), *(line for _, line in self._new_lines)):
             line.close()
         if self._gate is not None:
@@ -477,6 +477,7 @@ class Connection:
         check_endpoint(endpoint, is_encrypted=keys is not None)
         self.is_remote = endpoint.startswith(TCP)
         self._line = line
+        self._came: deque[bytes] = deque()  # over the line, and not yet received by the caller
         self._context, self._socket = _new_socket(zmq.DEALER)
         self._socket.setsockopt(METADATA, spoken(Claim(name, life or own_life(), is_answered)))
         # Send an empty frame first on every connection, also after the library has reconnected: so
@@ -542,13 +543,20 @@ class Connection:
     def receive(self, timeout_s: float, *, exact: bool = False) -> Iterator[bytes]:
         """Yield the frames that have arrived; waits for the first at most `timeout_s`.
 
-        At most NODE_FRAMES_AT_ONCE are read in one call, so that a peer that sends without end does
-        not keep the node from its own work.
+        At most NODE_FRAMES_AT_ONCE are read in one call, or what one read of the line brings, so
+        that a peer that sends without end does not keep the node from its own work.
 
         exact  True: the timeout is kept to about 0.1 ms
         """
-        if self._line is not None:
-            yield from self._read(self._line, timeout_s, exact=exact)
+        if self._line is not None or self._came:
+            # What a caller leaves, once it has what it waited for, comes with the next call.
+            if (line := self._line) is not None and not self._came:
+                self._came.extend(line.receive(timeout_s, self._busy_poll_s, exact=exact))
+                if not line.is_open:
+                    self._line = None
+                    line.close()
+            while self._came:
+                yield self._came.popleft()
             return
         is_ready = bool(_wait(self._frames, timeout_s, self._busy_poll_s, exact=exact))
         with contextlib.suppress(zmq.Again):
@@ -563,25 +571,11 @@ class Connection:
     def has_frames(self) -> bool:
         """True if frames have arrived that were not received yet."""
         if self._line is not None:
-            return self._line.wait(0.0)
+            return bool(self._came) or self._line.wait(0.0)
         return bool(self._frames.poll(0))
 
-    def _read(self, line: Line, timeout_s: float, *, exact: bool) -> Sequence[bytes]:
-        """Return the frames that have come over the line; wait for one at most `timeout_s`."""
-        until = time.perf_counter() + min(timeout_s, self._busy_poll_s)
-        is_ready = line.wait(0.0)
-        while not is_ready and time.perf_counter() < until:
-            is_ready = line.wait(0.0)
-        if not is_ready and timeout_s > 0:
-            is_ready = line.wait(timeout_s, exact=exact)
-        frames = line.read() if is_ready else ()
-        if not line.is_open:
-            self._line = None
-            line.close()
-        return frames
-
     def send(self, frame: bytes) -> bool:
-        """Send without blocking; False if the queue is full."""
+        """Send without blocking; False if too much waits already, or the line is closed."""
         if self._line is not None:
             return self._line.send(frame)
         try:
@@ -591,7 +585,7 @@ class Connection:
         return True
 
     def close(self, linger_s: float = 0.5) -> None:
-        """Close the socket; frames that are queued have `linger_s` seconds to leave."""
+        """Close the sockets; frames that ZeroMQ has queued have `linger_s` seconds to leave."""
         self.answered()
         if self._line is not None:
             self._line.close()

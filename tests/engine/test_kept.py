@@ -68,6 +68,13 @@ def test_what_is_not_right_is_not_kept(table: Path) -> None:
     assert not table.exists()
 
 
+def test_what_is_not_right_any_more_is_forgotten(table: Path) -> None:
+    assert _found(3) == 3
+    assert Kept(is_anew=True).found("threads", ("model",), lambda: 0, _is_number) == 0
+    assert json.loads(table.read_text()) == {"threads": {}}
+    assert _found(4) == 4
+
+
 @pytest.mark.usefixtures("table")
 def test_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "MOST_KEPT", 2)

@@ -180,6 +180,23 @@ def test_a_node_and_its_coordinator_talk_over_the_line(listener: Listener, busy_
         assert list(node.receive(0.01)) == []
 
 
+def test_what_a_caller_leaves_comes_with_the_next_call(listener: Listener) -> None:
+    with closing(over_line(listener)) as node:
+        for frame in (b"welcome", b"open", b"another"):
+            assert listener.send(b"node", frame)
+        assert next(iter(node.receive(LIMIT_S))) == b"welcome"
+        assert node.has_frames()
+        assert list(node.receive(0.0)) == [b"open", b"another"]
+        assert not node.has_frames()
+
+
+def test_a_wait_that_polls_first_is_no_longer_for_it(listener: Listener) -> None:
+    with closing(over_line(listener, busy_s=0.3)) as node:
+        began = time.monotonic()
+        assert list(node.receive(0.3)) == []
+        assert 0.3 <= time.monotonic() - began < 0.55
+
+
 def test_a_large_frame_for_a_node_leaves_while_the_coordinator_receives(listener: Listener) -> None:
     large = os.urandom(4 << 20)
     with closing(over_line(listener)) as node:
