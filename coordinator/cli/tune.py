@@ -1,7 +1,7 @@
 """`python -m coordinator tune`: times again what is chosen for these models at load, and keeps it.
 
-At a usual start both nodes load at once, so what they time is disturbed and not kept. Here they load
-one after another.
+At a usual start both nodes load at once, so what they time is disturbed and not kept. Here they
+load one after another.
 """
 
 import typer
