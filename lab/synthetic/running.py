@@ -172,5 +172,7 @@ def started(
             simulate_target_ms=costs.target_ms,
             simulate_draft_ms=costs.draft_ms,
         )
-        with Pair(config, make_launcher=partial(Launcher, modules=MODULES)) as pair:
+        # As where two nodes share a GPU.
+        launcher = partial(Launcher, modules=MODULES, may_have_lines=not sharing)
+        with Pair(config, make_launcher=launcher) as pair:
             yield SyntheticPair(pair, Path(name), costs)
