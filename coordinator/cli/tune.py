@@ -40,7 +40,7 @@ def tune(*, pair: PairConfig) -> None:
                 if hello.forms:
                     lines.append(f"{role} computed by {hello.forms}")
     write_out("".join(f"{harmless(line)}\n" for line in lines))
-    if others is not None and others > BUSY:
+    if others > BUSY:
         told = (
             f"other programs used {others:.1f} cores meanwhile, so times may not have been kept: "
             "end them and run this again"
