@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
@@ -15,7 +16,8 @@ from drafter_node.statistics import Known
 from drafter_node.translation.dispatcher import TranslatingDispatcher
 from drafter_node.translation.text import Languages
 from engine.checkpoint.model import DTYPES
-from engine.choice.coupling import chain_choice, chain_inputs, rank_scored
+from engine.choice.coupling import chain_choice, chain_inputs, rank_later
+from engine.choice.coupling_on_gpu import Later
 from engine.choice.judging import life_of, sample_draft
 from engine.choice.sampling import sampling_of
 from engine.choice.translated import TranslatedChoice
@@ -45,6 +47,9 @@ from proto.links.transport import Connection
 from proto.messages import MAX_WINDOW, Proposal, Role, Welcome
 from proto.node_config import NodeConfig
 
+Choices = Sequence[Later[tuple[Children, ...]]]
+"""What returns the children of each part of a Compute, by asked row."""
+
 LITTLE = 0.5  # of the tokens of a sample text; if fewer are shared, people are warned
 
 
@@ -67,7 +72,10 @@ def serve(
     dispatcher = (
         inner if languages is None else TranslatingDispatcher(inner, languages, known.max_len)
     )
-    forwards = Forwards(engine.executor, heart, device, vocabulary_of(config), engine.pass_s)
+    forwards = Forwards(
+        *(engine.executor, heart, device, vocabulary_of(config), engine.pass_s),
+        on_gpu=engine.loaded.device.type == "cuda",
+    )
     worker = Worker(config, engine, forwards, welcome.vocab_size, connection.has_frames, languages)
     own = Own(Role.DRAFTER, features=bytes_of_features(engine))
     entrance: Entrance[Proposed, Action] = Entrance(dispatcher, own)
@@ -171,37 +179,60 @@ class Worker:
         self.vocab_size = vocab_size
 
     def launch(self, action: Compute) -> Launched[Proposed]:
-        """Run the forward and its further steps, and choose the children; returns the result.
+        """Start the forward, and the choice of children; return what says when it ends.
 
-        With further steps, all but the last step have ended when this returns.
+        Further steps are made where the first one ends. On a simulated device all but the last
+        have ended when this returns.
         """
-        done = self.compute(action)
-        return self.forwards.launched(done)
+        return self.forwards.launched(self._begun(action))
 
     def compute(self, action: Compute) -> Proposed:
         """Run the Compute and return its result, valid once a simulated device has ended it.
 
         Raises EngineError if one of several ranks lacks memory.
         """
+        return self._begun(action)()
+
+    def _begun(self, action: Compute) -> Later[Proposed]:
+        """Launch the first step; return what ends it and makes the others. Errors as `compute`."""
         try:
-            made = self._forward(action)
+            choices = self._launched(action.parts)
         except (RuntimeError, MemoryError) as error:
-            self.forwards.without_memory(error)
-            nothing = ((),) * len(action.parts)
-            return Proposed(action.ticket, nothing, self.forwards.done(), has_failed=True)
-        if not all(one.tokens for children in made.children for one in children):
+            failed = self._failed(action, error)
+            return lambda: failed
+
+        def end() -> Proposed:
+            try:
+                return self._ended(action, choices)
+            except (RuntimeError, MemoryError) as error:
+                return self._failed(action, error)
+
+        return end
+
+    def _failed(self, action: Compute, error: RuntimeError | MemoryError) -> Proposed:
+        """Return the result of steps that lack memory. Raises any other error."""
+        self.forwards.without_memory(error)
+        nothing = ((),) * len(action.parts)
+        return Proposed(action.ticket, nothing, self.forwards.done(), has_failed=True)
+
+    def _ended(self, action: Compute, choices: Choices) -> Proposed:
+        """Return the result of the first step, once its device has ended it, and of the others."""
+        children, model_us = _children_of(choices), self.forwards.done()
+        first, num_steps = action.parts[0], 1
+        if first.ahead:
+            children, model_us, num_steps = self._further(first, children[0], model_us)
+        if not all(one.tokens for of_text in children for one in of_text):
             self.forwards.trouble(
                 f"its {'head computes' if self.head else 'model computes'} numbers that are not "
                 "finite for some texts, and those have fewer drafts or none"
             )
-        return made
+        return Proposed(action.ticket, children, model_us, num_steps)
 
-    def _forward(self, action: Compute) -> Proposed:
-        children, model_us = self._step(action.parts)
-        first = action.parts[0]
-        if not first.ahead:
-            return Proposed(action.ticket, children, model_us)
-        chain, num_steps = list(children[0]), 1
+    def _further(
+        self, first: Part, begun: tuple[Children, ...], model_us: int
+    ) -> tuple[tuple[tuple[Children, ...], ...], int, int]:
+        """Make the steps behind the first; return the chain, microseconds and steps of all."""
+        chain, num_steps = list(begun), 1
         while first.is_followed(chain):
             self.forwards.wait()
             if self.is_called():
@@ -213,7 +244,7 @@ class Worker:
                 # Of steps that were made at once, those behind an end of the text are dropped.
                 if first.is_followed(chain):
                     chain.append(following)
-        return Proposed(action.ticket, (tuple(chain),), model_us, num_steps)
+        return (tuple(chain),), model_us, num_steps
 
     def _steps(self, part: Part, ahead: Sequence[Feed]) -> tuple[list[Children], int]:
         """Make the next step, or several at once if possible; returns results and microseconds.
@@ -225,8 +256,8 @@ class Worker:
             count = next(number for number in CHAINS if number <= 1 + len(ahead))
             made = self._chain(part, [part.feed, *ahead[: count - 1]])
         if made is None:
-            ((following,),), step_us = self._step((part,))
-            return [following], step_us
+            ((following,),) = _children_of(self._launched((part,)))
+            return [following], self.forwards.done()
         return made, self.forwards.done()
 
     def _chain(self, part: Part, feeds: Sequence[Feed]) -> list[Children] | None:
@@ -248,8 +279,8 @@ class Worker:
             return [NOTHING]
         return [Children((token,), (score,)) for token, score in zip(tokens, scores, strict=True)]
 
-    def _step(self, parts: Sequence[Part]) -> tuple[tuple[tuple[Children, ...], ...], int]:
-        """Make one forward; returns the children of each part, and its microseconds."""
+    def _launched(self, parts: Sequence[Part]) -> Choices:
+        """Launch a forward and the choices of each part's children; return what returns these."""
         feeds = [self._readable(part.feed) for part in parts]
         if self.head is not None and (dtype := next((p.feature_dtype for p in parts), "")):
             self.head.feature_dtype = dtype
@@ -258,11 +289,10 @@ class Worker:
         ]
         logits = self.forwards.run(feeds, asks).logits
         ends = list(accumulate(map(len, asks), initial=0))
-        children = tuple(
-            self._children(logits[start:end], part) if part.num_asked else ()
+        return [
+            self._children(logits[start:end], part) if part.num_asked else _no_children
             for part, (start, end) in zip(parts, pairwise(ends), strict=True)
-        )
-        return children, self.forwards.done()
+        ]
 
     def _num_valid(self, part: Part) -> int:
         """Return from which token id on nothing is drafted for this text.
@@ -281,18 +311,27 @@ class Worker:
         known = tuple(min(token, self.num_rows - 1) for token in feed.tokens)
         return replace(feed, tokens=known)
 
-    def _children(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
-        """Return the children after each asked row of a text, by the logits [n, V] of these rows.
+    def _children(self, logits: torch.Tensor, part: Part) -> Later[tuple[Children, ...]]:
+        """Begin to choose the children after each asked row of a text, by the logits [n, V].
 
         If a row is not finite, there are no children after any row: one bad row spoils the others.
         """
+        nothing = (NOTHING,) * part.num_asked
         try:
-            return self._chosen(logits, part)
+            chosen = self._chosen(logits, part)
         except NotFinite:
-            return (NOTHING,) * part.num_asked
+            return lambda: nothing
 
-    def _chosen(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
-        """Return the children as `_children`. Raises NotFinite."""
+        def end() -> tuple[Children, ...]:
+            try:
+                return chosen()
+            except NotFinite:
+                return nothing
+
+        return end
+
+    def _chosen(self, logits: torch.Tensor, part: Part) -> Later[tuple[Children, ...]]:
+        """Begin to choose the children as `_children`. This and its result raise NotFinite."""
         if part.opened.sampling.has_processors:
             # The same processors as the target's, on the drafter's logits. A drafter that cannot
             # follow the text's grammar drafts all the same: the target has the last word.
@@ -302,9 +341,9 @@ class Worker:
                 )
         if part.sampled_in is None:
             return self._coupled(logits, part)
-        return (self._sampled(logits, part, part.sampled_in),)
+        return partial(self._sampled, logits, part, part.sampled_in)
 
-    def _sampled(self, logits: torch.Tensor, part: Part, life: int) -> Children:
+    def _sampled(self, logits: torch.Tensor, part: Part, life: int) -> tuple[Children, ...]:
         """Return a draft sampled by the classical rules, score and distribution; logits [1, V]."""
         spec = part.opened.sampling
         token, score, ids, weights = sample_draft(
@@ -317,25 +356,41 @@ class Worker:
             max_candidates=self.max_candidates,
         )
         proposal = Proposal(tuple(ids.tolist()), tuple(weights.tolist()))
-        return Children((token,), (score,), (proposal,))
+        return (Children((token,), (score,), (proposal,)),)
 
-    def _coupled(self, logits: torch.Tensor, part: Part) -> tuple[Children, ...]:
-        """Return drafts of each row, chosen with the target's noise, and scores; logits [n, V]."""
+    def _coupled(self, logits: torch.Tensor, part: Part) -> Later[tuple[Children, ...]]:
+        """Begin to choose drafts of each row with the target's noise, and scores; logits [n, V]."""
         spec, num_ranked = part.opened.sampling, part.opened.policy.branches
         sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
         drawn = sampling, spec.seed, spec.sample_index
+        ranked: Later[tuple[list[list[int]], list[list[float]]]]
         if self.translated is not None:
-            ids, scores = self.translated.rank_scored(
-                logits,
-                *drawn,
-                [(place.position, place.begun, place.rest) for place in part.places],
-                num_ranked,
+            places = [(place.position, place.begun, place.rest) for place in part.places]
+            ranked = partial(
+                self.translated.rank_scored,
+                *(logits, *drawn, places, num_ranked),
                 num_valid=self.vocab_size,
             )
         else:
-            ids, scores = rank_scored(
+            ranked = rank_later(
                 logits, *drawn, part.positions, num_ranked, num_valid=self._num_valid(part)
             )
-        return tuple(
-            Children(tuple(tokens), tuple(logs)) for tokens, logs in zip(ids, scores, strict=True)
-        )
+
+        def end() -> tuple[Children, ...]:
+            ids, scores = ranked()
+            return tuple(
+                Children(tuple(tokens), tuple(logs))
+                for tokens, logs in zip(ids, scores, strict=True)
+            )
+
+        return end
+
+
+def _no_children() -> tuple[Children, ...]:
+    """Return (): no row was asked for."""
+    return ()
+
+
+def _children_of(choices: Choices) -> tuple[tuple[Children, ...], ...]:
+    """Return the children that were chosen for each part."""
+    return tuple(choice() for choice in choices)

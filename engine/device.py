@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -121,27 +122,50 @@ def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def fetch(tensor: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` on the host; waits for the GPU work launched before, not for later work.
+class Point:
+    """A point in a GPU's work, behind all that was launched before; for the host, it is passed."""
 
-    Copies into pinned memory, because a plain copy goes through memory that the driver must lock
-    first.
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Set the point on the device of `tensor`."""
+        self._event: Any = None
+        if not is_host(tensor):
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def is_passed(self) -> bool:
+        """Return whether the device has done all of that work; cheap to ask."""
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> None:
+        """Wait until the device has done it."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class Coming:
+    """A tensor on its way to the host, behind the GPU's work that was launched before.
+
+    It is copied into pinned memory, because a plain copy goes through memory that the driver must
+    lock first. What overwrites the tensor may be launched at once.
     """
-    if is_host(tensor):
-        return tensor
-    here = pinned(tensor.shape, tensor.dtype)
-    here.copy_(tensor, non_blocking=True)
-    wait_for(tensor)
-    return here
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Begin the copy; a tensor of the host is taken as it is."""
+        self._here = tensor
+        if not is_host(tensor):
+            self._here = pinned(tensor.shape, tensor.dtype)
+            self._here.copy_(tensor, non_blocking=True)
+        self._point = Point(tensor)
+
+    def here(self) -> torch.Tensor:
+        """Return the tensor on the host; waits for it, not for later work."""
+        self._point.wait()
+        return self._here
 
 
-def wait_for(tensor: torch.Tensor) -> None:
-    """Wait until the GPU of `tensor` has done the work launched before; nothing on the host."""
-    if is_host(tensor):
-        return
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record(torch.cuda.current_stream(tensor.device))
-    done.synchronize()
+def fetch(tensor: torch.Tensor) -> torch.Tensor:
+    """Return `tensor` on the host; waits for the GPU work launched before, not for later work."""
+    return Coming(tensor).here()
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -193,17 +217,18 @@ class Inbox:
         """Allocate the tensor and fill it with `first`, a tensor on the host."""
         self.there = torch.empty_like(first, device=device)
         self._here = first.clone().pin_memory()
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.put(first)
 
     def put(self, tensor: torch.Tensor) -> None:
         """Fill the tensor with `tensor`, after all work that the GPU has been given so far."""
-        is_free = self._copied.query()  # type: ignore[no-untyped-call]
-        if not is_free:  # what is still to be copied would be overwritten
-            self._copied.synchronize()
+        stream = torch.cuda.current_stream(self.there.device)
+        if not self._copied.query():  # what is still to be copied would be overwritten
+            self.there.copy_(tensor.pin_memory(), non_blocking=True)
+            return
         self._here.copy_(tensor)
         self.there.copy_(self._here, non_blocking=True)
-        self._copied.record(torch.cuda.current_stream(self.there.device))
+        self._copied.record(stream)
 
 
 def cpu_is_fast_in(dtype: torch.dtype) -> bool:

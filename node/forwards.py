@@ -1,8 +1,19 @@
-"""Runs the forwards of a node: times them, simulates slower devices, and processes their logits."""
+"""Runs the forwards of a node: times them, simulates slower devices, and processes their logits.
+
+A forward is launched (`Forwards.run`), its tokens are chosen, and it is ended (`Forwards.done`).
+Three devices are served alike (`Forwards.launched`):
+
+    the host         all of that in one go (`node/turns.py`: `Ended`)
+    simulated        likewise, and the result counts from a later moment on (`Simulated`)
+    a GPU            the forward and the usual choices are launched; the loop goes on, and asks
+                     whether the GPU has passed the point behind them; then the rest is done here
+                     (`OnDevice`)
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic
 
 import torch
@@ -10,10 +21,10 @@ import torch
 from engine import running
 from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import one_line
-from engine.choice.coupling_on_gpu import Choice, chosen_there
+from engine.choice.coupling_on_gpu import Choice, Later, chosen_there
 from engine.choice.processors import ProcessorsByText
 from engine.choice.vocabulary import Vocabulary, read_vocabulary
-from engine.device import wait_for
+from engine.device import Point
 from engine.errors import EngineError, lacks_memory
 from engine.executor import Executor
 from engine.forward.forward import Layers, Output
@@ -126,6 +137,36 @@ class Simulated(Generic[Result_co]):
         return self.result
 
 
+# -- GPU -------------------------------------------------------------------------------------------
+
+# A GPU is asked whether it has ended a forward from this share of its usual time on. Until then the
+# loop may sleep; a forward is seldom so much quicker than usual, and the loop would wake late.
+ASKED_FROM = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice(Generic[Result_co]):
+    """A forward on a GPU, which has ended it when it has passed `point`.
+
+    due_at  by `time.perf_counter`: when it is asked for the first time
+    ends    does what is left to the host, and returns the result
+    """
+
+    point: Point
+    due_at: float
+    ends: Callable[[], Result_co]
+    is_plain: bool = False
+
+    def is_ready(self) -> bool:
+        """Return whether the GPU has ended it."""
+        return self.point.is_passed()
+
+    def finish(self, *, has_slept: bool) -> Result_co:
+        """Return the result."""
+        del has_slept
+        return self.ends()
+
+
 # -- forwards --------------------------------------------------------------------------------------
 
 
@@ -146,6 +187,7 @@ class Forwards:
 
     vocabulary  of the target, for texts with a grammar; None: there is none here
     measured    seconds of forwards by their rows, timed at load
+    on_gpu      True: a GPU computes, and the loop goes on meanwhile
     """
 
     def __init__(
@@ -155,7 +197,11 @@ class Forwards:
         device: SimulatedDevice,
         vocabulary: Vocabulary | None = None,
         measured: Measured = NOTHING_KNOWN,
+        *,
+        on_gpu: bool = False,
     ) -> None:
+        self._on_gpu = on_gpu and not device.is_simulated
+        self._there: torch.Tensor | None = None  # any result of the last forward
         self._times = Durations(measured)
         self._executor = executor
         self._heart = heart
@@ -165,7 +211,7 @@ class Forwards:
         self._num_forwards = 0  # forwards of the last call of `run` or `run_chain`
         # Result of a forward that was asked for no logits: nobody has waited for it yet.
         self._unread: torch.Tensor | None = None
-        self._has_begun = False  # a simulated forward has begun, and its end was not awaited yet
+        self._has_begun = False  # a device's forward has begun, and its end was not noted yet
         # When the last forward ends on the simulated device, by `time.perf_counter`.
         self.ends_at: float | None = None
         self._processors = ProcessorsByText(vocabulary)
@@ -191,9 +237,11 @@ class Forwards:
         self._heart.watch.enter(Phase.MODEL)
         if self._device.is_simulated:  # the device begins when it gets the rows
             self._started = time.perf_counter()
+        if self._device.is_simulated or self._on_gpu:
             self._heart.watch.device_begins()
             self._has_begun = True
         out = self._executor.forward(laid_out, layers)
+        self._there = out.logits
         if not num_asked:
             self._unread = out.logits
         self._heart.watch.enter(Phase.CHOOSE)
@@ -224,7 +272,7 @@ class Forwards:
         self._heart.watch.enter(Phase.MODEL)
         found = self._executor.run_chain(feeds, choice, inputs)
         self._heart.watch.enter(Phase.CHOOSE)
-        return chosen_there(found)
+        return chosen_there(found)()
 
     def processed(
         self,
@@ -281,7 +329,7 @@ class Forwards:
         """
         unread, self._unread = self._unread, None
         if unread is not None:
-            wait_for(unread)
+            Point(unread).wait()
         running.end()
         self._heart.progress += self._num_forwards
         self._heart.num_uncaptured = self._executor.num_uncaptured
@@ -302,11 +350,23 @@ class Forwards:
         if late_s:
             self._heart.overran(late_s)
 
-    def launched(self, result: Result) -> Launched[Result]:
-        """Return the forward that is done as the loop takes it; `result` is what came of it."""
+    def launched(self, ends: Later[Result]) -> Launched[Result]:
+        """Return the forward that was run as the loop takes it.
+
+        ends  does what is left to do, calls `done`, and returns the result
+        """
+        if self._on_gpu and self._there is not None:
+            due_at = self._started + ASKED_FROM * self._expected_s(self._num_rows)
+            return OnDevice(Point(self._there), due_at, partial(self._end, ends))
+        result = ends()
         if self.ends_at is None:
             return Ended(result)
+        self._heart.watch.device_ends_in(max(0.0, self.ends_at - time.perf_counter()))
         return Simulated(result, self.ends_at, self.woke)
+
+    def _end(self, ends: Later[Result]) -> Result:
+        self._heart.watch.enter(Phase.CHOOSE)
+        return ends()
 
     def wait(self) -> None:
         """Wait until the simulated device has ended the last forward that is done."""

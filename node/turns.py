@@ -60,7 +60,7 @@ class Launched(Protocol[Result_co]):
 
     @property
     def due_at(self) -> float | None:
-        """Return when the device should have ended it, by the loop's clock; None: it has ended."""
+        """Return from when on to ask whether it has ended, by the loop's clock; None: it has."""
 
     @property
     def is_plain(self) -> bool:
@@ -351,4 +351,3 @@ class Turns(Generic[Compute, Result]):
             return
         assert self._running is None, "a device does one thing at a time"
         self._running, self._launched_at = launched, self._clock()
-        self.heart.watch.device_ends_in(max(0.0, launched.due_at - self._launched_at))

@@ -113,7 +113,7 @@ class _NoWatch:
     def _nothing(self, *_: object) -> None:
         return
 
-    enter = received = sends = device_ended = device_ends_in = _nothing
+    enter = received = sends = device_ended = _nothing
 
 
 class _Heart:

@@ -1,14 +1,15 @@
 """Runs the Computes of a target: one pass each, and the choice or judgement by its logits."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import NoReturn
 
 import torch
 
 from engine.choice.classical_rules import Distribution, block_trial, token_trial
-from engine.choice.coupling import choose
+from engine.choice.coupling import choose, choose_later
+from engine.choice.coupling_on_gpu import Later
 from engine.choice.judging import judge, life_of
 from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling, sampling_of
@@ -74,7 +75,10 @@ def serve(
     lanes = Lanes(executor.lanes.count, executor.capacity, windows=executor.windows)
     schedule = Schedule(lanes, known, num_per_pass=executor.num_lanes_per_pass)
     dispatcher: Dispatcher[Verifying, Computed, Action] = Dispatcher(lanes, schedule)
-    forwards = Forwards(executor, heart, device, vocabulary_of(config), engine.pass_s)
+    forwards = Forwards(
+        *(executor, heart, device, vocabulary_of(config), engine.pass_s),
+        on_gpu=engine.loaded.device.type == "cuda",
+    )
     worker = Worker(forwards, places)
     loaded = engine.loaded
     assert not isinstance(loaded, LoadedHead), "a target is no head"
@@ -98,6 +102,24 @@ def _placing(config: NodeConfig, places: Places | None) -> Placing | None:
     return Placing(has_drafters_core=True) if config.shares_gpu else None
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A pass that was launched; all lists have an entry for each text.
+
+    asks      rows whose logits are wanted
+    layers    whose hidden states are wanted
+    logits    [n, V] of these rows, on the device
+    choices   returns the tokens chosen at these rows; None: nothing is chosen yet
+    features  [number of all rows, width] on the device, or None
+    """
+
+    asks: Sequence[range]
+    layers: Layers
+    logits: Sequence[torch.Tensor]
+    choices: Sequence[Later[list[int]] | None]
+    features: torch.Tensor | None
+
+
 class Worker:
     """Computes for one target: runs passes, and chooses or judges tokens by their logits.
 
@@ -109,9 +131,8 @@ class Worker:
         self.places = places
 
     def launch(self, action: Compute) -> Launched[Computed]:
-        """Start a pass, choose or judge at the asked rows; return the result and when it ends."""
-        done = self.compute(action)
-        return self.forwards.launched(done)
+        """Start a pass, and the choices at the asked rows; return what says when it ends."""
+        return self.forwards.launched(self._begun(action))
 
     def compute(self, action: Compute) -> Computed:
         """Run the Compute and return its result; on one rank, lack of memory is a result, too.
@@ -120,15 +141,32 @@ class Worker:
 
         Raises EngineError if one of several ranks lacks memory.
         """
-        try:
-            return self._computed(action)
-        except (RuntimeError, MemoryError) as error:
-            failure, is_alone = self.forwards.without_memory(error), len(action.parts) == 1
-            nothing = Outcome((), was_repeated=True, failure=failure, is_cause=is_alone)
-            outcomes = (nothing,) * len(action.parts)
-            return Computed(action.ticket, outcomes, self.forwards.done())
+        return self._begun(action)()
 
-    def _computed(self, action: Compute) -> Computed:
+    def _begun(self, action: Compute) -> Later[Computed]:
+        """Launch the pass; return what ends it. Errors as for `compute`, at either moment."""
+        try:
+            begun = self._launched(action)
+        except (RuntimeError, MemoryError) as error:
+            failed = self._failed(action, error)
+            return lambda: failed
+
+        def end() -> Computed:
+            try:
+                return self._ended(action, begun)
+            except (RuntimeError, MemoryError) as error:
+                return self._failed(action, error)
+
+        return end
+
+    def _failed(self, action: Compute, error: RuntimeError | MemoryError) -> Computed:
+        """Return the result of a pass that lacks memory. Raises any other error."""
+        failure, is_alone = self.forwards.without_memory(error), len(action.parts) == 1
+        nothing = Outcome((), was_repeated=True, failure=failure, is_cause=is_alone)
+        return Computed(action.ticket, (nothing,) * len(action.parts), self.forwards.done())
+
+    def _launched(self, action: Compute) -> Begun:
+        """Launch a pass and the choices of its tokens."""
         if self.places is not None:
             self.places.go(action.place)
         parts = action.parts
@@ -136,26 +174,53 @@ class Worker:
         layers = next((part.layers for part in parts if part.layers), ())
         out = self.forwards.run([part.feed for part in parts], asks, layers)
         ends = pairwise(accumulate(map(len, asks), initial=0))
+        logits = [out.logits[start:end] for start, end in ends]
+        choices = list(map(self._choice, parts, logits))
+        return Begun(asks, layers, logits, choices, out.features)
+
+    def _choice(self, part: Part, logits: torch.Tensor) -> Later[list[int]] | None:
+        """Begin to choose a text's tokens by its logits [n, V]; None: what ends the pass does."""
+        if part.judge is not None or not part.num_asked:
+            return None
+        spec = part.opened.sampling
+        try:
+            processed = self._processed(logits, part)
+        except (GrammarError, NotFinite):  # both are found again, and how far the text can go
+            return None
+        drawn = spec.seed, spec.sample_index, part.positions
+        return choose_later(processed, _sampling_of(part), *drawn)
+
+    def _ended(self, action: Compute, begun: Begun) -> Computed:
+        """Return what came of a pass, once its device has ended it."""
+        parts, layers = action.parts, begun.layers
         outcomes: list[Outcome | None] = [
-            self._outcome_if_finite(part, out.logits[start:end])
-            for part, (start, end) in zip(parts, ends, strict=True)
+            self._outcome_if_finite(part, logits, choice)
+            for part, logits, choice in zip(parts, begun.logits, begun.choices, strict=True)
         ]
-        if out.features is not None:
+        if begun.features is not None:
             ends = pairwise(accumulate((len(part.feed.tokens) for part in parts), initial=0))
             outcomes = [
-                outcome and _with_features(part, outcome, out.features[start:end])
+                outcome and _with_features(part, outcome, begun.features[start:end])
                 for part, outcome, (start, end) in zip(parts, outcomes, ends, strict=True)
             ]
         # Last, because another forward overwrites the results that this one has on the device.
         whole = tuple(
             outcome or self._again(part, len(ask), layers)
-            for part, ask, outcome in zip(parts, asks, outcomes, strict=True)
+            for part, ask, outcome in zip(parts, begun.asks, outcomes, strict=True)
         )
         return Computed(action.ticket, whole, self.forwards.done())
 
-    def _outcome_if_finite(self, part: Part, logits: torch.Tensor) -> Outcome | None:
-        """Return the outcome by the logits [n, V] of one text; None if some are not finite."""
+    def _outcome_if_finite(
+        self, part: Part, logits: torch.Tensor, choice: Later[list[int]] | None
+    ) -> Outcome | None:
+        """Return the outcome by the logits [n, V] of one text; None if some are not finite.
+
+        choice  returns the chosen tokens; None: nothing was chosen yet
+        """
         try:
+            if choice is not None:
+                tokens = tuple(choice())
+                return Outcome(tokens, None, _logprobs(logits, tokens, part))
             return self._outcome_as_far_as_held(
                 part, Again(logits, (True,) * max(1, part.num_asked), None)
             )

@@ -48,6 +48,7 @@ from engine.choice.coupling_on_gpu import (
     FACTORS,
     GOLDEN,
     Choice,
+    Later,
     choice_inputs,
     choice_of,
     choose_there,
@@ -91,14 +92,35 @@ def choose(
     Raises:
         NotFinite: the logits are not finite.
     """
+    return choose_later(logits, sampling, seed, sample_index, positions, num_valid=num_valid)()
+
+
+def choose_later(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    seed: int,
+    sample_index: int,
+    positions: Sequence[int],
+    *,
+    num_valid: int | None = None,
+) -> Later[list[int]]:
+    """Begin what `choose` does; return what returns the tokens, and raises NotFinite.
+
+    A GPU chooses behind the pass that makes the logits, and later passes may be launched before the
+    tokens are asked for. The host chooses when they are asked for.
+    """
     assert len(positions) == logits.shape[0]
-    if not is_host(logits):
-        keys = row_keys(seed, sample_index, positions)
-        return choose_there(logits, sampling, keys, num_valid=num_valid)[0]
-    rows = to_host(logits, num_valid)
+    keys = row_keys(seed, sample_index, positions)
+    if is_host(logits):
+        return lambda: _choose_here(to_host(logits, num_valid), sampling, keys)
+    chosen = choose_there(logits, sampling, keys, num_valid=num_valid)
+    return lambda: chosen()[0]
+
+
+def _choose_here(rows: Floats, sampling: Sampling, keys: Sequence[int]) -> list[int]:
+    """Return what `choose` returns, for logits [n, V] on the host."""
     if sampling.is_greedy:
         return rows.argmax(axis=1).tolist()  # type: ignore[no-any-return]
-    keys = row_keys(seed, sample_index, positions)
     scores = scaled(rows, sampling)
     if sampling.cuts:
         kept = candidates(scores, sampling)
@@ -136,19 +158,42 @@ def rank_scored(
     Raises:
         NotFinite: the logits are not finite.
     """
+    drawn = seed, sample_index, positions, num_ranked
+    return rank_later(logits, sampling, *drawn, num_valid=num_valid, beta=beta)()
+
+
+def rank_later(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    seed: int,
+    sample_index: int,
+    positions: Sequence[int],
+    num_ranked: int,
+    *,
+    num_valid: int | None = None,
+    beta: float | None = None,
+) -> Later[tuple[list[list[int]], list[list[float]]]]:
+    """Begin what `rank_scored` does; return what returns its result, as in `choose_later`."""
     assert len(positions) == logits.shape[0]
-    if not is_host(logits):
-        sharpness = beta or _sharpness(sampling)
-        keys = row_keys(seed, sample_index, positions)
-        if num_ranked == 1:
-            best, values = choose_there(logits, sampling, keys, beta=sharpness, num_valid=num_valid)
-            return [[token] for token in best], [[value] for value in values]
+    keys, sharpness = row_keys(seed, sample_index, positions), beta or _sharpness(sampling)
+    if is_host(logits):
+        return lambda: _rank_here(to_host(logits, num_valid), sampling, keys, num_ranked, sharpness)
+    if num_ranked > 1:
         return rank_there(logits, sampling, keys, num_ranked, beta=sharpness, num_valid=num_valid)
-    rows = to_host(logits, num_valid)
+    chosen = choose_there(logits, sampling, keys, beta=sharpness, num_valid=num_valid)
+    return lambda: _each_alone(*chosen())
+
+
+def _each_alone(best: list[int], values: list[float]) -> tuple[list[list[int]], list[list[float]]]:
+    return [[token] for token in best], [[value] for value in values]
+
+
+def _rank_here(
+    rows: Floats, sampling: Sampling, keys: Sequence[int], num_ranked: int, sharpness: float
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Return what `rank_scored` returns, for logits [n, V] on the host."""
     if sampling.is_greedy:
-        return rank(rows.copy() if num_ranked > 1 else rows, num_ranked, beta or BETA_GREEDY)
-    sharpness = beta or BETA_SAMPLED
-    keys = row_keys(seed, sample_index, positions)
+        return rank(rows.copy() if num_ranked > 1 else rows, num_ranked, sharpness)
     scores = scaled(rows, sampling)
     if not sampling.cuts:
         return rank(_add_noise(scores, keys), num_ranked, sharpness)

@@ -9,14 +9,16 @@ graphs, the usual choices are too (`logit_graphs.py`): a sampled one is some fif
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 
 from engine.choice.logit_graphs import Captures
 from engine.choice.sampling import LARGEST, LOWEST, NOT_FINITE, Sampling
-from engine.device import fetch, send
+from engine.device import Coming, send
 from engine.errors import NotFinite
 
 # Constants of the noise's format, which `coupling.py` specifies.
@@ -24,6 +26,10 @@ FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 GOLDEN = 0x9E3779B97F4A7C15
 _LAST_ID = (1 << 32) - 1
 FEWEST_KEPT = 64  # top-k ranks this many tokens, or the next power of two that is at least k
+
+_Made = TypeVar("_Made")
+Later = Callable[[], _Made]
+"""What ends something that was begun: it waits for the GPU, and returns what came of it."""
 
 
 def choose_there(
@@ -33,30 +39,35 @@ def choose_there(
     *,
     beta: float = 1.0,
     num_valid: int | None = None,
-) -> tuple[list[int], list[float]]:
-    """Return the token chosen at each row, and its log score, as `coupling.rank_scored` does.
+) -> Later[tuple[list[int], list[float]]]:
+    """Begin to choose a token at each row; returns what returns them, and their log scores.
 
-    The score is log softmax(beta (s + g)) of the token: s are the scaled logits, g is the noise.
+    They are those of `coupling.rank_scored`. The score is log softmax(beta (s + g)) of the token: s
+    are the scaled logits, g is the noise.
 
     logits  [n, V] float32, any device
     keys    [n] 64-bit keys of the rows' noise (`coupling.row_keys`)
     beta    sharpness of the log scores; does not change the tokens
     num_valid  only ids below it may be chosen; None: all
 
-    Raises:
+    What is returned raises:
         NotFinite: the logits are not finite.
     """
     what = choice_of(sampling, beta, num_valid)
     return chosen_there(_run(what, logits, choice_inputs(sampling, keys, num_valid)))
 
 
-def chosen_there(found: torch.Tensor) -> tuple[list[int], list[float]]:
-    """Copy the result of `Choice.of`, [n, 3], to the host; return n tokens and their log scores.
+def chosen_there(found: torch.Tensor) -> Later[tuple[list[int], list[float]]]:
+    """Begin to copy the result of `Choice.of`, [n, 3]; returns what returns tokens and scores.
 
-    Raises:
+    Later choices may overwrite `found` at once. What is returned raises:
         NotFinite: the logits were not finite.
     """
-    tokens, scores, tops = fetch(found).t().tolist()
+    return partial(_chosen, Coming(found))
+
+
+def _chosen(coming: Coming) -> tuple[list[int], list[float]]:
+    tokens, scores, tops = coming.here().t().tolist()
     check_tops(tops)
     return [int(token) for token in tokens], scores
 
@@ -69,17 +80,21 @@ def rank_there(
     *,
     beta: float,
     num_valid: int | None = None,
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Return, per row, the `num_ranked` best tokens and their scores, as `coupling.rank_scored`.
+) -> Later[tuple[list[list[int]], list[list[float]]]]:
+    """Begin to rank the `num_ranked` best tokens per row; returns what returns them and scores.
 
-    Arguments as for `choose_there`.
+    They are those of `coupling.rank_scored`; arguments as for `choose_there`.
 
-    Raises:
+    What is returned raises:
         NotFinite: the logits are not finite.
     """
     what = choice_of(sampling, beta, num_valid, num_ranked)
     found = _run(what, logits, choice_inputs(sampling, keys, num_valid))
-    rows = fetch(found).tolist()
+    return partial(_ranked, Coming(found))
+
+
+def _ranked(coming: Coming) -> tuple[list[list[int]], list[list[float]]]:
+    rows = coming.here().tolist()
     check_tops([row[-1] for row in rows])
     num = len(rows[0]) // 2 if rows else 0
     tokens, logs = [], []

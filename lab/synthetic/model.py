@@ -13,7 +13,7 @@ models agree less about tokens that are drawn. The noise that real models share
 (`engine/choice/coupling.py`) is not needed for this, and the value of the temperature makes no
 difference.
 
-`choose` and `rank_scored` take the place of the functions with these names in `engine.choice`:
+`choose` and `rank_scored` take the place of what `engine.choice` has with these names:
 where those are given logits [n, V], these are given the paths of the n rows.
 """
 

@@ -2,7 +2,7 @@
 
 The process, the handshake, the state machines, the worker and its loop are the product's. The loop
 is watched, but not where both models are in one process, and what the workers call of a model is
-replaced: the executor, the two functions that choose tokens, and what reads the vocabulary for
+replaced: the executor, the functions that choose tokens, and what reads the vocabulary for
 grammars.
 """
 
@@ -32,7 +32,9 @@ def work(config: NodeConfig, connection: Connection, heart: Heart) -> None:
 
     # Functions of these are replaced by ones with other types.
     changed: tuple[Any, ...] = (verifying, drafting, home_worker)
-    changed[0].choose, changed[1].rank_scored = model.choose, model.rank_scored
+    changed[0].choose = model.choose
+    changed[0].choose_later = lambda *what: partial(model.choose, *what)
+    changed[1].rank_later = lambda *what, **named: partial(model.rank_scored, *what, **named)
     for one in changed:
         one.vocabulary_of = lambda _: None  # the folder has no model, and no text wants a grammar
     worker: Any = verifying if config.role is Role.TARGET else drafting

@@ -95,6 +95,7 @@ class StandIn:
     locked    bytes that were newly pinned so far: torch keeps what is given back, of each power of
               two by itself, until something is captured
     raises    whether the next captures fail, as torch says it at their end
+    holds     whether it is still at work on all that it is asked for from now on
     pools     memory pool of each graph that was captured
     spoilt    pools in which a capture has failed: nothing can be captured in them any more
     """
@@ -106,6 +107,7 @@ class StandIn:
         self.usual = self.current = Stream()
         self.captured_on: Stream | None = None
         self.raises = False
+        self.holds = False
         self.pools: list[int] = []
         self.spoilt: set[int] = set()
         self.num_pools = 0
@@ -278,12 +280,14 @@ class _Capturing:
 class _Event:
     def __init__(self, device: StandIn) -> None:
         self.device = device
+        self.is_behind = False  # what the device may still hold back
 
     def record(self, stream: Stream) -> None:
         """Every event says on which stream: the current device may be another one."""
+        self.is_behind = self.device.holds
 
     def query(self) -> bool:
-        return True
+        return not (self.is_behind and self.device.holds)
 
     def synchronize(self) -> None:
         self.device.note(WAIT)

@@ -155,7 +155,7 @@ def test_a_chain_of_steps_is_one_upload_and_one_launch_in_any_lane(
         assert drafter.can_chain(feeds, choice)
         assert not drafter.can_chain(feeds[:3], choice), "of so many steps there is none"
         with device.watch() as noted:
-            tokens, _ = chosen_there(drafter.run_chain(feeds, choice, inputs))
+            tokens, _ = chosen_there(drafter.run_chain(feeds, choice, inputs))()
         assert noted == [UPLOAD, LAUNCH, DOWNLOAD, WAIT]
         token = 5
         for feed, found in zip(feeds, tokens, strict=True):

@@ -79,7 +79,7 @@ def test_a_tiny_temperature_chooses_the_likeliest_token(
     keys = row_keys(SEED, 0, (POSITION,))
     assert choose(logits, sampling, SEED, 0, (POSITION,)) == best
     assert rank_scored(logits, sampling, SEED, 0, (POSITION,), 1)[0] == [best]
-    assert choose_there(logits, sampling, keys)[0] == best
+    assert choose_there(logits, sampling, keys)()[0] == best
     assert process(logits, sampling)[0].isfinite().nonzero().tolist() == [best]
 
 
@@ -95,7 +95,7 @@ def test_a_draft_of_any_logits_is_what_the_protocol_allows(
     for score in scores[0]:
         sent(draft_of(token, score))
     keys = row_keys(SEED, 0, (POSITION,))
-    (there,), (score,) = choose_there(logits, sampling, keys, beta=1.5)
+    (there,), (score,) = choose_there(logits, sampling, keys, beta=1.5)()
     assert there == token
     sent(draft_of(there, score))
 
@@ -138,7 +138,7 @@ def test_logits_far_from_zero_are_told_apart_at_the_lowest_temperature() -> None
     row = torch.tensor([[1e34, 3e34, 2e34], [-3e38, -2e38, -1e38], [1e38, -3e38, 3e38]])
     sampling = Sampling(GREEDY_BELOW)
     assert choose(row, sampling, SEED, 0, range(3)) == [1, 2, 2]
-    assert choose_there(row, sampling, row_keys(SEED, 0, range(3)))[0] == [1, 2, 2]
+    assert choose_there(row, sampling, row_keys(SEED, 0, range(3)))()[0] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6, 9.9e-6])

@@ -118,7 +118,7 @@ def test_recorded_choices_and_chains_are_those_of_single_steps(
     inputs = chain_inputs(sampling, 3, 0, [1, 2, 3, 4], num_valid=190)
     assert graphs.can_chain(feeds, choice)
     for _ in range(3):
-        made = chosen_there(graphs.run_chain(feeds, choice, inputs))
+        made = chosen_there(graphs.run_chain(feeds, choice, inputs))()
         assert made[0] == tokens
         assert made[1] == pytest.approx(scores, abs=1e-3)
     assert graphs.num_late == num_late

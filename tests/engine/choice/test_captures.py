@@ -84,8 +84,8 @@ def choices(sampling: Sampling, seeds: Sequence[int]) -> list[object]:
         warmer = Sampling(
             sampling.temperature * (1 + seed / 10), sampling.top_k, sampling.top_p, sampling.min_p
         )
-        found.append(choose_there(logits, warmer, keys))
-        found.append(rank_there(logits, warmer, keys, 3, beta=1.0))
+        found.append(choose_there(logits, warmer, keys)())
+        found.append(rank_there(logits, warmer, keys, 3, beta=1.0)())
     return found
 
 
@@ -145,7 +145,7 @@ def test_a_chain_of_steps_is_the_steps_one_by_one(
     choice = chain_choice(sampling, num_valid=90)
     inputs = chain_inputs(sampling, 3, 1, positions, num_valid=90)
     for _ in range(2):
-        made = chosen_there(graphs.run_chain(feeds, choice, inputs))
+        made = chosen_there(graphs.run_chain(feeds, choice, inputs))()
         assert made[0] == tokens
         assert made[1] == pytest.approx(scores, abs=1e-4)
     assert len(recordings) == num_recorded + 1
@@ -392,7 +392,7 @@ def test_a_backend_without_recordings_records_no_choice_also_behind_one_with_the
     found = []
     for num_rows in (4, 1, 2) * 4:
         logits = some_logits(4, 199, 0)[:num_rows]
-        found.append(choose_there(logits, Sampling(0.8), row_keys(3, 0, range(num_rows))))
+        found.append(choose_there(logits, Sampling(0.8), row_keys(3, 0, range(num_rows)))())
     assert device.num_captures == num_captures
     assert found[3:] == found[:-3]
     assert other.backend == backend
@@ -415,5 +415,5 @@ def test_reproducible_choices_have_the_rows_of_a_pass(
     monkeypatch.setattr(Choice, "of", spied)
     for num_rows in (1, 2, 4):
         logits = some_logits(4, 199, 0)[:num_rows]
-        choose_there(logits, Sampling(0.8), row_keys(3, 0, range(num_rows)))
+        choose_there(logits, Sampling(0.8), row_keys(3, 0, range(num_rows)))()
     assert seen == [4, 4, 4]

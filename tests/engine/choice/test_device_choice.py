@@ -44,14 +44,14 @@ def test_tokens_and_scores_are_those_of_the_host(sampling: Sampling, vocab: int)
     positions = range(1000, 1000 + num_rows)
     keys = row_keys(SEED, SAMPLE, positions)
     assert any(key >> 63 for key in keys)
-    tokens, scores = choose_there(logits, sampling, keys, beta=1.5)
+    tokens, scores = choose_there(logits, sampling, keys, beta=1.5)()
     wanted, values = rank_scored(logits, sampling, SEED, SAMPLE, positions, 1, beta=1.5)
     assert tokens == choose(logits, sampling, SEED, SAMPLE, positions)
     assert [[token] for token in tokens] == wanted
     assert [[score] for score in scores] == approx(values)
     if sampling.temperature and not sampling.cuts:
         other_keys = row_keys(SEED + 1, SAMPLE, positions)
-        assert choose_there(logits, sampling, other_keys)[0] != tokens
+        assert choose_there(logits, sampling, other_keys)()[0] != tokens
 
 
 @pytest.mark.parametrize("num_ranked", [2, 4, 30])
@@ -60,7 +60,7 @@ def test_tokens_and_scores_are_those_of_the_host(sampling: Sampling, vocab: int)
 def test_the_ranks_are_those_of_the_host(sampling: Sampling, vocab: int, num_ranked: int) -> None:
     logits, positions = some_logits(32, vocab, seed=vocab), range(1000, 1032)
     keys = row_keys(SEED, SAMPLE, positions)
-    tokens, scores = rank_there(logits, sampling, keys, num_ranked, beta=1.5)
+    tokens, scores = rank_there(logits, sampling, keys, num_ranked, beta=1.5)()
     wanted, values = rank_scored(logits, sampling, SEED, SAMPLE, positions, num_ranked, beta=1.5)
     assert tokens == wanted
     assert scores == approx(values)
@@ -75,7 +75,7 @@ def test_ranks_of_ties_rows_ruled_out_and_a_padded_tail() -> None:
     logits[0, 17] = 0.0
     logits[:, 250:] += 1000
     keys = row_keys(SEED, SAMPLE, range(32))
-    tokens, scores = rank_there(logits, Sampling(), keys, 4, beta=2.0, num_valid=250)
+    tokens, scores = rank_there(logits, Sampling(), keys, 4, beta=2.0, num_valid=250)()
     wanted, values = rank_scored(
         logits, Sampling(), SEED, SAMPLE, range(32), 4, beta=2.0, num_valid=250
     )
@@ -99,7 +99,7 @@ def test_ties_rows_ruled_out_and_a_padded_tail(sampling: Sampling) -> None:
     logits[:, 250:] += 1000
     positions = range(32)
     keys = row_keys(SEED, SAMPLE, positions)
-    tokens, _ = choose_there(logits, sampling, keys, num_valid=250)
+    tokens, _ = choose_there(logits, sampling, keys, num_valid=250)()
     assert tokens == choose(logits, sampling, SEED, SAMPLE, positions, num_valid=250)
     assert tokens[0] == 17
     assert max(tokens) < 250
@@ -110,11 +110,11 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float) -> None:
     logits = some_logits(3, 50)
     logits[1, 5] = bad
     with pytest.raises(EngineError, match="not finite"):
-        choose_there(logits, Sampling(0.5), (1, 2, 3))
+        choose_there(logits, Sampling(0.5), (1, 2, 3))()
     with pytest.raises(EngineError, match="not finite"):
-        choose_there(torch.full((1, 4), -math.inf), Sampling(), (1,))
+        choose_there(torch.full((1, 4), -math.inf), Sampling(), (1,))()
     with pytest.raises(EngineError, match="not finite"):
-        rank_there(logits, Sampling(0.5), (1, 2, 3), 2, beta=1.0)
+        rank_there(logits, Sampling(0.5), (1, 2, 3), 2, beta=1.0)()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5), Sampling(0.5, top_k=3)], ids=str)
