@@ -1,4 +1,4 @@
-"""The GPU kit: what travels to a GPU machine, the measurements there, and the report about them."""
+"""The GPU kit: what travels to a GPU machine, and four scripts that measure there."""
 
 from proto.installation import check_programs
 

@@ -1,46 +1,29 @@
-"""Runs the measurements in the kit's plan, with a Python that has all packages that they need.
+"""Runs the four scripts of the GPU kit one after another, each as a process with a time limit.
 
-    python3 lab/gpu_kit/start.py [--part N]... [--limit-s S] [--small] [--out FOLDER]
+    python3 lab/gpu_kit/start.py [--script NAME]... [--limit-s S] [--small] [--out FOLDER]
 
-is what a bare machine runs: `start.py` first makes such a Python. The same command run again
-resumes with the steps that are left.
+is what a bare machine runs: `start.py` first makes a Python with all packages.
 """
 
 import argparse
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from lab.gpu_kit.driver import RESULTS, Settings, run, words, write_report
-from lab.gpu_kit.plan import CALL_LIMIT_S, PARTS
-from proto.errors import SlipstreamError
 from proto.installation import ROOT
 
 KIT = "gpu-kit"
 SHIPPED = ROOT / "lab" / "experiments" / "prompts.jsonl"
-
-
-def settings_of(options: argparse.Namespace, started: float) -> Settings:
-    """Return the settings of the command line; results go to --out, or $OUT, or a default."""
-    usual = ROOT / (f"{RESULTS}-small" if options.small else RESULTS)
-    out = options.out or Path(os.environ.get("OUT") or usual)
-    device = options.device or ("cpu" if options.small else "cuda:0")
-    kept = options.work.absolute() / usual.name
-    brought = next(options.kit.glob("prompts.*"), SHIPPED)
-    return Settings(
-        parts=frozenset(options.part or ()),
-        out=out.absolute(),
-        work=options.work.absolute(),
-        device=device,
-        is_small=options.small,
-        prompts=(options.prompts or brought).absolute(),
-        limit_s=options.limit_s,
-        started=started,
-        earlier=(usual.absolute(), kept),
-        kept=kept,
-    )
+# Seconds that a script may take at most; what is left of a call goes to the next one.
+SCRIPTS = {"pairs": 330.0, "passes": 150.0, "checks": 240.0, "looks": 60.0}
+LIMIT_S = 540.0  # of a call
+END_S = 15.0
+# Nothing in the kit may use the network.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,61 +32,93 @@ def parser() -> argparse.ArgumentParser:
         prog="lab/gpu_kit/start.py", description="The measurements of a GPU machine."
     )
     found.add_argument(
-        *("--part", "-p"),
-        type=int,
-        choices=PARTS,
-        action="append",
-        help="only this part; may be given several times",
+        "--script", choices=SCRIPTS, action="append", help="only this one; may be repeated"
     )
     found.add_argument(
-        "--limit-s", type=float, default=CALL_LIMIT_S, help="of this call (default %(default)s)"
+        "--limit-s", type=float, default=LIMIT_S, help="of this call (default %(default)s)"
     )
-    found.add_argument("--out", type=Path, help=f"of the results; default: $OUT, or {RESULTS}")
+    found.add_argument("--out", type=Path, help="of the results; default: $OUT, or gpu-results")
+    work = Path(tempfile.gettempdir()) / "slipstream-gpu-kit"
     found.add_argument(
-        "--work",
-        type=Path,
-        default=Path(tempfile.gettempdir()) / "slipstream-gpu-kit",
-        help="of models and the like, 18 GB (default %(default)s)",
+        "--work", type=Path, default=work, help="of the models, 20 GB (default %(default)s)"
     )
     found.add_argument("--device", help="default: cuda:0; with --small: cpu")
     found.add_argument("--small", action="store_true", help="rehearse on a CPU, all tiny")
-    found.add_argument(
-        *("--prompt-file", "--prompts"),
-        dest="prompts",
-        type=Path,
-        help="default: what the kit brings",
-    )
+    found.add_argument("--prompt-file", type=Path, help="default: what the kit brings")
     found.add_argument("--kit", type=Path, default=ROOT / KIT, help="what `make gpu-kit` made")
-    found.add_argument("--report-only", action="store_true", help="measure nothing")
     return found
 
 
+def command_of(script: str, options: argparse.Namespace, out: Path, limit_s: float) -> list[str]:
+    """Return the command that runs a script."""
+    brought = next(options.kit.glob("prompts.*"), SHIPPED)
+    return [
+        *(sys.executable, "-m", f"lab.gpu_kit.{script}", "--out", str(out)),
+        *("--work", str(options.work.absolute()), "--limit-s", f"{limit_s:.0f}"),
+        *("--device", options.device or ("cpu" if options.small else "cuda:0")),
+        *("--prompt-file", str((options.prompt_file or brought).absolute())),
+        *(["--small"] if options.small else []),
+    ]
+
+
+def run(command: list[str], log: Path, limit_s: float) -> str:
+    """Run a script with all that it starts; return what went wrong in one line, or ""."""
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **OFFLINE, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,  # so that it can be ended with all that it has started
+        )
+        try:
+            status = process.wait(limit_s + END_S)
+        except subprocess.TimeoutExpired:
+            end(process)
+            return f"ended after {limit_s + END_S:.0f} s; its rows are kept"
+        except BaseException:
+            end(process)
+            raise
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return "" if status == 0 else (lines or [f"status {status}"])[-1]
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a script with all processes that it started: SIGTERM first, SIGKILL after END_S."""
+    for insist in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, insist)
+            process.wait(END_S)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
 def main() -> int:
-    """Run the kit; return the exit status.
-
-    0: all is done; 1: a step failed or is left; 2: something that was given is wrong.
-    """
-    started = time.monotonic()
-    options = parser().parse_args()
-    settings = settings_of(options, started)
+    """Run the scripts; return the exit status: 0 if each has ended well."""
+    options, began_s = parser().parse_args(), time.monotonic()
+    usual = ROOT / ("gpu-results-small" if options.small else "gpu-results")
+    out = (options.out or Path(os.environ.get("OUT") or usual)).absolute()
+    failed: list[str] = []
     try:
-        if options.report_only:
-            sys.stdout.write(write_report(settings.out))
-            return 0
-        outcome = run(settings, _say)
-        _say("\n" + write_report(settings.out))
-    except SlipstreamError as error:
-        sys.stderr.write(f"error: {error}\n")
+        out.mkdir(parents=True, exist_ok=True)
+        for script in options.script or SCRIPTS:
+            left_s = options.limit_s - (time.monotonic() - began_s) - END_S
+            if left_s < END_S:
+                failed.append(f"{script}: no time was left")
+                continue
+            limit_s = min(SCRIPTS[script], left_s)
+            sys.stdout.write(f"\n== {script}, at most {limit_s:.0f} s\n")
+            sys.stdout.flush()
+            if problem := run(command_of(script, options, out, limit_s), out / "log.txt", limit_s):
+                failed.append(f"{script}: {problem}")
+    except OSError as error:
+        sys.stderr.write(f"error: {out} cannot be written ({error.strerror}); use --out\n")
         return 2
-    command = ["python3", "lab/gpu_kit/start.py", *sys.argv[1:]]
-    _say(words(outcome, settings, command))
-    return 1 if outcome.failed or outcome.left else 0
-
-
-def _say(text: str) -> None:
-    """Print a line and flush it."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    sys.stdout.write("\n".join(["", *failed, f"rows and log: {out}"]) + "\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def _words(out: Path, num_wheels: int, num_prompts: int, pythons: Sequence[str])
     return (
         f"{out}: {kit:.1f} MiB, {num_wheels} wheels for Python {' and '.join(pythons)}, "
         f"{num_prompts} prompts\n{together}\n"
-        "there: python3 lab/gpu_kit/start.py --part 1   (then 2, 3, 4; docs/gpu.md)"
+        "there: python3 lab/gpu_kit/start.py   (docs/gpu.md)"
     )
 
 

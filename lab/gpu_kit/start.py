@@ -1,6 +1,6 @@
 """Runs the kit on a bare machine: it needs a Python 3.11 or 3.12, a torch, and no network.
 
-    python3 lab/gpu_kit/start.py [--part N]... [--small] [--torch FOLDER] [--help]
+    python3 lab/gpu_kit/start.py [--script NAME]... [--small] [--torch FOLDER] [--help]
 
 It makes a virtual environment beside the models that also sees the packages of the running Python
 (torch among them), installs the wheels that `make gpu-kit` has brought, and runs `lab.gpu_kit` in
