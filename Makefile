@@ -14,7 +14,10 @@ KIT ?= gpu-kit
 # all of Slipstream again, and so does pytest with every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test long check gpu gpu-kit sim bench pictures clean
+# Whose interpreter and compiler the tests of GPU kernels use where there is no GPU.
+TRITON := 3.9.0
+
+.PHONY: setup demo test long check kernels gpu gpu-kit sim bench pictures clean
 
 setup: $(VENV)/.ready
 
@@ -53,6 +56,14 @@ check: setup
 	$(VENV)/bin/mypy
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not gpu and (not process or not (long or slow))'
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m 'process and (long or slow) and not gpu'
+
+# The kernels for GPUs: Triton's interpreter runs them, and its compiler makes them for a GPU that is not here.
+# In a folder of its own (0.9 GB), so that nothing else finds this Triton.
+kernels: setup
+	[ -d $(VENV)/triton/triton ] || $(RUN) -m pip install -q --no-deps --target $(VENV)/triton triton==$(TRITON)
+	PYTHONPATH=$(VENV)/triton $(RUN) -m pytest -n 2 tests/engine/forward/test_kernels_for_gpus.py
+	PYTHONPATH=$(VENV)/triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 \
+	  $(RUN) -m pytest -n 2 tests/engine/forward/test_split_kernel.py tests/engine/forward/test_few_rows.py
 
 gpu: setup
 	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \

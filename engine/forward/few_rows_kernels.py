@@ -127,7 +127,7 @@ def _dots(
             values = tl.load(rows + i[:, None], mask=is_row & (i[:, None] < in_size), other=0.0)
         total = tl.dot(w, values, total, input_precision="ieee")
     if bias is not None:
-        is_first = (o < out_size) & (share == 0)
+        is_first = o < tl.where(share == 0, out_size, 0)
         total += tl.load(bias + o, mask=is_first, other=0.0).to(tl.float32)[:, None]
     at = (share * num_rows + r[None, :]) * out_size + o[:, None]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=is_row & (o[:, None] < out_size))
@@ -154,6 +154,6 @@ def _sums(
         products += w.to(tl.float32) * values.to(tl.float32)[None, :]
     total = tl.sum(products, axis=1)
     if bias is not None:
-        is_first = (o < out_size) & (share == 0)
+        is_first = o < tl.where(share == 0, out_size, 0)
         total += tl.load(bias + o, mask=is_first, other=0.0).to(tl.float32)
     tl.store(out + share * out_size + o, total.to(out.dtype.element_ty), mask=o < out_size)

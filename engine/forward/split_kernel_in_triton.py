@@ -78,8 +78,8 @@ def part(
     stop = tl.minimum(tl.max(shown, 0) + BITS, num_slots)  # slots are counted from the lane's first
     start = stop * 0
     if HAS_WINDOW:
-        there = words + 2 * num_lanes * num_rows + row
-        lowest = tl.load(there, mask=is_query, other=num_slots).to(tl.int32)
+        windows = words + 2 * num_lanes * num_rows
+        lowest = tl.load(windows + row, mask=is_query, other=num_slots).to(tl.int32)
         start = tl.min(lowest, 0) // SLOTS * SLOTS
     blocks = tl.cdiv(tl.cdiv(stop - start, SLOTS), num_shares)  # of a share
     start += share * blocks * SLOTS
