@@ -35,8 +35,8 @@ PYTHONS = ("3.12", "3.11")
 # Packages that are not packed: they come with torch, or serve only Ray, downloads and pictures.
 LEFT_OUT = ("torch", "numpy", "ray", "hf-xet", "scipy", "matplotlib")
 EXTRAS = ("ray",)
-# Packed besides the dependencies: pip installs the others, and pytest runs the tests.
-ALSO = ("pip", "pytest")
+# Packed besides the dependencies: pip installs the others, and the rest runs the tests.
+ALSO = ("pip", "pytest", "hypothesis")
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35)  # minor versions that wheels name
 PLATFORMS = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{n}" for n in GLIBC))
 REQUIREMENTS, WHEELS = "requirements.txt", "wheels.tar.xz"

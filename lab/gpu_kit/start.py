@@ -23,7 +23,7 @@ INSTALL_LIMIT_S, CHECK_LIMIT_S = 300, 120
 # All packages that the measurements import; each must be importable in the new environment.
 NEEDED = (
     *("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub"),
-    *("zmq", "msgpack", "pydantic", "typer", "rich", "jinja2", "pytest"),
+    *("zmq", "msgpack", "pydantic", "typer", "rich", "jinja2", "pytest", "hypothesis"),
 )
 CHECK = """
 import importlib, sys
