@@ -51,7 +51,17 @@ def reason(report: pytest.CollectReport | pytest.TestReport) -> str:
 def measure(kit: Kit) -> None:
     """Run the tests. Raises ValueError if pytest itself fails."""
     files = [str(ROOT / f"tests/gpu/test_{name}_on_gpu.py") for name in FILES]
-    given = ["-p", "no:cacheprovider", "-p", "no:terminal", "--rootdir", str(ROOT), *files]
+    given = [
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:terminal",
+        "--rootdir",
+        str(ROOT),
+        *files,
+    ]
     if (status := pytest.main(given, plugins=[Watcher(kit)])) not in RAN:
         raise ValueError(f"pytest ended with status {int(status)}")
 
