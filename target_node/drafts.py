@@ -172,7 +172,9 @@ class Drafts:
         self._lookup = LookupSource(
             known.acceptance, opened, tokens, known.earlier, is_tree=self._is_tree
         )
-        self._done_root = 0  # root under which the drafter has no more drafts to send
+        # By drafter: the root under which it has no more drafts to send, and that of its last ones.
+        self._done_at: dict[int, int] = {}
+        self._spoke_at: dict[int, int] = {}
         self._stale_reported = 0  # <= tree.num_stale
 
     # -- questions --------------------------------------------------------------------------------
@@ -184,8 +186,15 @@ class Drafts:
         return draft.attempt == self.attempt and len(draft.proposals) == len(draft.tokens)
 
     def are_all(self, wanted: int) -> bool:
-        """True if no more drafts will come for this root, or copies are as good as `wanted`."""
-        return self._done_root == self.tree.root or self._lookup.is_worth_starting(wanted)
+        """True if no more drafts will come for this root, or copies are as good as `wanted`.
+
+        Of several drafters, all must be done that have sent any for this root: another one may have
+        died, or rest.
+        """
+        root = self.tree.root
+        speaking = [source for source, at in self._spoke_at.items() if at == root]
+        done = [source for source, at in self._done_at.items() if at == root]
+        return (bool(done) and set(speaking) <= set(done)) or self._lookup.is_worth_starting(wanted)
 
     @property
     def are_there(self) -> bool:
@@ -255,8 +264,12 @@ class Drafts:
     def heard(self, draft: Draft) -> None:
         """Add the drafts of a message that may be judged to the tree."""
         self.tree.attach(Graft.of(draft))
-        if draft.done and draft.source not in OWN_SOURCES:
-            self._done_root = draft.parent_hash
+        if draft.source in OWN_SOURCES:
+            return
+        if draft.parent_hash == self.tree.root:
+            self._spoke_at[draft.source] = draft.parent_hash
+        if draft.done:
+            self._done_at[draft.source] = draft.parent_hash
 
     def add_copies(self, most: int) -> None:
         """Add copies of earlier text to the tree, for a pass of at most `most` drafts."""

@@ -1,5 +1,7 @@
 """The target's machine at work: whole action lists for the textbook cases."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.layout.slots import Feed, SlotMap
@@ -166,6 +168,24 @@ def test_a_deadline_is_late_twice_then_quiet_until_the_drafter_is_heard_again() 
 def test_a_drafter_that_is_done_is_not_waited_for() -> None:
     target = ready(draft((1, 2, 3), 4, done=True))
     assert target.ticks() == [target.rows(2, (3, 4), 2)]
+
+
+def test_of_two_drafters_both_are_waited_for_if_both_have_drafts_for_this_root() -> None:
+    target = ready(draft((1, 2, 3), 4))
+    other = replace(draft((1, 2, 3), 5, done=True), source=2)
+    target.hears(other)
+    assert isinstance(target.ticks()[0], WaitUntil), "the first one may send more"
+    target.hears(draft((1, 2, 3, 4), 6, number=2))
+    target.hears(draft((1, 2, 3), 7, number=3, done=True))
+    assert not isinstance(target.ticks()[0], WaitUntil)
+
+
+def test_a_drafter_that_has_nothing_for_this_root_is_not_waited_for_beside_one_that_is_done() -> (
+    None
+):
+    target = ready(draft((1, 2), 3, 4))
+    target.hears(replace(draft((1, 2, 3), 5, done=True), source=2))
+    assert not isinstance(target.ticks()[0], WaitUntil)
 
 
 def test_done_holds_only_under_the_root_it_was_said_for() -> None:
