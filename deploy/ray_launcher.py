@@ -232,6 +232,13 @@ class RayLauncher:
             line = f"the {role} process went with {_lost_with(error, self._places[role].host)}"
             return Obituary(self._identities[role], line, status=None)
 
+    def kill(self, identity: str) -> None:
+        """End the process of a node at once, by the actor that holds it."""
+        with contextlib.suppress(RayError, RuntimeError):
+            for role, known in list(self._identities.items()):
+                if known == identity and role in self._actors:
+                    self._actors[role].kill.remote(identity)
+
     def has_room_again(self) -> bool:
         """True if a new host has come that offers the role of a lost node."""
         return self._lookout.has_news({str(role) for role in self._lost.copy()})

@@ -88,6 +88,10 @@ class Supervisor:
                 return ended[0]
             time.sleep(POLL_S)
 
+    def kill(self, identity: str) -> None:
+        """End the node's process at once; `wait` returns how it ended."""
+        self._launcher.kill(identity)
+
     def close(self) -> None:
         """End the node that this supervisor has started."""
         if hasattr(self, "_launcher"):

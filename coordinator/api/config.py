@@ -204,6 +204,16 @@ class PairConfig(ModelsConfig):
             "reads weights tells how much it has read.",
         ),
     ] = 600.0
+    target_restarts: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=6,
+            description="How many restarts in a row a target gets after it has ended, or has been "
+            "silent for 15 s. The texts wait and go on with the same tokens, and the wait before "
+            "each restart grows. After these restarts everything ends. 0: it ends at once.",
+        ),
+    ] = 3
     drafter_restarts: Annotated[
         int,
         Field(

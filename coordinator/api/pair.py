@@ -64,7 +64,8 @@ class Pair:
     check          called with the pair before a process is started, to refuse a request early
     make_launcher  makes the launcher that starts the node processes. With the default, on this
                    machine, devices and models are checked first (`preflight`)
-    awaits_target  if the target is lost, texts wait for another one; else the pair ends then
+    awaits_target  if the target is lost, texts wait for another one, whoever starts it. Without it
+                   they wait only for one that is started again here; else the pair ends then
     traced         record what every process does, for `write_trace`
     tunes          each node chooses by timing anew, while the others do nothing: they start one
                    after another
@@ -104,7 +105,10 @@ class Pair:
                 max_num_seqs=config.num_seqs,
                 links=config.links,
                 link_seed=config.link_seed,
-                drafter_restarts=config.drafter_restarts,
+                restarts={
+                    Role.TARGET: config.target_restarts,
+                    Role.DRAFTER: config.drafter_restarts,
+                },
                 awaits_target=awaits_target,
                 traced=traced,
             )

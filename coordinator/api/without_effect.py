@@ -51,7 +51,9 @@ def without_effect(
     """
     lines = [] if params is None else of_params(params)
     if is_remote:
-        lines += _line(_given(pair, ["drafter_restarts"]), "nodes are started by hand")
+        lines += _line(
+            _given(pair, ["target_restarts", "drafter_restarts"]), "nodes are started by hand"
+        )
     if pair.link_seed and not pair.link:
         lines += _line(_given(pair, ["link_seed"]), f"there is no {called('link')}")
     if not speculation.drafts:

@@ -58,7 +58,9 @@ OF_CONFIG = {
 OF_NAME = {
     **dict.fromkeys(ModelsConfig.model_fields, MODEL_PANEL),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), OUTPUT_PANEL),
-    **dict.fromkeys(("start_timeout_s", "busy_poll_us", "drafter_restarts"), RARE_PANEL),
+    **dict.fromkeys(
+        ("start_timeout_s", "busy_poll_us", "target_restarts", "drafter_restarts"), RARE_PANEL
+    ),
     "max_draft_candidates": RARE_PANEL,
 }
 REHEARSAL_PREFIXES = ("simulate_", "link")

@@ -16,13 +16,14 @@ This file says what comes of it:
     a drafter's death or silence       texts go on without it                        -> Warn
     a drafter that can never work      the user made a mistake                       -> Abort
     a target's, others are awaited     texts wait for it, or for another             -> Warn
+    a target's silence, started here   its process is ended, so that another begins  -> Warn, Kill
     a target's, none is awaited        nobody is left who could go on                -> Abort
 
 Then `Router._lost` takes the texts from the node and offers them to others. Each text's session is
-told (`NodeLost`, `text/session.py`). A drafter that was started here is started again
-(`launching/drafter_restarts.py`). A node that comes back is given its texts again
-(`Router._joined`): it learns of them by an Open with all their tokens, so nothing of a dead node is
-needed.
+told (`NodeLost`, `text/session.py`). A node that was started here is started again
+(`launching/restarts.py`); a target's last process is one after which none is awaited. A node that
+comes back is given its texts again (`Router._joined`): it learns of them by an Open with all their
+tokens, so nothing of a dead node is needed.
 """
 
 from coordinator.cluster.registry import Health, Node
@@ -42,13 +43,21 @@ class Deaths:
         self._last = ""  # how the latest drafter ended, as it was reported
 
     def of(
-        self, node: Node, line: str, *, is_unusable: bool, others_draft: bool, num_tokens: int
+        self,
+        node: Node,
+        line: str,
+        *,
+        is_unusable: bool,
+        is_last: bool,
+        others_draft: bool,
+        num_tokens: int,
     ) -> Warn | Abort | None:
         """Return what comes of a node's end; None: texts go on, and people know already.
 
         line          how it failed, for people
         is_unusable   with its configuration it can never work. If a drafter fails in this way
                       before it was ready, the user made a mistake, and the coordinator ends
+        is_last       no other process takes its place
         others_draft  another drafter is ready
         num_tokens    tokens that the open texts have so far
         """
@@ -63,7 +72,7 @@ class Deaths:
             if node.health is Health.SILENT:
                 return Warn(line)
             return Warn(f"{line}; {_without_drafter(others_draft=others_draft)}")
-        if was_ready and self._awaits_target:
+        if was_ready and self._awaits_target and not is_last:
             return Warn(f"{line}; waiting for another")
         return Abort(NodeError(f"{line} (after {num_tokens} tokens)" if was_ready else line))
 
@@ -72,7 +81,8 @@ class Deaths:
         if node.role is Role.DRAFTER:
             return Warn(f"{line}; {_without_drafter(others_draft=others_draft)}")
         if self._awaits_target:
-            return Warn(f"{line}; waiting for it, or for another")
+            again = "waiting for it, or for another" if node.is_by_hand else "it is replaced"
+            return Warn(f"{line}; {again}")
         return Abort(NodeError(f"{line}; is it stopped?"))
 
 

@@ -54,6 +54,7 @@ from proto.messages import (
 # -- registry --------------------------------------------------------------------------------------
 
 OWN_PAUSE_S = 1.0
+LOADING_LIMIT_S = 300.0  # for the signs of life of a target that is started again
 # A node started by hand that is already running tries to join at least every three seconds.
 JOIN_LIMIT_S = 5.0
 MAX_BY_HAND = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
@@ -128,6 +129,7 @@ class Node:
     has_rival       a process that was refused has sent messages under its name
     joined_at       when it was accepted
     ready_at        when its first heartbeat came after it was accepted
+    forerunner      the Hello of the process that it replaces; None: there was none
     num_forwards_before, num_overruns_before, late_us_before  sums of the nodes that it replaces
     """
 
@@ -157,6 +159,7 @@ class Node:
     joined_at: float | None = None
     ready_at: float | None = None
     num_forwards_before: int = 0
+    forerunner: Hello | None = None
     num_overruns_before: int = 0
     late_us_before: int = 0
 
@@ -239,6 +242,7 @@ class Registry:
             state=NOT_JOINED if is_by_hand else "starting",
             is_again=is_again,
             is_by_hand=is_by_hand,
+            forerunner=next((one.hello or one.forerunner for one in gone), None),
             num_forwards_before=sum(node.progress + node.num_forwards_before for node in gone),
             num_overruns_before=sum(node.num_overruns + node.num_overruns_before for node in gone),
             late_us_before=sum(node.late_us + node.late_us_before for node in gone),
@@ -327,8 +331,12 @@ class Registry:
         return next(iter(self.of_role(role)), None)
 
     def hellos(self, role: Role) -> list[Hello]:
-        """Return the Hello messages of the nodes of this role that are there or were."""
-        return [node.hello for node in self.of_role(role) if node.hello is not None]
+        """Return the Hello messages of the nodes of this role that are there or were.
+
+        For one that is started again it is that of the process before it, until it sends its own.
+        """
+        found = [node.hello or node.forerunner for node in self.of_role(role)]
+        return [hello for hello in found if hello is not None]
 
     def ready(self, role: Role) -> list[Node]:
         """Return the nodes of this role that can work."""
@@ -485,6 +493,23 @@ class Registry:
             node.health = Health.SILENT
             self.losses[node.role] += 1
         return silent
+
+    def stuck(self, now: float) -> list[Node]:
+        """Return the targets that were started again and say nothing while they load, each once."""
+        found = [
+            node
+            for node in self.of_role(Role.TARGET)
+            if node.health is Health.EXPECTED and node.is_again and not node.is_by_hand
+            if node.detector.silence_s(now) > LOADING_LIMIT_S
+        ]
+        for node in found:
+            node.detector.heard(now)
+        return found
+
+    @property
+    def is_without_target(self) -> bool:
+        """True if no target is there, and none is waited for."""
+        return all(node.health is Health.GONE for node in self.of_role(Role.TARGET))
 
     def gone(self, node: Node) -> None:
         """Mark a node as gone: its process has ended or failed, or was sent away."""

@@ -59,11 +59,13 @@ class NodeEnded:
     """A node's process has ended; `line` says how, for people.
 
     is_unusable  with this configuration the node can never work
+    is_last      it was started here, and no other process takes its place
     """
 
     node: NodeId
     line: str
     is_unusable: bool
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,13 @@ class Send:
 
     node: NodeId
     frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End the process of a node that was started here and says nothing any more."""
+
+    node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +119,4 @@ class Abort:
 
 
 Event = TextSubmitted | TextLeft | Arrived | Garbled | Outside | NodeEnded | Tick
-Action = Send | Deliver | End | Warn | Abort
+Action = Send | Kill | Deliver | End | Warn | Abort

@@ -49,6 +49,7 @@ from coordinator.cluster.router_events import (
     End,
     Event,
     Garbled,
+    Kill,
     NodeEnded,
     Outside,
     Send,
@@ -63,6 +64,7 @@ from proto.codec import encode, head_of, session_of
 from proto.errors import (
     ClosedError,
     IncompatibleError,
+    NodeError,
     OutsideError,
     SlipstreamError,
     TextError,
@@ -163,10 +165,8 @@ class Router:
                     self._on_outside(node, session, reason, now)
             case Tick():
                 self._on_tick(now)
-            case NodeEnded(node_id, line, is_unusable):
-                # A node that is gone already has reported its failure itself.
-                if (node := self.registry.find(node_id)) is not None:
-                    self._failed(node, line, now, is_unusable=is_unusable)
+            case NodeEnded():
+                self._on_ended(event, now)
             case TextSubmitted(timed):
                 self._waiting.append(timed)
             case TextLeft():
@@ -445,13 +445,31 @@ class Router:
             if text is not None and text.wants(node.id, role):
                 self._offer(session, node, now)
 
-    def _failed(self, node: Node, line: str, now: float, *, is_unusable: bool = False) -> None:
+    def _on_ended(self, event: NodeEnded, now: float) -> None:
+        """Handle the end of a process; a node that is gone has reported its failure itself."""
+        node = self.registry.find(event.node)
+        if node is not None:
+            why = {"is_unusable": event.is_unusable, "is_last": event.is_last}
+            self._failed(node, event.line, now, **why)
+        elif event.is_last and self.registry.is_without_target:
+            self._do(Abort(NodeError(event.line)))
+
+    def _failed(
+        self,
+        node: Node,
+        line: str,
+        now: float,
+        *,
+        is_unusable: bool = False,
+        is_last: bool = False,
+    ) -> None:
         """Handle that a node has ended; `line` says how, for people (`deaths.py`)."""
         others = [one for one in self.registry.ready(Role.DRAFTER) if one is not node]
         written = sum(text.timed.machine.num_generated for text in self._open.values())
         answer = self._deaths.of(
             *(node, line),
             is_unusable=is_unusable,
+            is_last=is_last,
             others_draft=bool(others),
             num_tokens=written,
         )
@@ -471,6 +489,11 @@ class Router:
             if isinstance(answer, Abort):
                 return
             self._lost(node, now)
+            if node.role is Role.TARGET and not node.is_by_hand:
+                self._do(Kill(node.id))  # a process that wakes again would be one too many
+        for node in self.registry.stuck(now):
+            self._do(Warn(f"{self.registry.title(node)} has told nothing new while loading"))
+            self._do(Kill(node.id))
         if self.registry.awaits_no_longer(now) and not self.registry.ready(Role.DRAFTER):
             self._do(Warn(NOBODY_DRAFTS))
         for session in self.sessions:

@@ -16,6 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +32,7 @@ from coordinator.cluster.router_events import (
     End,
     Event,
     Garbled,
+    Kill,
     NodeEnded,
     Outside,
     Send,
@@ -53,8 +55,8 @@ from coordinator.cluster.snapshot import (
 )
 from coordinator.cluster.status_socket import StatusSocket
 from coordinator.cluster.story import Story
-from coordinator.launching.drafter_restarts import Restarts
 from coordinator.launching.launcher import NodeLauncher
+from coordinator.launching.restarts import Restarts
 from coordinator.text.session import Session, TimedSession, check_opening
 from coordinator.text.stream import Reader, TokenStream
 from coordinator.tracing.tape import Tape
@@ -100,6 +102,7 @@ MAX_SAID = 64  # warnings with names from peers, which may send any number of na
 END_LIMIT_S = 1.0  # for the end of the loop, in addition to GOODBYE_LIMIT_S
 UNCOUNTED = (Heartbeat, TracePart)
 NO_LINKS: Mapping[Role, Links] = MappingProxyType({})
+NO_RESTARTS: Mapping[Role, int] = MappingProxyType({})
 
 
 class Service:
@@ -107,8 +110,9 @@ class Service:
 
     max_num_seqs      most texts that the nodes work on at once, if they have room for as many
     links, link_seed  the simulated links, by the role of the nodes at their end, and their seed
-    drafter_restarts  how often in a row a drafter that has ended is soon started again
-    awaits_target     texts wait for another target if theirs is lost; else the pair ends then
+    restarts          how often in a row a node of a role that has ended is soon started again
+    awaits_target     texts wait for another target if theirs is lost. Without it they do so only
+                      while the target is started again; else the pair ends then
     traced            record what every process does
     """
 
@@ -120,12 +124,13 @@ class Service:
         max_num_seqs: int = 1,
         links: Mapping[Role, Links] = NO_LINKS,
         link_seed: int = 0,
-        drafter_restarts: int = 0,
+        restarts: Mapping[Role, int] = NO_RESTARTS,
         awaits_target: bool = False,
         traced: bool = False,
     ) -> None:
         self._launcher = launcher
-        self._restarts = Restarts(drafter_restarts)
+        self._restarts = Restarts(restarts)
+        starts_targets = not launcher.is_by_hand and restarts.get(Role.TARGET, 0) > 0
         self._links = links
         self._door = listener = Listener(
             launcher.endpoint,
@@ -144,7 +149,9 @@ class Service:
         self._listener = self._network or listener
         self.endpoint = self._listener.endpoint
         self.secret = launcher.secret
-        self._router = Router(self.secret, max_num_seqs=max_num_seqs, awaits_target=awaits_target)
+        self._router = Router(
+            self.secret, max_num_seqs=max_num_seqs, awaits_target=awaits_target or starts_targets
+        )
         if not links:
             self.registry.host = socket.gethostname()
         # Events from other threads; the loop gives them to the router.
@@ -512,12 +519,13 @@ class Service:
 
     def _handle(self, event: Event, now: float) -> None:
         if isinstance(event, NodeEnded):
-            self._restarts.ended(
+            is_last = self._restarts.ended(
                 event.node.decode(),
                 now,
                 worked_s=self.registry.worked_s(event.node, now),
                 is_unusable=event.is_unusable,
             )
+            event = replace(event, is_last=is_last)
         self._story.note(event, now)
         for action in self._router.handle(event, now):
             self._perform(action)
@@ -528,6 +536,8 @@ class Service:
                 self.watch.enter(Phase.SEND)
                 self._send(node, frame)
                 self.watch.enter(Phase.DECIDE)
+            case Kill(node):
+                self._launcher.kill(node.decode())
             case Deliver(session, item):
                 self._streams[session].put(item)
             case End(session, last):

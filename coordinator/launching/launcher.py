@@ -105,6 +105,9 @@ class NodeLauncher(Protocol):
     def ended(self) -> list[Obituary]:
         """Return how each node ended that has ended since the last call. Never waits."""
 
+    def kill(self, identity: str) -> None:
+        """End the process of a node at once; `ended` tells of it. Never waits."""
+
     def has_room_again(self) -> bool:
         """True if, since the last call, the cluster has room again for a node that lost its place.
 
@@ -406,6 +409,12 @@ class Launcher:
         for node, _ in found:
             self._nodes.remove(node)  # in place: another thread may append a new node
         return [obituary for _, obituary in found]
+
+    def kill(self, identity: str) -> None:
+        """End the process of a node, and all that it has started, also if it is stopped."""
+        for node in list(self._nodes):
+            if node.identity == identity and node.process.returncode is None:
+                kill(node.process)
 
     def has_room_again(self) -> bool:
         """Return False: nodes never lose their place on this machine."""

@@ -65,6 +65,9 @@ class RemoteNodes:
         """Return an empty list: a node started by hand is known to be gone only by its silence."""
         return []
 
+    def kill(self, identity: str) -> None:
+        """Do nothing: who has started a node ends it."""
+
     def has_room_again(self) -> bool:
         """Return False: no node is started here, so none loses its place."""
         return False

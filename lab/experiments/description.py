@@ -394,9 +394,9 @@ def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
     if "max_num_seqs" not in settings:
         room = {"max_num_seqs": arm.work.texts_at_once}
         arm = dataclasses.replace(arm, pair=arm.pair.model_copy(update=room))
-    if "drafter_restarts" not in settings:  # a text that lost its drafter is measured again
-        arm = dataclasses.replace(arm, pair=arm.pair.model_copy(update={"drafter_restarts": 0}))
-    return arm
+    # A text that lost a node is measured again.
+    given = {name: 0 for name in ("target_restarts", "drafter_restarts") if name not in settings}
+    return dataclasses.replace(arm, pair=arm.pair.model_copy(update=given))
 
 
 def _of(kind: type[BaseModel], settings: Mapping[str, object]) -> dict[str, object]:

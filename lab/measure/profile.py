@@ -44,6 +44,7 @@ def profile(
             *("dtype", "backend", "busy_poll_us"),
             *SIMULATION,
             max_num_seqs=1,
+            target_restarts=0,
             drafter_restarts=0,
         ),
     ],

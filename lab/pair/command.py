@@ -55,6 +55,7 @@ def measure(
             *("dtype", "drafter_dtype", "backend", "busy_poll_us", "start_timeout_s"),
             *SIMULATION,
             max_num_seqs=1,
+            target_restarts=0,
             drafter_restarts=0,
         ),
     ],

@@ -18,7 +18,7 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.launching import drafter_restarts, launcher
+from coordinator.launching import launcher, restarts
 from lab.measure.shares import profile
 from proto.errors import NodeError
 from proto.messages import Role
@@ -174,7 +174,7 @@ def test_a_drafter_that_keeps_failing_is_started_again_a_few_times(
 def test_whatever_keeps_a_drafter_from_its_start_it_is_tried_again_and_said_once(
     tiny: PairConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(drafter_restarts, "BACK_OFF_S", 0.02)
+    monkeypatch.setattr(restarts, "BACK_OFF_S", 0.02)
     full = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     hindrances: list[Exception] = [full, full, full, LookupError("no such\npackage")]
     completed = launcher.Launcher._completed

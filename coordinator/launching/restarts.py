@@ -1,24 +1,30 @@
-"""Decides when a drafter that has ended is started again (pure).
+"""Decides when a node that has ended is started again (pure).
 
-Without a drafter texts go on, but more slowly. So a drafter that had worked is started again a few
-times in a row, with a longer pause each time. After these it is tried rarely, but for as long as
-the coordinator lives, and at once when the cluster has room for it again. A drafter that never
-worked is not started again: it would fail in the same way.
+A node that had worked is started again a few times in a row, with a longer pause each time. After
+these it depends on its role:
+
+    a drafter  Without it texts go on, but more slowly. So it is tried rarely, but for as long as
+               the coordinator lives, and at once when the cluster has room for it again.
+    a target   Without it texts wait. So it is not tried any more, and the coordinator ends: whoever
+               waits learns of it.
+
+A node that never worked is not started again: it would fail in the same way.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
 BACK_OFF_S = 1.0  # pause before the first restart; twice as long before each further one
-STEADY_S = 60.0  # a drafter that worked for this time gets the full number of restarts again
+STEADY_S = 60.0  # a node that worked for this time gets the full number of restarts again
 RARELY_S = 120.0  # pause between starts once the restarts in a row are used up
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A drafter process to start in the place of one that has ended.
+    """A node process to start in the place of one that has ended.
 
     config  the config of the new process, with a new identity
     words   the line that tells people of the restart; empty: they know already
@@ -30,7 +36,7 @@ class Restart:
 
 @dataclass(slots=True)
 class _Place:
-    """What is known of the processes that ran as one drafter, one after the other.
+    """What is known of the processes that ran as one node, one after the other.
 
     config      the config of the first process
     has_worked  one of the processes has been ready
@@ -55,41 +61,46 @@ class _Place:
 
 
 class Restarts:
-    """Decides when the drafters of one coordinator are restarted. Times are monotonic seconds.
+    """Decides when the nodes of one coordinator are restarted. Times are monotonic seconds.
 
-    most  restarts in a row; 0: no drafter is ever started again
+    most  restarts in a row, by role; 0: no node of this role is ever started again
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: Mapping[Role, int]) -> None:
         self._most = most
         self._places: list[_Place] = []
 
     def started(self, config: NodeConfig) -> None:
-        """Note that a node was started for the first time; only drafters are remembered."""
-        if config.role is Role.DRAFTER:
-            self._places.append(_Place(config))
+        """Note that a node was started for the first time."""
+        self._places.append(_Place(config))
 
     def ended(
         self, identity: str, now: float, *, worked_s: float | None, is_unusable: bool
-    ) -> None:
+    ) -> bool:
         """Note that the process `identity` has ended, and plan its restart, if there is to be one.
 
         worked_s     for how many seconds it had been ready; None: it was never ready
         is_unusable  a new process would end in the same way for now: restart only rarely
+
+        Returns True if it is the last process of its place: no other one is planned.
         """
         place = next((one for one in self._places if one.identity == identity), None)
         if place is None or place.due is not None:
-            return
+            return False
+        most, is_drafter = self._most.get(place.config.role, 0), place.config.role is Role.DRAFTER
         place.has_worked |= worked_s is not None
         if worked_s is not None and worked_s >= STEADY_S:
             place.streak = 0
-        if not place.has_worked or not self._most:
-            return
-        was_rare, place.is_rare = place.is_rare, is_unusable or place.streak >= self._most
+        if not place.has_worked or not most:
+            return True
+        was_rare, place.is_rare = place.is_rare, is_unusable or place.streak >= most
+        if place.is_rare and not is_drafter:
+            return True
         if place.is_rare and not was_rare:
-            place.streak = self._most  # so that people are told of the first rare restart
+            place.streak = most  # so that people are told of the first rare restart
         pause_s = RARELY_S if place.is_rare else BACK_OFF_S * 2**place.streak
         place.due = now + pause_s
+        return False
 
     def hurry(self, now: float) -> None:
         """Make all planned restarts due now, because the cluster has room for a node again."""
@@ -111,6 +122,6 @@ class Restarts:
         place.streak += 1
         words = f"the {place.config.role} is started again"
         if place.is_rare:
-            is_first = place.streak == self._most + 1
+            is_first = place.streak == self._most[place.config.role] + 1
             words = f"{words}, from now on every {RARELY_S / 60:.0f} minutes" if is_first else ""
         return Restart(replace(place.config, identity=place.identity), words)

@@ -1,8 +1,8 @@
-"""When a drafter that has ended is started again."""
+"""When a node that has ended is started again."""
 
 import pytest
 
-from coordinator.launching.drafter_restarts import BACK_OFF_S, RARELY_S, STEADY_S, Restarts
+from coordinator.launching.restarts import BACK_OFF_S, RARELY_S, STEADY_S, Restarts
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -14,7 +14,7 @@ def node(role: Role = Role.DRAFTER) -> NodeConfig:
 
 def of(most: int) -> Restarts:
     """After the first start."""
-    restarts = Restarts(most)
+    restarts = Restarts(dict.fromkeys(Role, most))
     for role in Role:
         restarts.started(node(role))
     return restarts
@@ -27,9 +27,9 @@ def ended(
     *,
     worked_s: float | None = 5.0,
     is_unusable: bool = False,
-) -> None:
-    """A process has ended."""
-    restarts.ended(identity, now, worked_s=worked_s, is_unusable=is_unusable)
+) -> bool:
+    """A process has ended; whether it was the last of its place."""
+    return restarts.ended(identity, now, worked_s=worked_s, is_unusable=is_unusable)
 
 
 def started(restarts: Restarts, now: float) -> list[tuple[str, str]]:
@@ -118,10 +118,40 @@ def test_one_that_never_worked_is_not_started_again_and_one_that_cannot_now_rare
     assert started(restarts, 21.0 + RARELY_S) == [("drafter-1.3", RARELY)]
 
 
-@pytest.mark.parametrize(("most", "identity"), [(3, "target-1"), (0, "drafter-1")])
-def test_a_target_is_not_started_again_and_nothing_where_it_is_not_wanted(
-    most: int, identity: str
-) -> None:
-    restarts = of(most)
-    ended(restarts, identity, 0.0)
+@pytest.mark.parametrize("identity", ["target-1", "drafter-1"])
+def test_nothing_is_started_again_where_it_is_not_wanted(identity: str) -> None:
+    restarts = of(0)
+    assert ended(restarts, identity, 0.0), "it was the last one"
     assert started(restarts, 1e6) == []
+
+
+def test_a_target_is_started_again_some_times_in_a_row_and_then_no_more() -> None:
+    restarts, now, identity = of(2), 0.0, "target-1"
+    for number in (1, 2):
+        assert not ended(restarts, identity, now)
+        now += BACK_OFF_S * 2 ** (number - 1)
+        identity = f"target-1.{number}"
+        assert started(restarts, now) == [(identity, "the target is started again")]
+    assert ended(restarts, identity, now), "nobody is to wait for one that will not come"
+    assert started(restarts, 1e6) == []
+
+
+def test_a_target_that_has_worked_for_long_has_all_restarts_again() -> None:
+    restarts = of(1)
+    assert not ended(restarts, "target-1", 0.0)
+    assert len(started(restarts, 10.0)) == 1
+    assert not ended(restarts, "target-1.1", 200.0, worked_s=STEADY_S)
+    assert len(started(restarts, 300.0)) == 1
+    assert ended(restarts, "target-1.2", 310.0, worked_s=1.0)
+
+
+@pytest.mark.parametrize(("worked_s", "is_unusable"), [(None, False), (5.0, True)])
+def test_a_target_that_cannot_work_is_not_started_again(
+    worked_s: float | None,
+    is_unusable: bool,  # noqa: FBT001
+) -> None:
+    assert ended(of(3), "target-1", 0.0, worked_s=worked_s, is_unusable=is_unusable)
+
+
+def test_the_end_of_a_process_that_nobody_started_here_is_the_last_of_nothing() -> None:
+    assert not ended(of(3), "target-7", 0.0)
