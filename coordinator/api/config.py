@@ -209,9 +209,9 @@ class PairConfig(ModelsConfig):
         Field(
             ge=0,
             le=6,
-            description="How many restarts in a row a target gets after it has ended, or has been "
-            "silent for 15 s. The texts wait and go on with the same tokens, and the wait before "
-            "each restart grows. After these restarts everything ends. 0: it ends at once.",
+            description="How many restarts in a row a target gets. It is started again after it "
+            "has ended or has been silent for 15 s. Texts wait and go on with the same tokens. "
+            "After these restarts everything ends. 0: everything ends at once.",
         ),
     ] = 3
     drafter_restarts: Annotated[

@@ -27,7 +27,7 @@ tokens, so nothing of a dead node is needed.
 """
 
 from coordinator.cluster.registry import Health, Node
-from coordinator.cluster.router_events import Abort, Warn
+from coordinator.cluster.router_events import Abort, NodeEnded, Warn
 from proto.errors import NodeError
 from proto.messages import Role
 
@@ -43,26 +43,19 @@ class Deaths:
         self._last = ""  # how the latest drafter ended, as it was reported
 
     def of(
-        self,
-        node: Node,
-        line: str,
-        *,
-        is_unusable: bool,
-        is_last: bool,
-        others_draft: bool,
-        num_tokens: int,
+        self, node: Node, end: NodeEnded, *, others_draft: bool, num_tokens: int
     ) -> Warn | Abort | None:
         """Return what comes of a node's end; None: texts go on, and people know already.
 
-        line          how it failed, for people
-        is_unusable   with its configuration it can never work. If a drafter fails in this way
-                      before it was ready, the user made a mistake, and the coordinator ends
-        is_last       no other process takes its place
+        If a drafter that was never ready is unusable, the user made a mistake, and the coordinator
+        ends.
+
         others_draft  another drafter is ready
         num_tokens    tokens that the open texts have so far
         """
+        line = end.line
         was_ready = node.health is not Health.EXPECTED or node.is_again
-        if node.role is Role.DRAFTER and (was_ready or not is_unusable):
+        if node.role is Role.DRAFTER and (was_ready or not end.is_unusable):
             # If restarts fail again and again in the same way, only the first is reported.
             is_news = node.hello is not None or line != self._last
             self._last = line
@@ -72,7 +65,7 @@ class Deaths:
             if node.health is Health.SILENT:
                 return Warn(line)
             return Warn(f"{line}; {_without_drafter(others_draft=others_draft)}")
-        if was_ready and self._awaits_target and not is_last:
+        if was_ready and self._awaits_target and not end.is_last:
             return Warn(f"{line}; waiting for another")
         return Abort(NodeError(f"{line} (after {num_tokens} tokens)" if was_ready else line))
 

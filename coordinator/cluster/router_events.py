@@ -56,7 +56,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class NodeEnded:
-    """A node's process has ended; `line` says how, for people.
+    """A node's process has ended, or the node has failed; `line` says how, for people.
 
     is_unusable  with this configuration the node can never work
     is_last      it was started here, and no other process takes its place
@@ -64,7 +64,7 @@ class NodeEnded:
 
     node: NodeId
     line: str
-    is_unusable: bool
+    is_unusable: bool = False
     is_last: bool = False
 
 

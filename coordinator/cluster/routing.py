@@ -254,7 +254,8 @@ class Router:
     def _cut_off(self, drafter: Node, line: str, now: float) -> None:
         """Send away a drafter that breaks the protocol without end."""
         self._do(Send(drafter.id, encode(Fault(0, 0, FaultCode.REFUSED, f"it {line}"))))
-        self._failed(drafter, f"{self.registry.title(drafter)} {line}", now)
+        words = f"{self.registry.title(drafter)} {line}"
+        self._failed(drafter, NodeEnded(drafter.id, words), now)
 
     def _heard(self, node: Node, now: float) -> None:
         """Note a node's message; if the node had been silent, give it its texts again."""
@@ -275,7 +276,8 @@ class Router:
                 self._on_heartbeat(node, message, now)
             case Fault(session=0, code=FaultCode.FAILED | FaultCode.UNUSABLE as code):
                 line = f"{self.registry.title(node)} failed: {message.detail}"
-                self._failed(node, line, now, is_unusable=code is FaultCode.UNUSABLE)
+                is_unusable = code is FaultCode.UNUSABLE
+                self._failed(node, NodeEnded(node.id, line, is_unusable), now)
             case Fault(code=FaultCode.OUTSIDE):
                 self._on_complaint(node, message, now)
             case Fault():
@@ -349,7 +351,7 @@ class Router:
                 node.is_awaited = False
             self._say_refused(node, reason, host)
         elif not is_lasting or node.is_again:
-            self._failed(node, reason, now)
+            self._failed(node, NodeEnded(node.id, reason), now)
         else:
             self._do(Abort(IncompatibleError(reason)))
 
@@ -389,7 +391,7 @@ class Router:
         if node.num_garbled > MAX_BAD_FRAMES:
             title = self.registry.title(node)
             line = f"{title} keeps sending garbled frames; the last: {event.reason}"
-            self._failed(node, line, now)
+            self._failed(node, NodeEnded(node.id, line), now)
 
     # -- nodes come and go ------------------------------------------------------------------------
 
@@ -445,34 +447,19 @@ class Router:
             if text is not None and text.wants(node.id, role):
                 self._offer(session, node, now)
 
-    def _on_ended(self, event: NodeEnded, now: float) -> None:
+    def _on_ended(self, end: NodeEnded, now: float) -> None:
         """Handle the end of a process; a node that is gone has reported its failure itself."""
-        node = self.registry.find(event.node)
+        node = self.registry.find(end.node)
         if node is not None:
-            why = {"is_unusable": event.is_unusable, "is_last": event.is_last}
-            self._failed(node, event.line, now, **why)
-        elif event.is_last and self.registry.is_without_target:
-            self._do(Abort(NodeError(event.line)))
+            self._failed(node, end, now)
+        elif end.is_last and self.registry.is_without_target:
+            self._do(Abort(NodeError(end.line)))
 
-    def _failed(
-        self,
-        node: Node,
-        line: str,
-        now: float,
-        *,
-        is_unusable: bool = False,
-        is_last: bool = False,
-    ) -> None:
-        """Handle that a node has ended; `line` says how, for people (`deaths.py`)."""
+    def _failed(self, node: Node, end: NodeEnded, now: float) -> None:
+        """Handle that a node has ended, as `deaths.py` says."""
         others = [one for one in self.registry.ready(Role.DRAFTER) if one is not node]
         written = sum(text.timed.machine.num_generated for text in self._open.values())
-        answer = self._deaths.of(
-            *(node, line),
-            is_unusable=is_unusable,
-            is_last=is_last,
-            others_draft=bool(others),
-            num_tokens=written,
-        )
+        answer = self._deaths.of(node, end, others_draft=bool(others), num_tokens=written)
         self.registry.gone(node)
         if answer is not None:
             self._do(answer)

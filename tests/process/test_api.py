@@ -375,7 +375,8 @@ def test_a_killed_target_ends_every_waiting_text_with_the_same_line(
         except NodeError as error:
             errors.append(str(error))
 
-    with LLM(*folders, dtype="float32", max_model_len=1000, simulate_target_ms=40.0) as llm:
+    settings = {"dtype": "float32", "max_model_len": 1000, "target_restarts": 0}
+    with LLM(*folders, **settings, simulate_target_ms=40.0) as llm:
         threads = [threading.Thread(target=use, args=(llm,)) for _ in range(3)]
         for thread in threads:
             thread.start()
