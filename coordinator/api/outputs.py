@@ -8,6 +8,7 @@ from coordinator.api.speculation import SpeculationPart, TokenTexts
 from coordinator.text.detokenization import Decoder, Ending, Piece, StopStrings
 from coordinator.text.metrics import Metrics, origins, shown_rejected
 from coordinator.text.session import Emit
+from proto.errors import ConfigurationError, shown
 from proto.messages import FinishReason, Logprobs
 
 
@@ -114,6 +115,7 @@ class Assembly:
         self._token_texts = token_texts
         self._parts: list[CompletionOutput] = []
         self._token_ids: list[int] = []  # of all parts
+        self._num_resumed = 0  # of these: written elsewhere
 
     @property
     def is_stopped(self) -> bool:
@@ -134,6 +136,28 @@ class Assembly:
         """Store the prompt's logprobs, from its second token on."""
         rows = self._named(logprobs)
         self._base = replace(self._base, prompt_logprobs=[None, *rows])
+
+    def resume(self, written: Sequence[int]) -> str:
+        """Begin behind tokens that were written elsewhere; return the text that they have shown.
+
+        No part tells of them. Text that they hold back comes with the tokens that follow.
+
+        Raises ConfigurationError if a stop string has ended the text there.
+        """
+        emit = Emit(tuple(written), 0, 0, ())
+        _, part = self.cut(emit)
+        if self.is_stopped:
+            raise ConfigurationError(
+                f"the stop string {shown(self._stops.found)} ends the text among the tokens that "
+                "are written already: nothing follows it"
+            )
+        self._num_resumed = len(written)
+        return part.outputs[0].text
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Return the number of tokens that the text has so far, without those written elsewhere."""
+        return self.num_tokens - self._num_resumed
 
     def push(self, emit: Emit) -> RequestOutput:
         """Add the tokens of a pass; return the output that they add."""

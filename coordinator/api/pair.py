@@ -23,6 +23,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.patience import Patience
 from coordinator.api.prompts import Tokenization, TooManyTokensError
 from coordinator.api.reasoning import Thoughts
+from coordinator.api.resuming import check_written
 from coordinator.api.simulated import simulated_by
 from coordinator.api.special_tokens import read_special_tokens
 from coordinator.api.structured import StructuredOutputsParams
@@ -355,6 +356,7 @@ class Pair:
         reader: Reader | None = None,
         is_watched: bool = False,
         thoughts: Thoughts | None = None,
+        written: tuple[int, ...] = (),
     ) -> tuple[TokenStream, int]:
         """Start a text; return (its stream, its seed). Raises ConfigurationError, NodeError.
 
@@ -365,9 +367,12 @@ class Pair:
                     it
         is_watched  its passes say what both devices did (`Emit.spans`)
         thoughts    what the answer may begin with; a grammar holds only what follows them
+        written     tokens of the answer that were written elsewhere; the text goes on behind them
         """
         self.check(prompt)
         request = self.reviewed_params(request)
+        if written:
+            self.check_written(written, request)
         if not isinstance(speculation, SpeculationConfig):
             line = f"speculation: expected SpeculationConfig, got {shown(speculation)}"
             raise ConfigurationError(line)
@@ -390,8 +395,13 @@ class Pair:
             lookup=lookup,
             reader=reader,
             is_watched=is_watched,
+            written=written,
         )
         return stream, seed
+
+    def check_written(self, written: tuple[int, ...], request: SamplingParams) -> None:
+        """Raise ConfigurationError if an answer cannot go on behind these tokens of it."""
+        check_written(written, request, self._limits()[1], self.ending(request).stop_ids)
 
     @property
     def drafts_in_other_words(self) -> bool:

@@ -21,7 +21,7 @@ from coordinator.api.speculation import TokenTexts
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result
 from coordinator.text.stream import WAIT_S, Item, Reader, TokenStream
-from proto.errors import SlipstreamError, TextError
+from proto.errors import ConfigurationError, SlipstreamError, TextError
 
 # -- request ---------------------------------------------------------------------------------------
 
@@ -63,6 +63,8 @@ class Request:
         self.on_read: Callable[[EmitRead], object] | None = None
         self.thoughts: Thoughts | None = None
         self.shown: tuple[str, ...] = ()
+        self._written: Sequence[tuple[int, ...]] = ()  # elsewhere, by the index of the text
+        self._resumed: dict[int, str] = {}  # the text of these, by index
 
     @property
     def prompt(self) -> str | None:
@@ -93,15 +95,43 @@ class Request:
         """Let outputs tell what became of drafts and what both devices did; call before `start`."""
         self._is_watched = True
 
-    def expect(self, marks: Marks | None, shown: Iterable[str], continued: str = "") -> None:
+    def expect(
+        self, marks: Marks | None, shown: Iterable[str], continued: str = "", prompt: str = ""
+    ) -> None:
         """Let the texts begin with thoughts between marks, if any; call before `start`.
 
         shown      special tokens that are part of the texts in any case
         continued  the message at the end of the prompt that the texts go on with
+        prompt     its text, with special tokens by name
         """
         if marks is not None:
-            self.thoughts = Thoughts.after(self._prompt or "", marks, continued)
+            self.thoughts = Thoughts.after(prompt, marks, continued)
         self.shown = tuple(shown)
+
+    def resume(self, written: Sequence[tuple[int, ...]]) -> None:
+        """Let each text go on behind tokens that were written elsewhere; call before `start`.
+
+        Raises ConfigurationError if these are no beginnings of such texts.
+        """
+        if len(written) != self.num_texts:
+            raise ConfigurationError(
+                f"resume: {len(written)} lists of token ids for {self.num_texts} texts; give one "
+                "for each"
+            )
+        for index, tokens in enumerate(written):
+            if tokens:
+                self._pair.check_written(tokens, self._params)
+            self._resumed[index] = self._assembly(index, 0).resume(tokens) if tokens else ""
+        self._written = written
+
+    def resumed_text(self, index: int) -> str:
+        """Return the text that the tokens of a text have shown that were written elsewhere."""
+        return self._resumed.get(index, "")
+
+    @property
+    def num_resumed(self) -> int:
+        """Return the number of all tokens that were written elsewhere."""
+        return sum(map(len, self._written))
 
     def want_no_more(self) -> None:
         """Reduce `num_texts` to the number of texts that were started."""
@@ -124,26 +154,33 @@ class Request:
                 reader=reader,
                 is_watched=self._is_watched,
                 thoughts=self.thoughts,
+                written=self._written[index] if self._written else (),
             )
         except SlipstreamError as error:
             self.failure = error
             raise
         self._params = self._params.model_copy(update={"seed": seed})
-        self._open[stream] = Assembly(
+        assembly = self._open[stream] = self._assembly(index, seed)
+        if self._written and self._written[index]:
+            assembly.resume(self._written[index])
+        return stream
+
+    def _assembly(self, index: int, seed: int) -> Assembly:
+        """Return what makes the output of a text of its tokens."""
+        return Assembly(
             self._prompt,
             self._ids,
             seed,
-            pair.decoder(
+            self._pair.decoder(
                 self._ids,
                 skip_special_tokens=self._params.skip_special_tokens,
                 shown=self.shown,
             ),
-            ending=pair.ending(self._params),
+            ending=self._pair.ending(self._params),
             index=index,
             token_texts=TokenTexts() if self._is_watched else None,
             request_id=self.request_id,
         )
-        return stream
 
     def read(self, stream: TokenStream) -> "Step | None":
         """Take the stream's next item; return the step that it makes, or None if it adds nothing.
@@ -212,7 +249,7 @@ class Request:
                 return Step(self, emit, part)
             case Result(reason, metrics, until):
                 if assembly.is_stopped:
-                    metrics = until(assembly.num_tokens)
+                    metrics = until(assembly.num_new_tokens)
                 metrics = self._pair.marked(metrics, self._simulated)
                 return self._ended(stream, str(reason), metrics)
         return None

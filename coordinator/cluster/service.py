@@ -295,8 +295,11 @@ class Service:
         lookup: Lookup | None = None,
         reader: Reader | None = None,
         is_watched: bool = False,
+        written: tuple[int, ...] = (),
     ) -> TokenStream:
         """Queue a text and return its stream, through which its tokens come.
+
+        Tokens of the answer that were `written` elsewhere stand behind the prompt already.
 
         The nodes begin with texts in the order of submission. With a `reader` the text is always
         queued. Without one, NodeError is raised while MAX_SESSIONS texts have not ended. The passes
@@ -320,6 +323,7 @@ class Service:
                 rule=rule,
                 lookup=lookup,
                 is_watched=is_watched,
+                written=written,
             )
             check_opening(machine)
             self._last_session = number

@@ -60,6 +60,26 @@ class Speculative(BaseModel):
     events: bool = False
 
 
+class Resume(BaseModel):
+    """What another server has written of this request's answer, which goes on behind it.
+
+    prompt_token_ids  of the prompt, as that server has said them; left out: read from the request
+    token_ids         of the answer so far; where n is above 1, a list for each choice
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt_token_ids: Annotated[Many[TokenId], Field(min_length=1)] | None = None
+    token_ids: Many[TokenId] | Many[Many[TokenId]]
+
+    def written(self) -> list[tuple[int, ...]]:
+        """Return the token ids of each choice."""
+        given: list[Any] = list(self.token_ids)
+        if any(isinstance(one, list) for one in given):
+            return [tuple(one) for one in given]
+        return [tuple(given)]
+
+
 class StreamOptions(BaseModel):
     """What a streamed answer reports besides its text."""
 
@@ -154,8 +174,10 @@ class Common(Body):
     guided_grammar: str | None = None
     # As llama.cpp has it.
     return_progress: bool | None = None
+    return_token_ids: bool | None = None  # as vLLM has it
     # Ours.
     speculative: Speculative | None = None
+    resume: Resume | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the given fields that `SamplingParams` has under the same name, without nulls."""
@@ -181,6 +203,16 @@ class Common(Body):
         if self.return_progress and not self.stream:
             raise ConfigurationError("return_progress goes with stream: true")
         return bool(self.return_progress)
+
+    def resumed(self) -> Resume | None:
+        """Return what was written elsewhere. Raises ConfigurationError if it does not fit here."""
+        has_logprobs = getattr(self, "logprobs", None) not in (None, False)
+        if self.resume is not None and has_logprobs and not self.stream:
+            raise ConfigurationError(
+                "resume with logprobs goes with stream: true; those of tokens that were written "
+                "elsewhere are not known here"
+            )
+        return self.resume
 
     @property
     def wants_form(self) -> bool:

@@ -33,8 +33,17 @@ class Chat:
         (output,) = outputs
         choices = [self._choice(made) for made in output.outputs]
         metrics = speculation_of(made.metrics for made in output.outputs)
-        head = {**self._head, "object": "chat.completion"}
+        head = {**self._head, "object": "chat.completion", **self._prompt_ids(output)}
         return {**head, "choices": choices, "usage": usage_of(outputs), "metrics": metrics}
+
+    def _prompt_ids(self, output: RequestOutput) -> dict[str, Any]:
+        """Return the field with the prompt's token ids, if they are wanted."""
+        wanted = self._body.return_token_ids
+        return {"prompt_token_ids": output.prompt_token_ids} if wanted else {}
+
+    def _ids(self, made: CompletionOutput) -> dict[str, Any]:
+        """Return the field with the token ids of a text or a part, if they are wanted."""
+        return {"token_ids": list(made.token_ids)} if self._body.return_token_ids else {}
 
     def _choice(self, made: CompletionOutput) -> dict[str, Any]:
         """Return the `choice` of one whole text, with the calls that it makes."""
@@ -45,20 +54,31 @@ class Chat:
             "logprobs": self._logprobs(made),
             "finish_reason": _reason(made, has_calls=stream.has_calls),
             "stop_reason": made.stop_reason,
+            **self._ids(made),
         }
 
-    def _stream(self) -> AnswerStream:
-        return AnswerStream(
+    def _stream(self, told: str = "") -> AnswerStream:
+        """Return what makes deltas of an answer, behind text that was told elsewhere."""
+        stream = AnswerStream(
             self._tools,
             self._thoughts,
             hidden=self._hidden,
             tells_thoughts=self._body.include_reasoning is not False,
         )
+        if told:
+            stream.delta(told, is_last=False)
+        return stream
 
     def _logprobs(self, made: CompletionOutput) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
         return chat_logprobs(made, self._names, self._body.top_logprobs or 0)
+
+    def _begun(self, index: int) -> dict[str, Any]:
+        """Return the first chunk of a text, which says whose it is."""
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {"choices": [choice]}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield chunks of the streamed answer: for each text its role, then one for each output."""
@@ -72,10 +92,10 @@ class Chat:
                     continue
                 for made in output.outputs:
                     if made.index not in streams:
-                        streams[made.index] = self._stream()
-                        delta: dict[str, Any] = {"role": "assistant", "content": ""}
-                        choice = {"index": made.index, "delta": delta, "finish_reason": None}
-                        yield {**head, "choices": [choice | {"logprobs": None}]}
+                        (request,) = self.job.requests
+                        streams[made.index] = self._stream(request.resumed_text(made.index))
+                        if self._body.resume is None:
+                            yield {**head, **self._begun(made.index), **self._prompt_ids(output)}
                     counts.add(made)
                     stream, is_last = streams[made.index], made.finish_reason is not None
                     is_empty = not (made.text or made.token_ids or is_last)
@@ -85,6 +105,7 @@ class Chat:
                         "logprobs": self._logprobs(made) if made.logprobs else None,
                         "finish_reason": _reason(made, has_calls=stream.has_calls),
                         "stop_reason": made.stop_reason,
+                        **self._ids(made),
                     }
                     yield with_counts({**head, "choices": [choice]}, counts, self._body, made)
         if self._body.stream_options and self._body.stream_options.include_usage:

@@ -56,7 +56,8 @@ class Completions:
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield chunks of the streamed answer, one for each output; then the usage, if wanted."""
         counts = Counts(self.job)
-        begun: set[int] = set()  # places of the choices that have had a chunk
+        # Places of the choices that have had a chunk, here or elsewhere.
+        begun: set[int] = set() if self._body.resume is None else set(range(self._n))
         async with aclosing(self.job.parts()) as parts:
             async for index, output in parts:
                 if isinstance(output, EmitRead):
@@ -97,13 +98,17 @@ class Completions:
             logprobs = legacy_logprobs(rows, ids, begins, self._names, self._body.logprobs)
             if echoed:
                 logprobs = {name: echoed[name] + part for name, part in logprobs.items()}
-        return {
+        choice: dict[str, Any] = {
             "index": index * self._n + made.index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": reason,
             "stop_reason": stopped_by,
         }
+        if self._body.return_token_ids:
+            choice["token_ids"] = ids
+            choice["prompt_token_ids"] = output.prompt_token_ids if is_first else None
+        return choice
 
     def _echoed(self, index: int, output: RequestOutput) -> dict[str, Any] | None:
         """Return the `logprobs` of an echoed prompt; the texts that continue it share them."""

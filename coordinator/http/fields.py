@@ -72,7 +72,7 @@ FIELDS: Mapping[str, Known] = {
     **_obeyed("ignore_eos min_tokens include_stop_str_in_output skip_special_tokens", TEXTS),
     **_obeyed("response_format structured_outputs", TEXTS),
     **_obeyed("guided_json guided_regex guided_choice guided_grammar", TEXTS),
-    **_obeyed("speculative return_progress", TEXTS),
+    **_obeyed("speculative return_progress return_token_ids resume", TEXTS),
     "echo": Known(COMPLETIONS, CHAT, (False,), "continue_final_message continues a message"),
     # These change no text.
     **dict.fromkeys(("user", "metadata", "store", "safety_identifier", "service_tier"), Known()),
@@ -101,7 +101,6 @@ FIELDS: Mapping[str, Known] = {
     "web_search_options": _refused(CHAT, "nothing is searched here"),
     "prompt_logprobs": _refused(TEXTS, "echo with logprobs on /v1/completions scores a prompt"),
     "logprob_token_ids": _refused(TEXTS, "logprobs names the likeliest tokens"),
-    "return_token_ids": _refused(TEXTS, "/tokenize has the ids of a prompt", False),
     "return_tokens_as_token_ids": _refused(TEXTS, "tokens are named by their text", False),
     "return_prompt_text": _refused(CHAT, "/tokenize has the ids of a prompt", False),
     "use_beam_search": _refused(TEXTS, "n samples several texts", False),

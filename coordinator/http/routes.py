@@ -130,28 +130,34 @@ class Routes:
         self, body: CompletionBody
     ) -> tuple[list[Asked], list[tuple[str, list[int]]]]:
         """Return the requests for the prompts, and what is echoed of them."""
+        resume, prompts = body.resumed(), body.prompts()
+        if resume is not None and resume.prompt_token_ids is not None:
+            prompts = [list(resume.prompt_token_ids)]
         asked = self._llm.asking.requests(
-            body.prompts(),
+            prompts,
             body.params(self._most),
             body.speculation(self._llm.asking),
             add_special_tokens=body.add_special_tokens is not False,
         )
         self._check_room(asked, body)
         _watch(asked, body)
+        _resume(asked, body)
         return asked, self._echoes(asked) if body.echo else []
 
     def _chat_asked(self, body: ChatBody) -> list[Asked]:
         """Return the request for a conversation."""
-        asked = self._llm.asking.chat_requests(
-            body.conversation(),
-            body.params(self._most),
-            body.speculation(self._llm.asking),
-            body.arguments(),
-            body.prompt_form(),
-        )
+        resume = body.resumed()
+        how = body.params(self._most), body.speculation(self._llm.asking)
+        if resume is not None and resume.prompt_token_ids is not None:
+            asked = self._llm.asking.requests([list(resume.prompt_token_ids)], *how)
+        else:
+            asked = self._llm.asking.chat_requests(
+                body.conversation(), *how, body.arguments(), body.prompt_form()
+            )
         self._check_room(asked, body)
         _watch(asked, body)
         self._expect(asked, body)
+        _resume(asked, body)
         return asked
 
     def _check_room(self, asked: Sequence[Asked], body: Common) -> None:
@@ -212,8 +218,14 @@ class Routes:
         if body.asked_tools().choice == "auto":
             names += spellings.NAMES
         continued = body.conversation()[-1]["content"] if body.continue_final_message else ""
+        shown = [name for name in names if name in self._special]
         for one in asked:
-            one.expect(marks, [name for name in names if name in self._special], continued or "")
+            prompt = one.prompt or ""
+            if (
+                one.prompt is None and marks is not None
+            ):  # an answer that goes on may have ids alone
+                prompt = self._token_names.echo(None, one.prompt_ids)[0]
+            one.expect(marks, shown, continued or "", prompt)
 
     @cached_property
     def _marks(self) -> Marks | None:
@@ -344,6 +356,15 @@ def _watch(asked: Sequence[Asked], body: Common) -> None:
     if body.wants_events:
         for one in asked:
             one.watch()
+
+
+def _resume(asked: Sequence[Asked], body: Common) -> None:
+    """Let the texts go on behind what was written elsewhere. Raises ConfigurationError."""
+    if body.resume is None:
+        return
+    if len(asked) != 1:
+        raise ConfigurationError(f"resume goes with one prompt, not with {len(asked)}")
+    asked[0].resume(body.resume.written())
 
 
 # -- app -------------------------------------------------------------------------------------------

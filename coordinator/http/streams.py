@@ -23,7 +23,7 @@ class Counts:
 
     def __init__(self, job: Job) -> None:
         self._num_prompt = sum(len(request.prompt_ids) for request in job.requests)
-        self._num_written = 0
+        self._num_written = sum(request.num_resumed for request in job.requests)
 
     def add(self, made: CompletionOutput) -> None:
         """Add the tokens of a part of a text."""

@@ -159,8 +159,11 @@ class Session:
         rule: Rule = Rule.COUPLED,
         lookup: Lookup | None = None,
         is_watched: bool = False,
+        written: tuple[int, ...] = (),
     ) -> None:
-        assert 0 < len(prompt) < limits.max_len
+        """Begin with the prompt, and with tokens of the answer that were `written` elsewhere."""
+        assert prompt
+        assert len(prompt) + len(written) < limits.max_len
         self.session = session
         self.num_prompt = len(prompt)
         self.sampling = sampling
@@ -169,9 +172,9 @@ class Session:
         self.lookup = lookup
         # With greedy decoding one token is right at each position: every rule is a comparison.
         self.rule = Rule.COUPLED if sampling.is_greedy else rule
-        self.text = CommittedText(key, prompt)
+        self.text = CommittedText(key, prompt + written)
         self.counts = SessionCounts()
-        self._watch = Watch(len(prompt)) if is_watched else None
+        self._watch = Watch(len(self.text)) if is_watched else None
         self._rest = Rest()  # of its drafters
         # None: no prompt logprobs are wanted.
         self._prompt_scores = PromptScores(len(prompt)) if sampling.scores_prompt else None

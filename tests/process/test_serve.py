@@ -457,8 +457,8 @@ def test_sigterm_ends_the_server_and_its_nodes_while_a_text_runs_also_after_a_st
 
 
 @pytest.mark.long
-def test_a_target_that_dies_ends_the_server_with_its_line() -> None:
-    process = started()
+def test_a_target_that_dies_without_restarts_ends_the_server_with_its_line() -> None:
+    process = started("--target-restarts", "0")
     url = url_of(process)
     target = next(node for node in descendants(process.pid) if "target_node" in command_of(node))
     body = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True, "stream": True}

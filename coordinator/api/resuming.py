@@ -1,0 +1,30 @@
+"""Checks whether an answer can go on behind tokens that another server has written of it (pure)."""
+
+from collections.abc import Collection, Sequence
+
+from coordinator.api.config_base import called
+from coordinator.api.params import SamplingParams
+from proto.errors import ConfigurationError
+from proto.messages import GREEDY_BELOW
+
+
+def check_written(
+    written: Sequence[int], params: SamplingParams, num_ids: int, stop_ids: Collection[int]
+) -> None:
+    """Raise ConfigurationError if no answer with these parameters goes on behind these tokens.
+
+    num_ids   token ids from this number on are none of the target's
+    stop_ids  tokens that end the text
+    """
+    if (wrong := next((one for one in written if not 0 <= one < num_ids), None)) is not None:
+        raise ConfigurationError(f"token id {wrong}: the target has ids from 0 to {num_ids - 1}")
+    if len(written) >= params.max_tokens:
+        raise ConfigurationError(
+            f"{len(written)} tokens are written already, and {called('max_tokens')} is "
+            f"{params.max_tokens}: nothing is left to write"
+        )
+    if (ended := next((one for one in written if one in stop_ids), None)) is not None:
+        raise ConfigurationError(f"token id {ended} ends the text: nothing follows it")
+    if params.seed is None and params.temperature >= GREEDY_BELOW:
+        line = "a text that is sampled goes on as it began only with its"
+        raise ConfigurationError(f"{line} {called('seed')}; give it")
