@@ -1,4 +1,4 @@
-"""Checks whether an answer can go on behind tokens that another server has written of it (pure)."""
+"""Checks whether an answer can go on behind tokens that another server has written of it."""
 
 from collections.abc import Collection, Sequence
 

@@ -58,7 +58,7 @@ def answered(
             yield 0, part
 
     names = TokenNames(MADE[kind])
-    request = SimpleNamespace(prompt_ids=whole.prompt_token_ids)
+    request = SimpleNamespace(prompt_ids=whole.prompt_token_ids, num_resumed=0)
     job: Any = SimpleNamespace(name="job", requests=[request], parts=come)
     echoes = [names.echo(None, whole.prompt_token_ids)] if body.echo else []
     answer = Completions(job, body, "model", names, echoes)
