@@ -209,7 +209,7 @@ class Common(Body):
         has_logprobs = getattr(self, "logprobs", None) not in (None, False)
         if self.resume is not None and has_logprobs and not self.stream:
             raise ConfigurationError(
-                "resume with logprobs goes with stream: true; those of the tokens before are not known"
+                "resume with logprobs goes with stream: true: those of tokens before are unknown"
             )
         return self.resume
 
