@@ -22,7 +22,7 @@ A text's reason (`Cause`) to start with the drafts that are here:
     ALONE    no drafter is expected
     READY    there are enough drafts under the root, or no more will come, or copies are as good
     QUIET    the drafter was not heard since this life began, since its rest, or since it has missed
-             two deadlines
+             two deadlines; now and then it is waited for all the same (`waiting.py`)
     CHEAP    to wait costs more than it brings; also said of a text that joins a pass of others
     LATE     a deadline made of measured costs has passed
 

@@ -342,6 +342,8 @@ class Schedule:
             if one.text.course is not None:
                 by_course.setdefault(one.text.course, []).append(one.num_tokens)
         plain_s = self._known.plain_s(len(grown))
+        if any(one.text.was_try for one in grown):
+            round_s = pass_s  # such a wait says nothing of whether drafts pay
         for course, numbers in by_course.items():
             course.passed(sum(numbers) / len(numbers), round_s, plain_s)
 

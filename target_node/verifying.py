@@ -396,6 +396,11 @@ class Verifying:
         """Return the drafts that a pass could verify now, and their chances; {}: catching up."""
         return {} if self.is_catching_up else self.drafts.at_hand(self._num_drafts_max())
 
+    @property
+    def was_try(self) -> bool:
+        """True if the last pass has waited in vain for a drafter that is silent."""
+        return self._waiting.was_try
+
     def take_part(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
         """Begin a pass; return the Part that verifies these drafts (path hashes, likeliest first).
 

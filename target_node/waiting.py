@@ -11,6 +11,10 @@ known. The first draft of a life answers an `Open`, with all its prefill, and is
     started, went_along   a pass with this text begins              -> BLIND, until the next `began`
     left_out              a pass without it begins                  -> BLIND, if it was WAITING
 
+A drafter that is silent is not waited for. But it may be silent because nobody waits: where both
+models take turns on a device, it gets one step for each pass, and so never gets ahead of the text.
+So it is waited for after QUIET_FIRST passes, then after twice as many, and so on.
+
 A life begins FRESH. While BLIND, perhaps no messages have been received since the pass began. That
 is so if the host itself computes; there it costs up to 13 % to mistake the pass for the time of an
 answer (docs/LOG.md). If messages are received during a forward, BLIND makes no measurable
@@ -23,6 +27,8 @@ from node.costs import Costs
 from proto.messages import OWN_SOURCES, Cause, Draft
 
 NUM_LATE_UNTIL_QUIET = 2  # missed deadlines in a row after which the drafter counts as silent
+# A silent drafter is waited for once after so many passes, then after twice as many, to the most.
+QUIET_FIRST, QUIET_MOST = 4, 256
 FIRST_REPLY_S = 0.5  # assumed limit of an answer as long as none was measured
 MAX_TOLD = 64
 
@@ -40,14 +46,16 @@ class Waiting:
 
     takes_turns  True: the drafter drafts nothing during the next pass (`node/placing.py`)
     num_in_vain  passes that began without waiting since one had drafts
+    was_try      the last pass has waited in vain for a silent drafter
     """
 
     def __init__(self, costs: Costs) -> None:
-        self.takes_turns = False
+        self.takes_turns = self.was_try = False
         self.num_in_vain = 0
         self._costs = costs
         # Before its first draft a drafter counts as silent, so that the first token does not wait.
         self._num_late = NUM_LATE_UNTIL_QUIET  # waits in a row that have passed their deadline
+        self._num_quiet, self._patience = 0, QUIET_FIRST  # passes of its silence, and the most
         self._told_at: dict[int, float] = {}  # root -> when its verdict was sent; the newest ones
         self._state = State.FRESH
         self._is_cut = False  # a pass without this text has run while it waited
@@ -58,8 +66,11 @@ class Waiting:
 
     @property
     def is_quiet(self) -> bool:
-        """True if the drafter has missed several deadlines, and was not heard since."""
-        return self._num_late >= NUM_LATE_UNTIL_QUIET
+        """True if the drafter has missed several deadlines, and was not heard since.
+
+        False if it is to be tried again.
+        """
+        return self._num_late >= NUM_LATE_UNTIL_QUIET and self._num_quiet < self._patience
 
     @property
     def has_begun(self) -> bool:
@@ -96,8 +107,13 @@ class Waiting:
         """Note that a pass of this text begins at `now`; it could have begun at `ready_at`."""
         has_waited = self._state is State.WAITING and not self._is_cut
         self._state, self._pass_at, self._is_cut = State.BLIND, now, False
-        if cause is Cause.LATE:
+        self.was_try = cause is Cause.LATE and self._num_quiet > 0
+        if cause is Cause.QUIET:
+            self._num_quiet += 1
+        elif cause is Cause.LATE:
             self._num_late += 1
+            if self.was_try:
+                self._num_quiet, self._patience = 0, min(QUIET_MOST, 2 * self._patience)
         elif cause is Cause.CHEAP:
             self._costs.skipped()
             self.num_in_vain += 1
@@ -119,7 +135,8 @@ class Waiting:
         """Note a draft, for the measured times; the target's own drafts are ignored."""
         if draft.source in OWN_SOURCES:
             return
-        self._num_late = 0
+        self._num_late = self._num_quiet = 0
+        self._patience = QUIET_FIRST
         self._heard_at = now
         if draft.num_steps:  # else it says again what was said, or what was held back
             self._costs.draft.add(draft.model_us / 1e6 / draft.num_steps)

@@ -211,7 +211,6 @@ class Launcher:
 
     is_alone  only one node runs on this machine
     modules   Python module that the process of a role runs, where it differs from `MODULES`
-    may_have_lines  False: all frames go over ZeroMQ
 
     The constructor raises NodeError if no runtime folder can be made.
     """
@@ -224,9 +223,7 @@ class Launcher:
         *,
         is_alone: bool = False,
         modules: Mapping[Role, str] = MappingProxyType({}),
-        may_have_lines: bool = True,
     ) -> None:
-        self._may_have_lines = may_have_lines
         self.outside = ""
         self.alone_on = ""
         self.keys: CoordinatorKeys | None = None
@@ -260,9 +257,7 @@ class Launcher:
             with self._lock:
                 if self._is_closed:
                     raise NodeError(f"cannot start the {config.role} process: all are being ended")
-                # Where both models take turns on a GPU, drafts came too late over lines (the log).
-                may_have = self._may_have_lines and not self._shares_gpu(config, config.device)
-                start = self._with_line if with_line and may_have else self._without
+                start = self._with_line if with_line else self._without
                 config, node = start(config)
         except OSError as error:
             why = cannot_start(error)

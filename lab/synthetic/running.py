@@ -172,7 +172,6 @@ def started(
             simulate_target_ms=costs.target_ms,
             simulate_draft_ms=costs.draft_ms,
         )
-        # As where two nodes share a GPU.
-        launcher = partial(Launcher, modules=MODULES, may_have_lines=not sharing)
+        launcher = partial(Launcher, modules=MODULES)
         with Pair(config, make_launcher=launcher) as pair:
             yield SyntheticPair(pair, Path(name), costs)

@@ -1,6 +1,8 @@
 """How long the target waits, and which drafts it has counted."""
 
 import random
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -10,8 +12,8 @@ from node.events import WaitUntil
 from proto.messages import Ack, Cause, Limits, Policy, Rule
 from target_node.deciding import NUM_FIRST, NUM_SKIPPED_MAX, Start, TextView, View, Wait, decide
 from target_node.drafts import MAX_GAPS, Received
-from target_node.waiting import Waiting
-from tests.target_node.target import Target
+from target_node.waiting import QUIET_FIRST, Waiting
+from tests.target_node.target import Target, part_of, said
 from tests.texts import PIPELINED, SYNC_4, draft, name, opening
 
 
@@ -295,3 +297,22 @@ def test_only_so_many_gaps_are_remembered() -> None:
     received.check()
     received.add(draft((1,), 5, first_number=1, number=3 + 4 * MAX_GAPS))
     assert received.acks() == (Ack(0, 1, 3 + 4 * MAX_GAPS),)
+
+
+def test_a_silent_drafter_is_waited_for_now_and_then_and_less_often_each_time() -> None:
+    target = Target()
+    limits = replace(opening(1, 2).limits, max_len=200)
+    target.hears(opening(1, 2, policy=PIPELINED, limits=limits))
+    causes: list[Cause] = []
+    for token in range(3, 63):
+        actions = target.ticks()
+        if isinstance(actions[0], WaitUntil):
+            target.now = actions[0].deadline
+            actions = target.ticks()
+        number = part_of(actions).number
+        causes.append(said(target.computes(number, token, pass_s=0.5)).cause)
+    late = [place for place, cause in enumerate(causes) if cause is Cause.LATE]
+    gaps = [after - before - 1 for before, after in pairwise(late)]
+    assert gaps == [2 * QUIET_FIRST, 4 * QUIET_FIRST]
+    assert late[0] == QUIET_FIRST
+    assert set(causes) == {Cause.LATE, Cause.QUIET}
