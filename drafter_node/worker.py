@@ -195,6 +195,7 @@ class Worker:
 
     def _begun(self, action: Compute) -> Later[Proposed]:
         """Launch the first step; return what ends it and makes the others. Errors as `compute`."""
+        heard = self.forwards.num_received
         try:
             choices = self._launched(action.parts)
         except (RuntimeError, MemoryError) as error:
@@ -203,7 +204,7 @@ class Worker:
 
         def end() -> Proposed:
             try:
-                return self._ended(action, choices)
+                return self._ended(action, choices, heard)
             except (RuntimeError, MemoryError) as error:
                 return self._failed(action, error)
 
@@ -215,12 +216,15 @@ class Worker:
         nothing = ((),) * len(action.parts)
         return Proposed(action.ticket, nothing, self.forwards.done(), has_failed=True)
 
-    def _ended(self, action: Compute, choices: Choices) -> Proposed:
-        """Return the result of the first step, once its device has ended it, and of the others."""
+    def _ended(self, action: Compute, choices: Choices, heard: int) -> Proposed:
+        """Return the result of the first step, once its device has ended it, and of the others.
+
+        heard  frames that had been received when it was launched
+        """
         children, model_us = _children_of(choices), self.forwards.done()
         first, num_steps = action.parts[0], 1
         if first.ahead:
-            children, model_us, num_steps = self._further(first, children[0], model_us)
+            children, model_us, num_steps = self._further(first, children[0], model_us, heard)
         if not all(one.tokens for of_text in children for one in of_text):
             self.forwards.trouble(
                 f"its {'head computes' if self.head else 'model computes'} numbers that are not "
@@ -229,13 +233,14 @@ class Worker:
         return Proposed(action.ticket, children, model_us, num_steps)
 
     def _further(
-        self, first: Part, begun: tuple[Children, ...], model_us: int
+        self, first: Part, begun: tuple[Children, ...], model_us: int, heard: int
     ) -> tuple[tuple[tuple[Children, ...], ...], int, int]:
         """Make the steps behind the first; return the chain, microseconds and steps of all."""
         chain, num_steps = list(begun), 1
         while first.is_followed(chain):
             self.forwards.wait()
-            if self.is_called():
+            # Beside a GPU a message may have been handled already since the first step began.
+            if self.is_called() or self.forwards.num_received != heard:
                 break
             made, step_us = self._steps(first.after(chain), first.ahead[len(chain) :])
             num_steps += len(made)

@@ -11,6 +11,7 @@ Three devices are served alike (`Forwards.launched`):
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -139,9 +140,10 @@ class Simulated(Generic[Result_co]):
 
 # -- GPU -------------------------------------------------------------------------------------------
 
-# A GPU is asked whether it has ended a forward from this share of its usual time on. Until then the
-# loop may sleep; a forward is seldom so much quicker than usual, and the loop would wake late.
-ASKED_FROM = 0.8
+# A GPU is asked whether it has ended a forward from this share on of the time that the quickest of
+# the last such forwards has taken. Until then the loop may sleep. One of so many rows as were not
+# seen yet is asked for at once, and again and again.
+ASKED_FROM, NUM_RECENT = 0.8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,7 @@ class Forwards:
         on_gpu: bool = False,
     ) -> None:
         self._on_gpu = on_gpu and not device.is_simulated
+        self._recent: dict[int, deque[float]] = {}  # seconds of the last forwards, by their rows
         self._there: torch.Tensor | None = None  # any result of the last forward
         self._times = Durations(measured)
         self._executor = executor
@@ -334,7 +337,11 @@ class Forwards:
         self._heart.progress += self._num_forwards
         self._heart.num_uncaptured = self._executor.num_uncaptured
         ended = time.perf_counter()
-        self._times.took(self._num_rows, (ended - self._started) / self._num_forwards)
+        took_s = (ended - self._started) / self._num_forwards
+        self._times.took(self._num_rows, took_s)
+        if self._on_gpu and self._num_forwards == 1:
+            recent = self._recent.setdefault(self._num_rows, deque(maxlen=NUM_RECENT))
+            recent.append(took_s)
         if self._device.is_simulated:
             ended, late_s = self._device.end_of(self._started, self._num_rows)
             self.ends_at = ended
@@ -356,7 +363,8 @@ class Forwards:
         ends  does what is left to do, calls `done`, and returns the result
         """
         if self._on_gpu and self._there is not None:
-            due_at = self._started + ASKED_FROM * self._expected_s(self._num_rows)
+            quickest_s = min(self._recent.get(self._num_rows, (0.0,)))
+            due_at = self._started + ASKED_FROM * quickest_s
             return OnDevice(Point(self._there), due_at, partial(self._end, ends))
         result = ends()
         if self.ends_at is None:
@@ -366,7 +374,16 @@ class Forwards:
 
     def _end(self, ends: Later[Result]) -> Result:
         self._heart.watch.enter(Phase.CHOOSE)
-        return ends()
+        result = ends()
+        # Further steps of a drafter have begun and ended meanwhile.
+        self._heart.ends()
+        self._heart.watch.device_ended()
+        return result
+
+    @property
+    def num_received(self) -> int:
+        """Return how many frames the loop has received so far."""
+        return self._heart.watch.num_received
 
     def wait(self) -> None:
         """Wait until the simulated device has ended the last forward that is done."""

@@ -99,6 +99,7 @@ class Stopwatch:
     """Adds up the nanoseconds of each phase. One thread uses it; any thread may read the totals.
 
     clock  nanoseconds of a monotonic clock
+    num_received  frames that have arrived so far
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -111,6 +112,7 @@ class Stopwatch:
         # When the device's forward ends; NEVER: there is none, or the time is unknown.
         self._ends = NEVER
         self._recorder: Recorder | None = None
+        self.num_received = 0
 
     def record(self, recorder: Recorder) -> None:
         """Tell the recorder of every phase, frame and forward from now on."""
@@ -173,7 +175,8 @@ class Stopwatch:
         self._since = ns
 
     def received(self, frame: bytes) -> None:
-        """Record that a frame has arrived."""
+        """Count a frame that has arrived, and record it."""
+        self.num_received += 1
         if self._recorder is not None and frame:
             self._recorder.add(self._clock(), Mark.RECEIVED, frame[0], detail=crc32(frame))
 

@@ -372,7 +372,7 @@ class Pair:
         self.check(prompt)
         request = self.reviewed_params(request)
         if written:
-            self.check_written(written, request)
+            self.check_written(len(prompt), written, request)
         if not isinstance(speculation, SpeculationConfig):
             line = f"speculation: expected SpeculationConfig, got {shown(speculation)}"
             raise ConfigurationError(line)
@@ -399,9 +399,12 @@ class Pair:
         )
         return stream, seed
 
-    def check_written(self, written: tuple[int, ...], request: SamplingParams) -> None:
+    def check_written(
+        self, num_prompt: int, written: tuple[int, ...], request: SamplingParams
+    ) -> None:
         """Raise ConfigurationError if an answer cannot go on behind these tokens of it."""
-        check_written(written, request, self._limits()[1], self.ending(request).stop_ids)
+        (most, num_ids), stop_ids = self._limits(), self.ending(request).stop_ids
+        check_written(written, request, num_ids, stop_ids, most - num_prompt)
 
     @property
     def drafts_in_other_words(self) -> bool:

@@ -120,13 +120,17 @@ class Request:
             )
         for index, tokens in enumerate(written):
             if tokens:
-                self._pair.check_written(tokens, self._params)
+                self._pair.check_written(len(self._ids), tokens, self._params)
             self._resumed[index] = self._assembly(index, 0).resume(tokens) if tokens else ""
         self._written = written
 
     def resumed_text(self, index: int) -> str:
         """Return the text that the tokens of a text have shown that were written elsewhere."""
         return self._resumed.get(index, "")
+
+    def is_resumed(self, index: int) -> bool:
+        """True if tokens of a text were written elsewhere."""
+        return bool(self._written and self._written[index])
 
     @property
     def num_resumed(self) -> int:
@@ -161,7 +165,7 @@ class Request:
             raise
         self._params = self._params.model_copy(update={"seed": seed})
         assembly = self._open[stream] = self._assembly(index, seed)
-        if self._written and self._written[index]:
+        if self.is_resumed(index):
             assembly.resume(self._written[index])
         return stream
 

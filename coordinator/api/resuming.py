@@ -9,19 +9,26 @@ from proto.messages import GREEDY_BELOW
 
 
 def check_written(
-    written: Sequence[int], params: SamplingParams, num_ids: int, stop_ids: Collection[int]
+    written: Sequence[int],
+    params: SamplingParams,
+    num_ids: int,
+    stop_ids: Collection[int],
+    room: int,
 ) -> None:
     """Raise ConfigurationError if no answer with these parameters goes on behind these tokens.
 
     num_ids   token ids from this number on are none of the target's
     stop_ids  tokens that end the text
+    room      tokens that fit behind the prompt
     """
     if (wrong := next((one for one in written if not 0 <= one < num_ids), None)) is not None:
         raise ConfigurationError(f"token id {wrong}: the target has ids from 0 to {num_ids - 1}")
-    if len(written) >= params.max_tokens:
+    if len(written) >= min(params.max_tokens, room):
+        limit = f"{called('max_tokens')} is {params.max_tokens}"
+        if room < params.max_tokens:
+            limit = f"{room} fit behind the prompt"
         raise ConfigurationError(
-            f"{len(written)} tokens are written already, and {called('max_tokens')} is "
-            f"{params.max_tokens}: nothing is left to write"
+            f"{len(written)} tokens are written already, and {limit}: nothing is left to write"
         )
     if (ended := next((one for one in written if one in stop_ids), None)) is not None:
         raise ConfigurationError(f"token id {ended} ends the text: nothing follows it")

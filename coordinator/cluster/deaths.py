@@ -21,7 +21,7 @@ This file says what comes of it:
 
 Then `Router._lost` takes the texts from the node and offers them to others. Each text's session is
 told (`NodeLost`, `text/session.py`). A node that was started here is started again
-(`launching/restarts.py`); a target's last process is one after which none is awaited. A node that
+(`launching/restarts.py`), a target a few times in a row; then none is awaited any more. A node that
 comes back is given its texts again (`Router._joined`): it learns of them by an Open with all their
 tokens, so nothing of a dead node is needed.
 """
@@ -67,6 +67,7 @@ class Deaths:
             return Warn(f"{line}; {_without_drafter(others_draft=others_draft)}")
         if was_ready and self._awaits_target and not end.is_last:
             return Warn(f"{line}; waiting for another")
+        line = node.failure or line  # a silence, before the process was killed for it
         return Abort(NodeError(f"{line} (after {num_tokens} tokens)" if was_ready else line))
 
     def of_silence(self, node: Node, line: str, *, others_draft: bool) -> Warn | Abort:

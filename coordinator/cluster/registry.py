@@ -20,6 +20,7 @@ heads that fit the target but read hidden states of different layers, the first 
 may replace another one in the middle of a text only if it is the same model with the same settings.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,8 @@ from proto.messages import (
 # -- registry --------------------------------------------------------------------------------------
 
 OWN_PAUSE_S = 1.0
-LOADING_LIMIT_S = 300.0  # for the signs of life of a target that is started again
+LOADING_LIMIT_S = 300.0  # for news of a target that is started again
+LEAVING_LIMIT_S = 5.0  # for the end of a target's process after the target has failed
 # A node started by hand that is already running tries to join at least every three seconds.
 JOIN_LIMIT_S = 5.0
 MAX_BY_HAND = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
@@ -130,6 +132,9 @@ class Node:
     joined_at       when it was accepted
     ready_at        when its first heartbeat came after it was accepted
     forerunner      the Hello of the process that it replaces; None: there was none
+    news_at         when what it does has changed last
+    has_ended       its process has ended
+    failure         why it was given up before its process ended, for people; "": it was not
     num_forwards_before, num_overruns_before, late_us_before  sums of the nodes that it replaces
     """
 
@@ -160,6 +165,9 @@ class Node:
     ready_at: float | None = None
     num_forwards_before: int = 0
     forerunner: Hello | None = None
+    news_at: float = 0.0
+    has_ended: bool = False
+    failure: str = ""
     num_overruns_before: int = 0
     late_us_before: int = 0
 
@@ -243,6 +251,7 @@ class Registry:
             is_again=is_again,
             is_by_hand=is_by_hand,
             forerunner=next((one.hello or one.forerunner for one in gone), None),
+            news_at=now,
             num_forwards_before=sum(node.progress + node.num_forwards_before for node in gone),
             num_overruns_before=sum(node.num_overruns + node.num_overruns_before for node in gone),
             late_us_before=sum(node.late_us + node.late_us_before for node in gone),
@@ -439,6 +448,8 @@ class Registry:
         """Store a node's heartbeat. True if its link to another host just became slower."""
         if node.ready_at is None:
             node.ready_at = now
+        if beat.state != node.state:
+            node.news_at = now
         node.state, node.progress, node.marks = beat.state, beat.progress, beat.marks
         node.under_way = UnderWay.of(beat)
         node.times_us, node.beside_us = beat.times_us, beat.beside_us
@@ -495,26 +506,36 @@ class Registry:
         return silent
 
     def stuck(self, now: float) -> list[Node]:
-        """Return the targets that were started again and say nothing while they load, each once."""
+        """Return the targets whose processes have to be killed, each once.
+
+        They were started here. Either they were started again and tell nothing new while they load,
+        or they have failed and their processes do not end.
+        """
         found = [
             node
             for node in self.of_role(Role.TARGET)
-            if node.health is Health.EXPECTED and node.is_again and not node.is_by_hand
-            if node.detector.silence_s(now) > LOADING_LIMIT_S
+            if not node.is_by_hand and not node.has_ended and now - node.news_at > _limit_s(node)
         ]
         for node in found:
-            node.detector.heard(now)
+            node.news_at = now
         return found
 
-    @property
-    def is_without_target(self) -> bool:
-        """True if no target is there, and none is waited for."""
-        return all(node.health is Health.GONE for node in self.of_role(Role.TARGET))
+    def lacks_target(self, node: Node) -> bool:
+        """True if this was a target, and no other one is there or waited for."""
+        targets = self.of_role(Role.TARGET)
+        return node in targets and all(one.health is Health.GONE for one in targets)
 
-    def gone(self, node: Node) -> None:
+    def gone(self, node: Node, now: float = 0.0) -> None:
         """Mark a node as gone: its process has ended or failed, or was sent away."""
         self.losses[node.role] += node.health is Health.READY
         node.health = Health.GONE
+        node.news_at = now
+
+    def ended(self, node_id: NodeId) -> Node | None:
+        """Note that a node's process has ended; return the node, also if it is gone already."""
+        if (node := self._nodes.get(node_id)) is not None:
+            node.has_ended = True
+        return node
 
     def _introduced(self) -> list[Node]:
         """Return the nodes that were accepted, except nodes started by hand that are gone."""
@@ -556,6 +577,13 @@ class Registry:
 def names_by_hand(role: Role) -> tuple[NodeId, ...]:
     """Return the names that nodes of this role may have if they are started by hand."""
     return tuple(f"{role}-{number}".encode() for number in range(1, MAX_BY_HAND[role] + 1))
+
+
+def _limit_s(node: Node) -> float:
+    """Return for how many seconds a target's process may do what it does now."""
+    if node.health is Health.GONE:
+        return LEAVING_LIMIT_S
+    return LOADING_LIMIT_S if node.health is Health.EXPECTED and node.is_again else math.inf
 
 
 def _begin_anew(node: Node) -> None:

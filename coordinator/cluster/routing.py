@@ -449,18 +449,19 @@ class Router:
 
     def _on_ended(self, end: NodeEnded, now: float) -> None:
         """Handle the end of a process; a node that is gone has reported its failure itself."""
-        node = self.registry.find(end.node)
-        if node is not None:
+        node = self.registry.ended(end.node)
+        if node is not None and node.health is not Health.GONE:
             self._failed(node, end, now)
-        elif end.is_last and self.registry.is_without_target:
-            self._do(Abort(NodeError(end.line)))
+        elif node is not None and end.is_last and self.registry.lacks_target(node):
+            self._do(Abort(NodeError(node.failure or end.line)))
 
     def _failed(self, node: Node, end: NodeEnded, now: float) -> None:
         """Handle that a node has ended, as `deaths.py` says."""
         others = [one for one in self.registry.ready(Role.DRAFTER) if one is not node]
         written = sum(text.timed.machine.num_generated for text in self._open.values())
         answer = self._deaths.of(node, end, others_draft=bool(others), num_tokens=written)
-        self.registry.gone(node)
+        node.failure = node.failure or end.line
+        self.registry.gone(node, now)
         if answer is not None:
             self._do(answer)
         if not isinstance(answer, Abort):
@@ -476,10 +477,11 @@ class Router:
             if isinstance(answer, Abort):
                 return
             self._lost(node, now)
+            node.failure = line
             if node.role is Role.TARGET and not node.is_by_hand:
                 self._do(Kill(node.id))  # a process that wakes again would be one too many
         for node in self.registry.stuck(now):
-            self._do(Warn(f"{self.registry.title(node)} has told nothing new while loading"))
+            self._do(Warn(f"{self.registry.title(node)} does not answer; its process is killed"))
             self._do(Kill(node.id))
         if self.registry.awaits_no_longer(now) and not self.registry.ready(Role.DRAFTER):
             self._do(Warn(NOBODY_DRAFTS))

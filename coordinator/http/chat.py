@@ -94,7 +94,7 @@ class Chat:
                     if made.index not in streams:
                         (request,) = self.job.requests
                         streams[made.index] = self._stream(request.resumed_text(made.index))
-                        if self._body.resume is None:
+                        if not request.is_resumed(made.index):
                             yield {**head, **self._begun(made.index), **self._prompt_ids(output)}
                     counts.add(made)
                     stream, is_last = streams[made.index], made.finish_reason is not None

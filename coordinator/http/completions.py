@@ -57,7 +57,8 @@ class Completions:
         """Yield chunks of the streamed answer, one for each output; then the usage, if wanted."""
         counts = Counts(self.job)
         # Places of the choices that have had a chunk, here or elsewhere.
-        begun: set[int] = set() if self._body.resume is None else set(range(self._n))
+        (first, *_) = self.job.requests
+        begun = {index for index in range(self._n) if first.is_resumed(index)}
         async with aclosing(self.job.parts()) as parts:
             async for index, output in parts:
                 if isinstance(output, EmitRead):

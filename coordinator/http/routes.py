@@ -131,6 +131,8 @@ class Routes:
     ) -> tuple[list[Asked], list[tuple[str, list[int]]]]:
         """Return the requests for the prompts, and what is echoed of them."""
         resume, prompts = body.resumed(), body.prompts()
+        if resume is not None and len(prompts) != 1:
+            raise ConfigurationError(f"resume goes with one prompt, not with {len(prompts)}")
         if resume is not None and resume.prompt_token_ids is not None:
             prompts = [list(resume.prompt_token_ids)]
         asked = self._llm.asking.requests(
@@ -360,11 +362,8 @@ def _watch(asked: Sequence[Asked], body: Common) -> None:
 
 def _resume(asked: Sequence[Asked], body: Common) -> None:
     """Let the texts go on behind what was written elsewhere. Raises ConfigurationError."""
-    if body.resume is None:
-        return
-    if len(asked) != 1:
-        raise ConfigurationError(f"resume goes with one prompt, not with {len(asked)}")
-    asked[0].resume(body.resume.written())
+    if body.resume is not None:
+        asked[0].resume(body.resume.written())
 
 
 # -- app -------------------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ def measure(kit: Kit) -> None:
     ]
     if (status := pytest.main(given, plugins=[Watcher(kit)])) not in RAN:
         raise ValueError(f"pytest ended with status {int(status)}")
+    if status == pytest.ExitCode.TESTS_FAILED:
+        raise ValueError("some tests have failed; their rows say why")
 
 
 if __name__ == "__main__":

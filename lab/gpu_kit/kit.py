@@ -106,7 +106,8 @@ class Kit:
             if path.name != "config.json" and not (beside / path.name).exists():
                 (beside / path.name).symlink_to(path)
         config = json.loads((folder / "config.json").read_text())
-        config["max_position_embeddings"] = LONGEST_SMALL if self.is_small else LONGEST
+        longest = LONGEST_SMALL if self.is_small else LONGEST
+        config["max_position_embeddings"] = max(longest, config["max_position_embeddings"])
         (beside / "config.json").write_text(json.dumps(config))
         return beside
 

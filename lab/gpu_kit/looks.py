@@ -36,7 +36,7 @@ def surprises(kit: Kit) -> list[str]:
     found = []
     for line in (kit.out / ROWS).read_text().splitlines():
         row = json.loads(line)
-        for name, expected in row["expected"].items():
+        for name, expected in row.get("expected", {}).items():
             ratio = row["figures"][name] / expected
             found.append((max(ratio, 1 / ratio), f"{row['what']}: {name} {ratio:.2f} of expected"))
     return [words for _, words in sorted(found, reverse=True)[:NUM_SURPRISES]]

@@ -57,6 +57,8 @@ def measure(kit: Kit) -> None:
                 "drafter_device": kit.device,
                 "dtype": "bfloat16",
                 "max_num_seqs": max(CROWDS),
+                "target_restarts": 0,
+                "drafter_restarts": 0,
                 **settings,
             }
         )

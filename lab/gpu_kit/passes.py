@@ -11,10 +11,12 @@ import torch
 
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.choice.coupling import choose, usual_choices
-from engine.choice.coupling_on_gpu import record_choices
+from engine.choice.coupling_on_gpu import capture_on, record_choices
+from engine.choice.logit_graphs import Captures
 from engine.choice.sampling import Sampling
 from engine.device import torch_device
 from engine.errors import OutOfMemory
+from engine.forward.graphs import recorder
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.loading import make_executor
 from engine.model_executor import ModelExecutor
@@ -40,8 +42,7 @@ def measure(kit: Kit) -> None:
     """Measure it all, the important things first. Raises ModelError, ValueError."""
     machine(kit)
     for role in ("target", "drafter"):
-        folder = kit.model(role)
-        loaded = load_model(str(folder), device=kit.device)
+        loaded = load_model(str(kit.long_model(role)), device=kit.device)
         passes(kit, role, loaded)
         del loaded
         free_memory()
@@ -109,6 +110,8 @@ def choices(kit: Kit) -> None:
     """Time the choice of tokens from logits of a real vocabulary, recorded and to the host."""
     where = torch_device(kit.device)
     logits = torch.randn(17, VOCABULARY_SMALL if kit.is_small else VOCABULARY, device=where)
+    if kit.is_on_gpu:  # those of the models before are for other numbers of rows
+        capture_on(where, Captures(recorder(where), (1, 5, 17)))
     record_choices(usual_choices(()), logits, (1, 5, 17))
     for name, sampling in (
         ("greedy", Sampling()),

@@ -22,6 +22,8 @@ VOCAB = 200
 class Model:
     """Says one token after the other, step by step or several steps at once."""
 
+    num_received = 0
+
     def __init__(self, *tokens: int, can_chain: bool = True) -> None:
         self.tokens = list(tokens)
         self.chains = can_chain
@@ -51,12 +53,15 @@ class Model:
         pass
 
 
-def propose(model: Model, part: Part, *, is_called: bool = False) -> Proposed:
+def worker_of(model: Model, *, is_called: bool = False) -> Worker:
     config: Any = SimpleNamespace(max_candidates=8)
     engine: Any = SimpleNamespace(loaded=SimpleNamespace(vocab_size=VOCAB))
     forwards: Any = model
-    worker = Worker(config, engine, forwards, VOCAB, lambda: is_called)
-    return worker.compute(Compute(1, (part,)))
+    return Worker(config, engine, forwards, VOCAB, lambda: is_called)
+
+
+def propose(model: Model, part: Part, *, is_called: bool = False) -> Proposed:
+    return worker_of(model, is_called=is_called).compute(Compute(1, (part,)))
 
 
 def chain(num_ahead: int, **changes: Any) -> Part:
@@ -72,7 +77,8 @@ def tokens_of(proposed: Proposed) -> list[int]:
 
 
 def test_several_steps_are_one_call_and_say_what_single_steps_say() -> None:
-    for num_ahead, calls in ((1, [1, 1]), (2, [1, -2]), (4, [1, -4]), (7, [1, -4, -2, 1])):
+    cases = ((1, [1, 1]), (2, [1, -2]), (3, [1, -3]), (4, [1, -4]), (7, [1, -4, -3]))
+    for num_ahead, calls in cases:
         said = range(50, 51 + num_ahead)
         at_once, singly = Model(*said), Model(*said, can_chain=False)
         found = propose(at_once, chain(num_ahead))
@@ -93,6 +99,14 @@ def test_what_was_drafted_behind_the_end_of_the_text_is_not_said() -> None:
 def test_a_message_that_has_come_ends_the_chain() -> None:
     model = Model(50, 51, 52)
     assert tokens_of(propose(model, chain(2), is_called=True)) == [50]
+    assert model.calls == [1]
+
+
+def test_a_message_that_was_handled_while_a_gpu_made_the_first_step_ends_the_chain() -> None:
+    model = Model(50, 51, 52)
+    ends = worker_of(model)._begun(Compute(1, (chain(2),)))
+    model.num_received += 1
+    assert tokens_of(ends()) == [50]
     assert model.calls == [1]
 
 

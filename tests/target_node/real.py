@@ -29,7 +29,9 @@ from target_node.worker import Worker
 
 def heart() -> Any:
     """Of a node that nobody watches."""
-    watch = SimpleNamespace(enter=lambda phase: None, forward=lambda rows, asked: None)
+    watch = SimpleNamespace(
+        enter=lambda phase: None, forward=lambda rows, asked: None, num_received=0
+    )
     trouble = list[str]().append
     return SimpleNamespace(
         watch=watch, progress=0, num_uncaptured=0, trouble=trouble, begins=lambda rows, s: None

@@ -253,7 +253,9 @@ def test_an_engine_of_a_head_drafts_for_a_worker(target: Path, tmp_path: Path) -
     assert (engine.executor.backend, engine.device) == ("eagle", "cpu")
     assert set(engine.pass_s) == {1, 2}
     assert said == ["loading weights", "warming up"]
-    watch = SimpleNamespace(enter=lambda phase: None, forward=lambda rows, asked: None)
+    watch = SimpleNamespace(
+        enter=lambda phase: None, forward=lambda rows, asked: None, num_received=0
+    )
     heart: Any = SimpleNamespace(
         watch=watch, progress=0, num_uncaptured=0, begins=lambda rows, s: None
     )
