@@ -1,4 +1,4 @@
-"""What becomes of a target that was started here and fails, and what the end of its process means."""
+"""What becomes of a target that was started here and fails, and what its end means."""
 
 from coordinator.cluster.registry import LEAVING_LIMIT_S, LOADING_LIMIT_S
 from coordinator.cluster.router_events import Abort, Arrived, Kill, NodeEnded, Tick, Warn
