@@ -87,6 +87,7 @@ class ScriptedPair:
         reader: Reader | None,
         is_watched: bool = False,
         thoughts: Thoughts | None = None,
+        written: tuple[int, ...] = (),
     ) -> tuple[TokenStream, int]:
         """As `Pair.generate`."""
         assert thoughts is None

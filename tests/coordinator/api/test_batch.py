@@ -139,8 +139,9 @@ def test_a_task_that_is_cancelled_ends_its_own_texts_alone() -> None:
     async def main() -> list[list[tuple[str, bool]]]:
         kept = [asyncio.create_task(read(pair.request(number))) for number in (1, 2)]
         lost = [asyncio.create_task(read(pair.request(number))) for number in (3, 4, 5)]
-        while len(pair.asked) < 4:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(5.0):
+            while len(pair.asked) < 4:
+                await asyncio.sleep(0)
         for task in lost:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
