@@ -58,7 +58,9 @@ def answered(
             yield 0, part
 
     names = TokenNames(MADE[kind])
-    request = SimpleNamespace(prompt_ids=whole.prompt_token_ids, num_resumed=0)
+    request = SimpleNamespace(
+        prompt_ids=whole.prompt_token_ids, num_resumed=0, is_resumed=lambda index: False
+    )
     job: Any = SimpleNamespace(name="job", requests=[request], parts=come)
     echoes = [names.echo(None, whole.prompt_token_ids)] if body.echo else []
     answer = Completions(job, body, "model", names, echoes)
