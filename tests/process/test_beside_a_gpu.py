@@ -52,6 +52,7 @@ def test_texts_are_equal_and_drafts_are_accepted_whenever_the_gpu_ends(
     assert all(node is not None and sum(node.beside_us) > 0 for node in nodes), "no host was free"
 
 
+@pytest.mark.long
 def test_a_result_that_is_read_too_early_is_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

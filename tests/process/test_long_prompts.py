@@ -68,6 +68,7 @@ def test_a_long_text_has_the_ids_that_the_usual_call_gives(tokenization: Tokeniz
     assert tokenization.encode(text, special_tokens=False, most=len(usual)) == tuple(usual)
 
 
+@pytest.mark.long
 def test_a_long_conversation_and_an_echo_are_as_those_made_here(
     tokenization: Tokenization,
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_target_that_is_stopped_is_replaced_and_harmless(
     assert silence.endswith("; it is replaced")
 
 
+@pytest.mark.long
 def test_after_its_restarts_in_a_row_everything_ends_with_one_line(config: PairConfig) -> None:
     with Pair(config.model_copy(update={"target_restarts": 1})) as pair:
         with pytest.raises(NodeError) as caught:
@@ -118,6 +119,7 @@ def test_without_restarts_everything_ends_at_once(config: PairConfig) -> None:
         assert pair.service.restarts[Role.TARGET] == 0
 
 
+@pytest.mark.long
 def test_clients_of_the_server_get_the_text_of_an_undisturbed_run(config: PairConfig) -> None:
     body = {"max_tokens": 100, "temperature": 0.8, "ignore_eos": True, "stream": False}
 

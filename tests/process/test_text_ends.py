@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_a_command_says_once_which_end_the_files_do_not_name(folder: Path, command: str) -> None:
     arguments = ["--target", str(folder), "--drafter", "ngram", "--max-tokens", "4"]
