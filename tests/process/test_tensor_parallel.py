@@ -170,7 +170,9 @@ def test_a_rank_that_is_killed_ends_the_target_with_one_line(
     rank: int, when: Callable[[Pair, Callable[[], None]], None], tmp_path: Path
 ) -> None:
     folder = str(make_model("llama", tmp_path))
-    config = PairConfig(target=folder, drafter=folder, dtype="float32", target_device=TWO)
+    config = PairConfig(
+        target=folder, drafter=folder, dtype="float32", target_device=TWO, target_restarts=0
+    )
     with Pair(config, with_drafter=False) as pair:
         target = pair.pids()["target"]
         ranks = [target, *children(target)]
@@ -189,7 +191,9 @@ def test_a_rank_that_is_stopped_is_named_within_the_limit_of_silence(
     when: Callable[[Pair, Callable[[], None]], None], tmp_path: Path
 ) -> None:
     folder = str(make_model("llama", tmp_path))
-    config = PairConfig(target=folder, drafter=folder, dtype="float32", target_device=TWO)
+    config = PairConfig(
+        target=folder, drafter=folder, dtype="float32", target_device=TWO, target_restarts=0
+    )
     with Pair(config, with_drafter=False) as pair:
         target = pair.pids()["target"]
         ranks = [target, *children(target)]
@@ -208,7 +212,9 @@ def test_no_rank_is_left_behind_when_a_pair_is_closed(
     stopped: tuple[int, ...], tmp_path: Path
 ) -> None:
     folder = str(make_model("llama", tmp_path))
-    config = PairConfig(target=folder, drafter=folder, dtype="float32", target_device=TWO)
+    config = PairConfig(
+        target=folder, drafter=folder, dtype="float32", target_device=TWO, target_restarts=0
+    )
     with Pair(config, with_drafter=False) as pair:
         target = pair.pids()["target"]
         ranks = [target, *children(target)]
