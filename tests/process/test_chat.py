@@ -86,7 +86,7 @@ class Oracle:
 @pytest.fixture
 def slow_chat(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[AtTerminal]:
     """At a terminal, and slow enough for an answer to have a middle."""
-    slowly = ("--simulate-target-ms", "30", "--system", SYSTEM)
+    slowly = ("--simulate-target-ms", "30", "--system", SYSTEM, "--target-restarts", "0")
     program = AtTerminal(command(folders, *slowly), tmp_path)
     try:
         program.wait_for("\r\n> ")

@@ -116,7 +116,7 @@ def test_a_stopped_drafter_is_not_waited_for_and_is_used_again_later(slow: Pair)
     resumed = generate(slow, PROMPT, PIPELINED, GREEDY)
     assert stopped.tokens == resumed.tokens == whole.tokens
     assert stopped.metrics.num_draft_tokens <= 2 * NUM_DRAFTS
-    assert stopped.metrics.fallbacks.get("late", 0) <= 2
+    assert stopped.metrics.fallbacks.get("late", 0) <= 8, "it is tried again and again"
     assert resumed.metrics.num_accepted_tokens > 20
 
 

@@ -87,7 +87,7 @@ def test_texts_that_are_complete_are_kept_when_the_target_dies(
     models: list[str], tmp_path: Path
 ) -> None:
     file = json_lines(tmp_path, *"abcde")
-    slowly = ["--max-num-seqs", "1", "--simulate-target-ms", "40"]
+    slowly = ["--max-num-seqs", "1", "--simulate-target-ms", "40", "--target-restarts", "0"]
     process = subprocess.Popen(
         command("--prompt-file", file, "--json", *slowly, *models),
         cwd=ROOT,
