@@ -37,7 +37,7 @@ from node.costs import Passes
 from node.dispatcher import Dispatcher
 from node.economics import CHAINS, PREFILL_CHUNKS
 from node.entrance import Entrance, Own
-from node.forwards import Forwards, SimulatedDevice, vocabulary_of
+from node.forwards import Forwards, SimulatedDevice, in_two, vocabulary_of
 from node.lanes import Lanes
 from node.loop import Loop
 from node.process import Heart
@@ -195,20 +195,11 @@ class Worker:
 
     def _begun(self, action: Compute) -> Later[Proposed]:
         """Launch the first step; return what ends it and makes the others. Errors as `compute`."""
-        heard = self.forwards.num_received
-        try:
-            choices = self._launched(action.parts)
-        except (RuntimeError, MemoryError) as error:
-            failed = self._failed(action, error)
-            return lambda: failed
-
-        def end() -> Proposed:
-            try:
-                return self._ended(action, choices, heard)
-            except (RuntimeError, MemoryError) as error:
-                return self._failed(action, error)
-
-        return end
+        return in_two(
+            partial(self._launched, action.parts),
+            partial(self._ended, action, self.forwards.num_received),
+            partial(self._failed, action),
+        )
 
     def _failed(self, action: Compute, error: RuntimeError | MemoryError) -> Proposed:
         """Return the result of steps that lack memory. Raises any other error."""
@@ -216,7 +207,7 @@ class Worker:
         nothing = ((),) * len(action.parts)
         return Proposed(action.ticket, nothing, self.forwards.done(), has_failed=True)
 
-    def _ended(self, action: Compute, choices: Choices, heard: int) -> Proposed:
+    def _ended(self, action: Compute, heard: int, choices: Choices) -> Proposed:
         """Return the result of the first step, once its device has ended it, and of the others.
 
         heard  frames that had been received when it was launched

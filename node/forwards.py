@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic
+from typing import Generic, TypeVar
 
 import torch
 
@@ -182,6 +182,30 @@ def vocabulary_of(config: NodeConfig) -> Vocabulary | None:
     else:
         folder = find_checkpoint(config.model, config.revision)
     return read_vocabulary(folder)
+
+
+Begun = TypeVar("Begun")
+
+
+def in_two(
+    begin: Callable[[], Begun],
+    end: Callable[[Begun], Result],
+    failed: Callable[[RuntimeError | MemoryError], Result],
+) -> Later[Result]:
+    """Begin now; return what ends it. An error at either moment becomes the result of `failed`."""
+    try:
+        begun = begin()
+    except (RuntimeError, MemoryError) as error:
+        result = failed(error)
+        return lambda: result
+
+    def ends() -> Result:
+        try:
+            return end(begun)
+        except (RuntimeError, MemoryError) as error:
+            return failed(error)
+
+    return ends
 
 
 class Forwards:

@@ -94,6 +94,7 @@ class Waiting:
         It cuts the wait short, so it is not measured.
         """
         self._state, self._pass_at, self._is_cut = State.BLIND, now, False
+        self.was_try = False
 
     def left_out(self, now: float) -> None:
         """Note a pass of others: what arrives while it runs may be heard only when it ends.

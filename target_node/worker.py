@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ from node.costs import Costs
 from node.dispatcher import Dispatcher
 from node.economics import PREFILL_CHUNKS
 from node.entrance import Entrance, Own
-from node.forwards import Forwards, SimulatedDevice, vocabulary_of
+from node.forwards import Forwards, SimulatedDevice, in_two, vocabulary_of
 from node.lanes import Lanes
 from node.loading import placing_of
 from node.loop import Loop
@@ -145,19 +146,11 @@ class Worker:
 
     def _begun(self, action: Compute) -> Later[Computed]:
         """Launch the pass; return what ends it. Errors as for `compute`, at either moment."""
-        try:
-            begun = self._launched(action)
-        except (RuntimeError, MemoryError) as error:
-            failed = self._failed(action, error)
-            return lambda: failed
-
-        def end() -> Computed:
-            try:
-                return self._ended(action, begun)
-            except (RuntimeError, MemoryError) as error:
-                return self._failed(action, error)
-
-        return end
+        return in_two(
+            partial(self._launched, action),
+            partial(self._ended, action),
+            partial(self._failed, action),
+        )
 
     def _failed(self, action: Compute, error: RuntimeError | MemoryError) -> Computed:
         """Return the result of a pass that lacks memory. Raises any other error."""

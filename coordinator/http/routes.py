@@ -223,9 +223,8 @@ class Routes:
         shown = [name for name in names if name in self._special]
         for one in asked:
             prompt = one.prompt or ""
-            if (
-                one.prompt is None and marks is not None
-            ):  # an answer that goes on may have ids alone
+            # That of an answer that goes on may be known by its ids alone.
+            if one.prompt is None and marks is not None:
                 prompt = self._token_names.echo(None, one.prompt_ids)[0]
             one.expect(marks, shown, continued or "", prompt)
 

@@ -17,7 +17,7 @@ from proto.messages import Role
 from tests.process.patience import wait_for
 from tests.process.reference import generate
 from tests.process.served import LIMIT_S, serving
-from tests.tiny_models import make_model, make_noised
+from tests.process.test_texts_at_once import make_pair
 
 pytestmark = pytest.mark.process
 
@@ -30,16 +30,7 @@ SEEDED = SamplingParams(temperature=0.8, seed=3, max_tokens=120, ignore_eos=True
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PairConfig:
     """A random model, and a drafter that agrees with it at times; restarts without a pause."""
     monkeypatch.setattr(restarts, "BACK_OFF_S", 0.05)
-    target = make_model("llama", tmp_path / "target")
-    drafter = make_noised(target, tmp_path / "drafter", 0.2)
-    return PairConfig(
-        target=str(target),
-        drafter=str(drafter),
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=4,
-        simulate_target_ms=8.0,
-    )
+    return make_pair("llama", tmp_path).model_copy(update={"max_num_seqs": 4})
 
 
 def write(pair: Pair, kills: int = 0) -> tuple[list[list[int]], int]:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(
 MOST_REGISTERS = 255  # of a thread
 MOST_SHARED = 227 << 10  # bytes of a thread block on sm_90
 ALIGNED = [["tt.divisibility", 16]]
+ALIGNED_IN_PRODUCTS = ("x", "weight", "out", "out_size", "in_size", "part")
 WIDE_COPY = r"cp\.async\.cg\.shared\.global \[[^\]]*\], \[[^\]]*\], 0x10"  # of 16 bytes
 WIDE, NARROW = r"ld\.global(?:\.\w+)*\.v4\.b32", r"ld\.global(?:\.\w+)*\.b(?:8|16) "
 COPY = r"cp\.async\.c[ag]\.shared\.global"
@@ -91,6 +92,13 @@ def assert_fits(made: Made) -> None:
     assert made.count(NARROW) == 0, "a load of less than four bytes"
 
 
+def constants_of(form: tuple[int, ...]) -> dict[str, Any]:
+    """Of a product without a bias, whose parts end where the inputs end."""
+    outputs, inputs, stages, _ = form
+    sizes = {"OUTPUTS": outputs, "INPUTS": inputs, "STAGES": stages}
+    return {**sizes, "IS_EVEN": True, "bias": None}
+
+
 def types_of(split: int, bias: str | None) -> dict[str, str]:
     """Of a product's arguments, in bfloat16."""
     out = "*fp32" if split > 1 else "*bf16"
@@ -103,17 +111,8 @@ def types_of(split: int, bias: str | None) -> dict[str, str]:
 def test_products_by_dots(form: tuple[int, ...], num_rows: int, tmp_path: Path) -> None:
     from engine.forward.few_rows_kernels import _dots
 
-    outputs, inputs, stages, split = form
-    constants = {
-        "ROWS": num_rows,
-        "OUTPUTS": outputs,
-        "INPUTS": inputs,
-        "STAGES": stages,
-        "IS_EVEN": True,
-        "bias": None,
-    }
-    aligned = ("x", "weight", "out", "out_size", "in_size", "part")
-    made = compiled(_dots, types_of(split, None), constants, aligned, tmp_path)
+    constants = {"ROWS": num_rows, **constants_of(form)}
+    made = compiled(_dots, types_of(form[3], None), constants, ALIGNED_IN_PRODUCTS, tmp_path)
     assert_fits(made)
     assert made.count(WIDE_COPY) == made.count(COPY) > 0, "all weights are read 16 bytes at a time"
     assert made.count("mma") > 0, "the matrix units are used"
@@ -136,18 +135,11 @@ def test_products_with_a_bias_and_of_odd_sizes(tmp_path: Path, *, is_even: bool)
 def test_products_by_sums(form: tuple[int, ...], tmp_path: Path) -> None:
     from engine.forward.few_rows_kernels import _sums
 
-    outputs, inputs, stages, split = form
-    constants = {
-        "OUTPUTS": outputs,
-        "INPUTS": inputs,
-        "STAGES": stages,
-        "IS_EVEN": True,
-        "bias": None,
-    }
-    aligned = ("x", "weight", "out", "out_size", "in_size", "part")
-    made = compiled(_sums, types_of(split, None), constants, aligned, tmp_path)
+    made = compiled(
+        _sums, types_of(form[3], None), constants_of(form), ALIGNED_IN_PRODUCTS, tmp_path
+    )
     assert_fits(made)
-    assert made.count(WIDE) == outputs + 1, "a row of the weight for each output, and the inputs"
+    assert made.count(WIDE) == form[0] + 1, "a row of the weight for each output, and the inputs"
 
 
 @pytest.mark.parametrize(
