@@ -22,6 +22,7 @@ from engine.choice.judging import life_of, sample_draft
 from engine.choice.sampling import sampling_of
 from engine.choice.translated import TranslatedChoice
 from engine.errors import EngineError, GrammarError, NotFinite
+from engine.forward.forward import over_all
 from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed
 from engine.loading import Engine, tokenizer_of
@@ -283,10 +284,10 @@ class Worker:
         asks = [
             range(len(part.feed.tokens) - part.num_asked, len(part.feed.tokens)) for part in parts
         ]
-        logits = self.forwards.run(feeds, asks).logits
+        out = self.forwards.run(feeds, asks)
         ends = list(accumulate(map(len, asks), initial=0))
         return [
-            self._children(logits[start:end], part) if part.num_asked else _no_children
+            self._children(out.logits[start:end], out.ids, part) if part.num_asked else _no_children
             for part, (start, end) in zip(parts, pairwise(ends), strict=True)
         ]
 
@@ -307,14 +308,18 @@ class Worker:
         known = tuple(min(token, self.num_rows - 1) for token in feed.tokens)
         return replace(feed, tokens=known)
 
-    def _children(self, logits: torch.Tensor, part: Part) -> Later[tuple[Children, ...]]:
-        """Begin to choose the children after each asked row of a text, by the logits [n, V].
+    def _children(
+        self, logits: torch.Tensor, ids: torch.Tensor | None, part: Part
+    ) -> Later[tuple[Children, ...]]:
+        """Begin to choose the children after each asked row of a text, by the logits of its rows.
+
+        logits, ids  as in `Output`
 
         If a row is not finite, there are no children after any row: one bad row spoils the others.
         """
         nothing = (NOTHING,) * part.num_asked
         try:
-            chosen = self._chosen(logits, part)
+            chosen = self._chosen(logits, ids, part)
         except NotFinite:
             return lambda: nothing
 
@@ -326,8 +331,12 @@ class Worker:
 
         return end
 
-    def _chosen(self, logits: torch.Tensor, part: Part) -> Later[tuple[Children, ...]]:
+    def _chosen(
+        self, logits: torch.Tensor, ids: torch.Tensor | None, part: Part
+    ) -> Later[tuple[Children, ...]]:
         """Begin to choose the children as `_children`. This and its result raise NotFinite."""
+        if part.opened.sampling.has_processors or part.sampled_in is not None:
+            logits, ids = over_all(logits, ids, self.num_rows), None
         if part.opened.sampling.has_processors:
             # The same processors as the target's, on the drafter's logits. A drafter that cannot
             # follow the text's grammar drafts all the same: the target has the last word.
@@ -336,7 +345,7 @@ class Worker:
                     logits[:, : self._num_valid(part)], part.opened, part.committed, part.drafted
                 )
         if part.sampled_in is None:
-            return self._coupled(logits, part)
+            return self._coupled(logits, ids, part)
         return partial(self._sampled, logits, part, part.sampled_in)
 
     def _sampled(self, logits: torch.Tensor, part: Part, life: int) -> tuple[Children, ...]:
@@ -354,8 +363,13 @@ class Worker:
         proposal = Proposal(tuple(ids.tolist()), tuple(weights.tolist()))
         return (Children((token,), (score,), (proposal,)),)
 
-    def _coupled(self, logits: torch.Tensor, part: Part) -> Later[tuple[Children, ...]]:
-        """Begin to choose drafts of each row with the target's noise, and scores; logits [n, V]."""
+    def _coupled(
+        self, logits: torch.Tensor, known: torch.Tensor | None, part: Part
+    ) -> Later[tuple[Children, ...]]:
+        """Begin to choose drafts of each row with the target's noise, and scores.
+
+        logits, known  as in `Output`
+        """
         spec, num_ranked = part.opened.sampling, part.opened.policy.branches
         sampling = sampling_of(spec.temperature, spec.top_k, spec.top_p, spec.min_p)
         drawn = sampling, spec.seed, spec.sample_index
@@ -369,7 +383,9 @@ class Worker:
             )
         else:
             ranked = rank_later(
-                logits, *drawn, part.positions, num_ranked, num_valid=self._num_valid(part)
+                *(logits, *drawn, part.positions, num_ranked),
+                num_valid=self._num_valid(part),
+                ids=known,
             )
 
         def end() -> tuple[Children, ...]:

@@ -71,8 +71,9 @@ class Executor(Protocol):
         step    the pass, as returned by `lay_out`
         layers  layers whose hidden states (features) are wanted, of all rows; () for heads
 
-        The logits are float32 [number asked, V], in the order of `asks`; the features are those of
-        all rows, feed by feed, or None. Both are valid until the next pass.
+        The logits are float32 [number asked, V], in the order of `asks`, or of some tokens
+        (`Output.ids`); the features are those of all rows, feed by feed, or None. Both are valid
+        until the next pass.
         """
 
     def run(self, feed: Feed, ask: Sequence[int]) -> torch.Tensor:

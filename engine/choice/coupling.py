@@ -36,7 +36,7 @@ Logits on a GPU are not copied to the host: `coupling_on_gpu.py` makes the same 
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -172,10 +172,16 @@ def rank_later(
     *,
     num_valid: int | None = None,
     beta: float | None = None,
+    ids: torch.Tensor | None = None,
 ) -> Later[tuple[list[list[int]], list[list[float]]]]:
-    """Begin what `rank_scored` does; return what returns its result, as in `choose_later`."""
+    """Begin what `rank_scored` does; return what returns its result, as in `choose_later`.
+
+    ids  int64 [D] ascending: the tokens of the logits' columns [n, D], on the host; None: all
+    """
     assert len(positions) == logits.shape[0]
     keys, sharpness = row_keys(seed, sample_index, positions), beta or _sharpness(sampling)
+    if ids is not None:
+        return lambda: _rank_some(logits, ids, sampling, keys, num_ranked, sharpness, num_valid)
     if is_host(logits):
         return lambda: _rank_here(to_host(logits, num_valid), sampling, keys, num_ranked, sharpness)
     if num_ranked > 1:
@@ -197,15 +203,56 @@ def _rank_here(
     scores = scaled(rows, sampling)
     if not sampling.cuts:
         return rank(_add_noise(scores, keys), num_ranked, sharpness)
+    return _rank_kept(candidates(scores, sampling), keys, num_ranked, sharpness)
+
+
+def _rank_kept(
+    kept: Iterable[tuple[Ids, Floats]],
+    keys: Sequence[int],
+    num_ranked: int,
+    sharpness: float,
+    known: Ids | None = None,
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Return what `rank` returns of the columns that the cuts keep, as `candidates` yields them.
+
+    known  [D]: the token of each column; None: its index
+    """
     ranked: list[list[int]] = []
     scored: list[list[float]] = []
-    for key, (ids, kept) in zip(keys, candidates(scores, sampling), strict=True):
-        by_id = np.argsort(ids)
-        ids, kept = ids[by_id], kept[by_id]
-        (first,), (values,) = rank((kept + _gumbel(_bits(key, ids)))[None], num_ranked, sharpness)
-        ranked.append(ids[first].tolist())
+    for key, (columns, scores) in zip(keys, kept, strict=True):
+        order = np.argsort(columns)
+        columns, scores = columns[order], scores[order]
+        ids = columns if known is None else known[columns]
+        (first,), (values,) = rank((scores + _gumbel(_bits(key, ids)))[None], num_ranked, sharpness)
+        ranked.append(columns[first].tolist())
         scored.append(values)
     return ranked, scored
+
+
+def _rank_some(
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    sampling: Sampling,
+    keys: Sequence[int],
+    num_ranked: int,
+    sharpness: float,
+    num_valid: int | None,
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Return what `rank_scored` returns, for logits [n, D] of some tokens on the host."""
+    known = ids.numpy()
+    num_columns = len(known) if num_valid is None else int(np.searchsorted(known, num_valid))
+    rows = to_host(logits, num_columns)
+    if sampling.is_greedy:
+        found, scores = rank(rows.copy() if num_ranked > 1 else rows, num_ranked, sharpness)
+    elif sampling.cuts:
+        kept = candidates(scaled(rows, sampling), sampling)
+        found, scores = _rank_kept(kept, keys, num_ranked, sharpness, known)
+    else:
+        total = scaled(rows, sampling)
+        for row, key in zip(total, keys, strict=True):
+            row += _gumbel(_bits(key, known[:num_columns]))
+        found, scores = rank(total, num_ranked, sharpness)
+    return [known[columns].tolist() for columns in found], scores
 
 
 def chain_choice(sampling: Sampling, *, num_valid: int | None = None) -> Choice:

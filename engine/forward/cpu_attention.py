@@ -136,6 +136,10 @@ class CpuAttention:
         self._attend(ctypes.addressof(look), *(tensor.data_ptr() for tensor in tensors))
         return out
 
+    def note(self, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """Note tokens whose keys and values were written without `see`; int64 [n] each."""
+        self._placed[slots] = positions.to(torch.int32)
+
     def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Note that slots were copied, all read before any was written; int64 [n] each."""
         self._placed[targets] = self._placed[sources]

@@ -108,12 +108,28 @@ class CpuLayers:
             return None
         return _function(self._layers[0].cache.dtype)
 
+    def _looks(self, rows: Rows) -> Sequence[Any]:
+        """Return how attention of each kind of layer is computed in a pass."""
+        kinds = range(1 + max(layer.kind for layer in self._layers))
+        about = self._heads, rows.queries.shape[1], self._scale
+        return [rows.sight.look(kind, *about) for kind in kinds]
+
+    def run_entered(self, rows: Rows, entering: torch.Tensor) -> torch.Tensor:
+        """Run a pass in one call, from what goes into the first layer; return the last norm.
+
+        entering  [n, inputs of the first product], written over; afterwards `rows.hidden` is the
+                  last layer's output
+        """
+        assert self._run_ours is not None, "a product is not our own"
+        looks, epsilon = self._looks(rows), self._merged.epsilon
+        structure = _Structure(self._layers[0], rows, looks, entering, epsilon)
+        self._run_ours(ctypes.addressof(self._ours), 0, len(self._layers), structure.address)
+        return entering.flatten()[: rows.hidden.numel()].view_as(rows.hidden)
+
     def run(self, rows: Rows, wanted: Layers) -> Result:
         """Run a pass; `wanted` are the layers whose inputs are kept."""
         normed = self._merged.add_and_norm(rows.hidden, None, self._first_norm)
-        kinds = range(1 + max(layer.kind for layer in self._layers))
-        about = self._heads, rows.queries.shape[1], self._scale
-        looks = [rows.sight.look(kind, *about) for kind in kinds]
+        looks = self._looks(rows)
         steps: _OneByOne | _Together
         if self._run_ours is None:
             steps = _OneByOne(self._merged, self.attention, self._layers, rows, looks, normed)

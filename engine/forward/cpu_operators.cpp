@@ -193,6 +193,24 @@ void layers(const Layer* all, int64_t first, int64_t last, const Pass& p) {
   }
 }
 
+// -- a draft head of EAGLE-3 ----------------------------------------------------------------------
+
+// What goes into the layer of such a head: of each row the norm of its token's embedding, behind it the norm of
+// its state. `hidden`, to which attention is added, is the state or its norm.
+//
+//   embeddings  [tokens, dim]
+//   hidden      [rows, dim]: states; changed in place if the residual is their norm
+//   entering    [rows, 2 dim]
+template <typename X>
+void enter_head(const X* embeddings, const int64_t* ids, const X* of_embedding, const X* of_state, X* hidden,
+                X* entering, int64_t rows, int64_t dim, float epsilon, int64_t residual_is_normed) {
+  for (int64_t m = 0; m < rows; m++, hidden += dim, entering += 2 * dim) {
+    norm(embeddings + ids[m] * dim, of_embedding, entering, dim, epsilon);
+    norm(hidden, of_state, entering + dim, dim, epsilon);
+    if (residual_is_normed) memcpy(hidden, entering + dim, dim * sizeof(X));
+  }
+}
+
 }  // namespace
 
 // Each function twice, for both types of numbers.
@@ -223,3 +241,12 @@ BOTH(turn_and_write, PARAMETERS, CALL)
 #define PARAMETERS(X) (const Layer* all, int64_t first, int64_t last, const Pass* pass)
 #define CALL(X) layers<X>(all, first, last, *pass)
 BOTH(layers, PARAMETERS, CALL)
+#undef PARAMETERS
+#undef CALL
+
+#define PARAMETERS(X) \
+  (const X* embeddings, const int64_t* ids, const X* of_embedding, const X* of_state, X* hidden, X* entering, \
+   int64_t rows, int64_t dim, float epsilon, int64_t residual_is_normed)
+#define CALL(X) \
+  enter_head<X>(embeddings, ids, of_embedding, of_state, hidden, entering, rows, dim, epsilon, residual_is_normed)
+BOTH(enter_head, PARAMETERS, CALL)

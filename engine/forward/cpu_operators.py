@@ -52,7 +52,9 @@ class CpuOperators:
         self._gate.argtypes = (_POINTER, _POINTER, _SIZE, _SIZE)
         self._turn_and_write = found[f"slipstream_turn_and_write_{NAMES[dtype]}"]
         self._turn_and_write.argtypes = (_POINTER,) * 8
-        for function in (self._add_and_norm, self._gate, self._turn_and_write):
+        self._enter_head = found[f"slipstream_enter_head_{NAMES[dtype]}"]
+        self._enter_head.argtypes = (*(_POINTER,) * 6, _SIZE, _SIZE, _FLOAT, _SIZE)
+        for function in (self._add_and_norm, self._gate, self._turn_and_write, self._enter_head):
             function.restype = None
 
     def add_and_norm(
@@ -95,6 +97,28 @@ class CpuOperators:
         address = 0 if weights is None else weights.data_ptr()
         rest = [tensor.data_ptr() for tensor in tensors]
         self._turn_and_write(ctypes.addressof(heads), qkv.data_ptr(), address, *rest)
+
+    def enter_head(
+        self,
+        embeddings: torch.Tensor,
+        ids: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor],
+        hidden: torch.Tensor,
+        *,
+        residual_is_normed: bool,
+    ) -> torch.Tensor:
+        """Return what goes into the layer of an EAGLE-3 head: two norms side by side [n, 2 dim].
+
+        embeddings  [tokens, dim], and `ids` [n] int64 into them
+        norms       the weights [dim] of the norms of embeddings and of states
+        hidden      [n, dim]: the states; if the residual is their norm, that replaces them
+        """
+        (num_rows, dim), ids = hidden.shape, ids.contiguous()
+        entering = hidden.new_empty(num_rows, 2 * dim)
+        tensors = embeddings, ids, *norms, hidden, entering
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        self._enter_head(*addresses, num_rows, dim, self.epsilon, residual_is_normed)
+        return entering
 
 
 def operators(dtype: torch.dtype, epsilon: float) -> CpuOperators | None:

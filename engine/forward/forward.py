@@ -168,13 +168,24 @@ Shape = tuple[int, int]
 class Output:
     """Result of a forward pass, on the model's device, in its dtype; valid until the next pass.
 
-    logits    [k, V]: of the rows that were asked for
+    logits    [k, V]: of the rows that were asked for; or [k, D], if `ids` is there
     features  [n, len(layers) * hidden_size]: hidden states of all rows, the wanted layers
               concatenated in the order asked for; None: none were wanted
+    ids       int64 [D] ascending: the tokens that have logits, the others have -inf (a head that
+              drafts only common tokens); None: all have
     """
 
     logits: torch.Tensor
     features: torch.Tensor | None = None
+    ids: torch.Tensor | None = None
+
+
+def over_all(logits: torch.Tensor, ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """Return the logits [k, V] of all tokens for those of some, as `Output` has them."""
+    if ids is None:
+        return logits
+    made = logits.new_full((len(logits), vocab_size), -torch.inf)
+    return made.index_copy_(1, ids, logits)
 
 
 @dataclass(frozen=True, slots=True)

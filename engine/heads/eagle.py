@@ -16,11 +16,19 @@ from engine.checkpoint.files import one_line
 from engine.device import pin_ahead, send
 from engine.errors import kind_of
 from engine.executor import Executor
-from engine.forward.forward import FEWEST_PROMPT_ROWS, PROMPT_ROWS, Layers, Output, rows_of
+from engine.forward.forward import (
+    FEWEST_PROMPT_ROWS,
+    PROMPT_ROWS,
+    Layers,
+    Output,
+    over_all,
+    rows_of,
+)
 from engine.forward.kv_cache import zeros
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead
+from engine.heads.eagle_on_cpu import own_layer
 from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
 from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps
@@ -277,6 +285,7 @@ class EagleExecutor(Executor):
         self._rotations = rotations(config.rope, num_positions, self._dtype).to(self._device)
         group = config.num_heads // config.num_kv_heads
         self._attention = LaneAttention(self._cache[None], self.lanes, group, config.dim**-0.5)
+        self._own = own_layer(self._head, self._cache)
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> EaglePass:
         """Lay out a pass on the host and return it; run it before another is laid out."""
@@ -299,12 +308,27 @@ class EagleExecutor(Executor):
             parts = [self._logits_of(wave, step.num_visible) for wave in step.waves]
             places = [place for wave in step.waves for place in wave.places]
             if places == list(range(step.num_asked)) and parts:
-                return Output(parts[0] if len(parts) == 1 else torch.cat(parts))
-            made = torch.zeros(step.num_asked, self.loaded.vocab_size, device=self._device)
+                return self._output(parts[0] if len(parts) == 1 else torch.cat(parts))
+            made = torch.zeros(step.num_asked, self._head.config.draft_vocab, device=self._device)
             if places:
                 where = send(torch.tensor(places), self._device)
                 made.index_copy_(0, where, torch.cat(parts))
-            return Output(made)
+            return self._output(made)
+
+    def _output(self, logits: torch.Tensor) -> Output:
+        """Return logits of the draft vocabulary [k, D] as the pass's output.
+
+        A CPU chooses among the tokens that the head can draft, a GPU among all.
+        """
+        ids = self._head.targets
+        if ids is None or (self._device.type == "cpu" and self._head.is_ascending):
+            return Output(logits, ids=ids)
+        return Output(over_all(logits, ids, self.loaded.vocab_size))
+
+    def run_together(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run several lanes' rows as one pass; return the logits [k, V] of each, concatenated."""
+        out = self.forward(self.lay_out(feeds, asks))
+        return over_all(out.logits, out.ids, self.loaded.vocab_size)
 
     def _note(self, slots: Integers, value: float) -> None:
         """Make slots visible (`value` 0) or hidden (the lowest number) in all later masks."""
@@ -312,14 +336,34 @@ class EagleExecutor(Executor):
             self._hidden.index_fill_(0, send(torch.from_numpy(slots), self._device), value)
 
     def _logits_of(self, wave: Wave, num_visible: int) -> torch.Tensor:
-        """Run a wave; return the logits [k, V] float32 of its k wanted rows."""
+        """Run a wave; return the logits [k, D] float32 of its k wanted rows."""
         on_host = torch.from_numpy(wave.rows)
-        rows = send(on_host, self._device)
-        states = self._compute(wave, rows, self._mask(wave, on_host, rows, num_visible))
+        normed = self._computed_here(wave, on_host)
+        is_normed = normed is not None
+        if normed is None:
+            rows = send(on_host, self._device)
+            normed = self._compute(wave, rows, self._mask(wave, on_host, rows, num_visible))
         wanted = wave.wanted
-        if len(wanted) != len(states) or any(row != i for i, row in enumerate(wanted)):
-            states = states[send(torch.tensor(wanted, dtype=torch.int64), self._device)]
-        return self._head.logits(states)
+        if len(wanted) != len(normed) or any(row != i for i, row in enumerate(wanted)):
+            normed = normed[send(torch.tensor(wanted, dtype=torch.int64), self._device)]
+        return self._head.own_logits(normed if is_normed else self._head.last_norm(normed))
+
+    def _computed_here(self, wave: Wave, rows: torch.Tensor) -> torch.Tensor | None:
+        """Run a wave's rows by our C++ as `_compute`; return what the output matrix reads.
+
+        None: it was not run, because this head or what the rows see is not for that.
+        """
+        if self._own is None:
+            return None
+        sight = self._own.sight(wave.rows, wave.spans, self._slots.are_held)
+        if sight is None:
+            self._own.note(rows)
+            return None
+        ids, positions, slots = rows.unbind()[:3]
+        turns = self._rotations.index_select(1, positions)
+        normed, states = self._own.run(ids, self._states_before(wave), turns, slots, sight)
+        self._states.index_copy_(0, slots, states)
+        return normed
 
     def _mask(
         self, wave: Wave, on_host: torch.Tensor, rows: torch.Tensor, num_visible: int
@@ -377,6 +421,8 @@ class EagleExecutor(Executor):
             self._cache.index_copy_(1, targets, self._cache.index_select(1, sources))
             for held in (self._states, self._hidden):
                 held.index_copy_(0, targets, held.index_select(0, sources))
+        if self._own is not None:
+            self._own.move(sources, targets)
 
     def copy_prefix(self, source_lane: int, target_lane: int, length: int) -> None:
         """Copy the first `length` slots of one lane, and the states kept for them, to another."""
@@ -388,6 +434,8 @@ class EagleExecutor(Executor):
         with torch.inference_mode():
             for held, dim in ((self._cache, 1), (self._states, 0), (self._hidden, 0)):
                 held.narrow(dim, target, length).copy_(held.narrow(dim, source, length))
+        if self._own is not None:
+            self._own.copy(source, target, length)
 
     def wipe(self, lane: int, start: int) -> None:
         """Write zeros to the keys, values and states of a lane's slots from `start` on."""

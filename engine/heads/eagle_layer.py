@@ -16,12 +16,14 @@ computed elsewhere, between `enter` and `leave`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from engine.cpu_library import library
 from engine.errors import ModelError
+from engine.forward.forward import over_all
 from engine.forward.operators import Packer, Product, at_once, of_pairs, rms_norm, stack
 from engine.heads.head_tensors import HeadTensors, linear
 from engine.heads.layouts import EagleConfig, names_of
@@ -39,6 +41,20 @@ to which attention's output is added)"""
 _UNUSED = ("t2d", "inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
+class NormWeights(NamedTuple):
+    """The weights [width] of a head's norms; EAGLE has but one.
+
+    of_embedding, of_state  before attention
+    before_mlp  before the feed-forward block
+    last        before the output matrix
+    """
+
+    of_embedding: torch.Tensor | None
+    of_state: torch.Tensor | None
+    before_mlp: torch.Tensor
+    last: torch.Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class EagleHead:
     """The weights of an EAGLE head on its device.
@@ -53,6 +69,8 @@ class EagleHead:
     last_norm   norm before `output`; the identity for EAGLE
     output      product that gives the logits of the draft vocabulary
     targets     [draft_vocab] int64: the target's token of each column of `output`; None: the same
+    is_ascending  True: `targets` ascend
+    weights     of the norms
     """
 
     config: EagleConfig
@@ -68,6 +86,8 @@ class EagleHead:
     last_norm: Product
     output: Product
     targets: torch.Tensor | None
+    is_ascending: bool
+    weights: NormWeights
 
     def enter(self, ids: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (queries, keys and values concatenated [n, ...]; the residual [n, width]).
@@ -92,13 +112,13 @@ class EagleHead:
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits [n, V] float32 of `states` [n, width]; -inf for tokens it cannot draft."""
-        if not len(states):  # packed weights take no empty rows
-            return states.new_empty(0, self.vocab_size, dtype=torch.float32)
-        logits = self.output(self.last_norm(states)).float()
-        if self.targets is None:
-            return logits
-        made = logits.new_full((len(states), self.vocab_size), -torch.inf)
-        return made.index_copy_(1, self.targets, logits)
+        return over_all(self.own_logits(self.last_norm(states)), self.targets, self.vocab_size)
+
+    def own_logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, draft_vocab] float32 of the last norm's outputs [n, width]."""
+        if not len(normed):  # packed weights take no empty rows
+            return normed.new_empty(0, self.config.draft_vocab, dtype=torch.float32)
+        return self.output(normed).float()
 
 
 def read_eagle_head(
@@ -138,6 +158,8 @@ class _Reader:
         self._dtype, self._device = dtype, device
         self._names = names_of(list(tensors))
         self._packer = Packer(tiles=True)
+        # Weights of the two norms before attention; EAGLE has none.
+        self._entering: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
     def head(self) -> EagleHead:
         """Return the head. Raises ModelError."""
@@ -151,6 +173,8 @@ class _Reader:
         feeding = [self._linear(f"{layer}.mlp.{x}", inner, width) for x in ("gate_proj", "up_proj")]
         targets = self._targets()
         states, front = self._third_front() if is_third else (_same, self._first_front())
+        last_norm = self._last_norm() if is_third else None
+        before_mlp = self._weight(f"{layer}.post_attention_layernorm", width)
         return EagleHead(
             config=config,
             vocab_size=self._target.vocab_size,
@@ -159,12 +183,14 @@ class _Reader:
             front=front,
             qkv=self._product(qkv),
             out=self._product([self._linear(f"{layer}.self_attn.o_proj", width, heads)]),
-            before_mlp=self._norm(f"{layer}.post_attention_layernorm", width),
+            before_mlp=self._norm_of(before_mlp),
             gate_up=self._product(feeding),
             down=self._product([self._linear(f"{layer}.mlp.down_proj", width, inner)]),
-            last_norm=self._last_norm() if is_third else _same,
+            last_norm=_same if last_norm is None else self._norm_of(last_norm),
             output=self._product([self._moved(self._output(targets))]),
             targets=None if targets is None else targets.to(self._device),
+            is_ascending=targets is None or bool((targets.diff() > 0).all()),
+            weights=NormWeights(*self._entering, before_mlp, last_norm),
         )
 
     def _first_front(self) -> Front:
@@ -189,8 +215,9 @@ class _Reader:
         before: Product = _same
         if "input_norm.weight" in self._tensors:  # speculators' `norm_before_fc`
             before = self._norm("input_norm", feature_size)
-        of_embedding = self._norm(f"{layer}.input_layernorm", width)
-        of_state = self._norm(f"{layer}.hidden_norm", width)
+        weights = [self._weight(f"{layer}.{x}", width) for x in ("input_layernorm", "hidden_norm")]
+        self._entering = weights[0], weights[1]
+        of_embedding, of_state = map(self._norm_of, weights)
 
         def front(
             embedded: torch.Tensor, states: torch.Tensor
@@ -227,12 +254,12 @@ class _Reader:
         bias = None if found.bias is None else found.bias[targets]
         return linear(found.weight[targets], bias)
 
-    def _last_norm(self) -> Product:
-        """Return the norm before the output matrix; the target's if the head has none."""
+    def _last_norm(self) -> torch.Tensor:
+        """Return the weight of the norm before the output matrix; the target's if it has none."""
         if "norm.weight" in self._tensors:
-            return self._norm("norm", self._config.width)
+            return self._weight("norm", self._config.width)
         self._refuse_another_width("last norm")
-        return self._norm_of(self._target.last_norm())
+        return self._target.last_norm().to(self._device, self._dtype)
 
     def _targets(self) -> torch.Tensor | None:
         """Return the target's token i + d2t[i] of each draft token i, int64; None: equal ids.
@@ -285,11 +312,15 @@ class _Reader:
         return part.to(self._device, self._dtype)
 
     def _norm(self, name: str, size: int) -> Product:
-        return self._norm_of(self._tensors.take(f"{name}.weight", size))
+        return self._norm_of(self._weight(name, size))
+
+    def _weight(self, name: str, size: int) -> torch.Tensor:
+        """Return the weight [size] of a norm."""
+        return self._tensors.take(f"{name}.weight", size).to(self._device, self._dtype)
 
     def _norm_of(self, weight: torch.Tensor) -> Product:
         form = of_pairs if self._device.type == "cpu" else at_once
-        return rms_norm(weight.to(self._device, self._dtype), self._config.epsilon, form)
+        return rms_norm(weight, self._config.epsilon, form)
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from engine.choice import coupling
-from engine.choice.coupling import choose, rank_scored
+from engine.choice.coupling import choose, rank_later, rank_scored
 from engine.choice.sampling import Sampling, process
 from engine.errors import EngineError
+from engine.forward.forward import over_all
 from tests.noise import gumbel
 
 # (seed, sample index, position, token id): noise, from the specification in Python.
@@ -249,6 +250,26 @@ def test_scores_are_a_log_softmax_of_what_was_compared(sampling: Sampling, vocab
         best = want[row].topk(min(3, int(want[row].isfinite().sum())))
         assert ids[row] == best.indices.tolist()
         assert scores[row] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("num_valid", [None, 700])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(0.8), Sampling(1.3, top_p=0.9), Sampling(1.0, top_k=20, min_p=0.01)],
+)
+def test_logits_of_some_tokens_are_ranked_like_those_of_all_with_the_others_ruled_out(
+    sampling: Sampling, num_valid: int | None
+) -> None:
+    ids = torch.arange(3, 1000, 7)
+    some = torch.randn(4, len(ids), generator=torch.Generator().manual_seed(1)) * 3
+    some[1, 5] = some[1, 9] = 12.0  # equal ones
+    drawn = sampling, 11, 0, [3, 4, 5, 6]
+    for count in (1, 4):
+        want = rank_scored(over_all(some, ids, 1000), *drawn, count, num_valid=num_valid)
+        tokens, scores = rank_later(some, *drawn, count, num_valid=num_valid, ids=ids)()
+        assert tokens == want[0]
+        assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(scores, want[1], strict=True))
+        assert max(map(max, tokens)) < (num_valid or 1000)
 
 
 def test_the_sharpness_of_scores_can_be_set() -> None:

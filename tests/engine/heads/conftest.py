@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.cpu_library import library, why_not_here
 from engine.heads.head_loading import LoadedHead, load_head
 from tests.engine.conftest import Folder
 from tests.engine.heads.checkpoints import checkpoint
@@ -21,9 +22,18 @@ def target(folder: Folder) -> Path:
     return folder("llama")
 
 
-@pytest.fixture(scope="session")
-def eagle(target: Path, tmp_path_factory: pytest.TempPathFactory) -> LoadHead:
-    """eagle(layout): a head in float32, and the same plainly."""
+@pytest.fixture(scope="session", params=["as it is", "our own"])
+def eagle(
+    request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> LoadHead:
+    """eagle(layout): a head in float32, and the same plainly.
+
+    Once as this process computes it, and once for sure by our own C++.
+    """
+    if request.param == "our own":
+        if (why := why_not_here()) is not None:
+            pytest.skip(why)
+        assert library() is not None
     made: dict[str, tuple[LoadedHead, PlainHead]] = {}
 
     def get(layout: str) -> tuple[LoadedHead, PlainHead]:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.choice.coupling import rank_scored
 from engine.choice.sampling import Sampling
+from engine.cpu_library import library
 from engine.heads.eagle import EagleExecutor
 from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed, Move, SlotMap
@@ -313,3 +314,28 @@ def test_a_lane_of_a_head_is_wiped(eagle: LoadHead) -> None:
     assert not executor.run(row, (0,))[0, 0].isfinite()
     executor.wipe(1, 0)
     assert torch.equal(executor.run(row, (0,)), want)
+
+
+def test_a_head_is_computed_by_our_own_layer_where_that_can_be(
+    eagle: LoadHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library(compiles=False) is None:
+        pytest.skip("this process has no library")
+    loaded, _ = eagle("eagle3")
+    executor, num_run = EagleExecutor(loaded, CAPACITY), []
+    assert executor._own is not None
+    monkeypatch.setattr(
+        executor._own,
+        "run",
+        lambda *given, run=executor._own.run: (num_run.append(1), run(*given))[1],
+    )
+    where = tuple(range(5))
+    given = tuple(as_bytes(feature(i, loaded.feature_size)) for i in range(4))
+    executor.run(Feed((1, 2, 3, 4, 5), where, where, 0, None, features=(None, *given)), (4,))
+    assert runs.call_count == 1
+    # Between rows that hold something one holds nothing: for torch's operators.
+    hole = Feed((6,), (5,), (5,), 5, (1,), features=(None,), before=(4,))
+    executor.run(hole, ())
+    behind = Feed((7,), (6,), (6,), 6, (1,), features=(given[0],), before=(5,))
+    assert executor.run(behind, (0,)).isfinite().any()
+    assert runs.call_count == 1
