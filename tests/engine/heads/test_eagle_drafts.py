@@ -4,6 +4,7 @@ import zlib
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -322,13 +323,10 @@ def test_a_head_is_computed_by_our_own_layer_where_that_can_be(
     if library(compiles=False) is None:
         pytest.skip("this process has no library")
     loaded, _ = eagle("eagle3")
-    executor, num_run = EagleExecutor(loaded, CAPACITY), []
+    executor, runs = EagleExecutor(loaded, CAPACITY), Mock()
     assert executor._own is not None
-    monkeypatch.setattr(
-        executor._own,
-        "run",
-        lambda *given, run=executor._own.run: (num_run.append(1), run(*given))[1],
-    )
+    runs.side_effect = executor._own.run
+    monkeypatch.setattr(executor._own, "run", runs)
     where = tuple(range(5))
     given = tuple(as_bytes(feature(i, loaded.feature_size)) for i in range(4))
     executor.run(Feed((1, 2, 3, 4, 5), where, where, 0, None, features=(None, *given)), (4,))
