@@ -264,6 +264,7 @@ class Routes:
             "root": self._model,
             "parent": None,
             "max_model_len": self._llm.pair.max_len,
+            "has_chat_template": not self._llm.pair.chat_template.is_plain,
         }
 
     async def tokenize(self, body: TokenizeBody, request: Request) -> Response:

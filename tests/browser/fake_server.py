@@ -102,6 +102,7 @@ def faking(
     nodes: Sequence[dict[str, Any]] | None = None,
     breaks_off: bool = False,
     rests: bool = False,
+    has_chat_template: bool = False,
 ) -> Iterator[str]:
     """Serve the page, with these tokens for an answer; yields the URL.
 
@@ -125,7 +126,7 @@ def faking(
         return StreamingResponse(stream, media_type="text/event-stream")
 
     async def models(_: Request) -> Response:
-        return JSONResponse({"data": [{"id": "fake"}]})
+        return JSONResponse({"data": [{"id": "fake", "has_chat_template": has_chat_template}]})
 
     async def status(_: Request) -> Response:
         counts = dict.fromkeys(("open", "queued", "complete", "cancelled", "failed"), 0)

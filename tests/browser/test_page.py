@@ -124,6 +124,18 @@ def test_where_plain_decoding_differs_is_shown(open_page: Open) -> None:
     assert '"three" with speculation, "<b>four[U+202E]</b>" without' in line
 
 
+def test_a_model_with_a_chat_template_opens_in_a_chat_with_a_question(open_page: Open) -> None:
+    for has_one in (True, False):
+        with faking(pairs(3), has_chat_template=has_one) as url:
+            page = open_page(url)
+            page.locator("#model", has_text="fake").wait_for()
+            assert page.is_checked("input[value=chat]") == has_one
+            assert page.input_value("#prompt").startswith("How do tides") == has_one
+            page.click("#go")
+            says(page, "Done: 6 tokens")
+            assert page.locator("#turns li").count() == (2 if has_one else 0)
+
+
 def test_html_and_control_characters_are_text_in_prompts_and_answers(
     server: Served, open_page: Open
 ) -> None:

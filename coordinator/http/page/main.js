@@ -8,6 +8,7 @@ import { Timeline } from "/page/timeline.js";
 
 const byId = (id) => document.getElementById(id);
 const MAX_SEED = 2 ** 31;
+const QUESTION = "How do tides come about, and why are there two of them each day?";
 const narrow = matchMedia("(max-width: 860px)"); // as in style.css
 
 // -- figures ---------------------------------------------------------------------------------------
@@ -331,6 +332,15 @@ function showTurns() {
   byId("turns").scrollTop = byId("turns").scrollHeight;
 }
 
+// A model that was made for conversations opens as one, unless somebody has begun something else.
+function openAsChat() {
+  const prompt = byId("prompt");
+  if (isChat() || prompt.value !== prompt.defaultValue) return;
+  byId("ask").elements.kind.value = "chat";
+  prompt.value = QUESTION;
+  onKind();
+}
+
 function onKind() {
   byId("prompt-label").textContent = isChat() ? "Your message" : "Prompt";
   showTurns();
@@ -368,6 +378,7 @@ async function begin() {
   try {
     const [model] = (await get("/v1/models")).data;
     byId("model").textContent = visible(model.id);
+    if (model.has_chat_template) openAsChat();
   } catch {
     // the nodes' line says what is wrong
   }

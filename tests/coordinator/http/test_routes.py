@@ -55,6 +55,7 @@ def client() -> TestClient:
 
 def test_a_model_is_found_by_its_name_with_slashes_or_not_at_all(client: TestClient) -> None:
     (listed,) = client.get("/v1/models").json()["data"]
+    assert listed["has_chat_template"] is False
     for path in (NAME, NAME.replace("/", "%2F"), str(OUR_TARGET)):
         found = client.get(f"/v1/models/{path}")
         assert (found.status_code, found.json()) == (200, listed)
