@@ -102,7 +102,8 @@ def _noted(policy: str, num_tokens: int) -> list[str]:
         found = subprocess.run(
             [
                 *(sys.executable, "-m", "coordinator", "generate", "def read_lines(path):\n"),
-                *("--policy", policy, "--temperature", "0", "--max-tokens", str(num_tokens)),
+                *("--target", "toy", "--drafter", "toy", "--policy", policy),
+                *("--temperature", "0", "--max-tokens", str(num_tokens)),
                 *("--json",),
             ],
             cwd=ROOT,
