@@ -158,7 +158,7 @@ class Verifying:
         self.tree: SpeculationTree = self.drafts.tree
         # Logprobs of a prompt are only computed if the prompt is read.
         is_new = opened.sampling.scores_prompt or (known.fixed_rows and earlier is None)
-        lane.begin(self.tree.text, keep=not is_new)
+        lane.begin(self.tree.text, keep=not is_new, layers=opened.layers)
         self.slots = lane.slots
         self.ready_at = now  # since when the target has been able to start a pass
         self._said_at = now  # when the newest verdict was sent, or sent again

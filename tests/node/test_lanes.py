@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from node.events import CopyPrefix
-from node.lanes import MIN_COPIED, Lane, Lanes, next_reader
+from node.lanes import MIN_COPIED, READ_AGAIN, Lane, Lanes, next_reader
 from proto.messages import Open
 from proto.tree import CommittedText
 from tests.texts import key_of, opening
@@ -111,6 +111,42 @@ def test_a_text_keeps_what_is_cached_of_it_but_for_its_last_token() -> None:
     assert lane.slots.prefix_len == 2
     lane.begin(CommittedText(key_of(1), (1, 2, 7)), keep=False)
     assert lane.slots.prefix_len == 0
+
+
+@pytest.mark.parametrize("num_read", [READ_AGAIN // 2, 2 * READ_AGAIN])
+def test_a_text_for_a_head_reads_its_end_again_if_no_head_was_told_of_it(num_read: int) -> None:
+    lanes = Lanes(2, NUM_SLOTS)
+    tokens = tuple(range(num_read))
+    plain = begun(lanes, 1, *tokens)
+    lanes.give_back(plain)
+    text = CommittedText(key_of(1), tokens)
+    plain.begin(text, layers=(1, 2))
+    assert plain.slots.prefix_len == max(0, num_read - READ_AGAIN)
+    read(plain, num_read)
+    plain.begin(text, layers=(1, 2))
+    assert plain.slots.prefix_len == num_read - 1, "the head was told the second time"
+    read(plain, num_read)
+    plain.begin(text, layers=(3,))
+    assert plain.slots.prefix_len == max(0, num_read - READ_AGAIN), "another head wants others"
+    read(plain, num_read)
+    plain.begin(text)
+    assert plain.slots.prefix_len == num_read - 1
+
+
+def test_and_copies_no_more_than_that_of_a_text_without_one() -> None:
+    lanes = Lanes(3, NUM_SLOTS)
+    tokens = tuple(range(2 * READ_AGAIN))
+    plain = begun(lanes, 1, *tokens)
+    other = lanes.take(tokens, key_of(2))
+    other.begin(CommittedText(key_of(2), tokens), layers=(1, 2))
+    copy = lanes.copy_for(other, tokens)
+    assert copy == CopyPrefix(plain.slots.lane, other.slots.lane, READ_AGAIN)
+    other.copied(copy)
+    read(other, len(tokens))
+    third = lanes.take(tokens, key_of(3))
+    third.begin(CommittedText(key_of(3), tokens), layers=(1, 2))
+    want = CopyPrefix(other.slots.lane, third.slots.lane, len(tokens) - 1)
+    assert lanes.copy_for(third, tokens) == want
 
 
 def test_what_another_lane_has_is_copied() -> None:
