@@ -24,8 +24,8 @@ from lab.training.files import write_text
 from proto.errors import ConfigurationError, SlipstreamError
 
 MARK = "\N{SNOWMAN}"  # stands for the user's message in the template, to find where that begins
-LONGEST = 60  # tokens of a prompt that the model makes up
-TEMPERATURE, TOP_P = 1.0, 0.95
+LONGEST = 100  # tokens of a prompt that the model makes up; longer ones are left out
+TEMPERATURE, TOP_P = 0.8, 0.95  # at 1 one of SmolLM2's prompts in three is no request
 FEWEST_CHARACTERS = 8  # of a prompt that is kept
 
 # In braces: a list of `FILLINGS`, of which each place takes another entry.
@@ -498,7 +498,7 @@ def with_articles(text: str) -> str:
 def made_up(llm: LLM, opening: str, count: int, seed: int) -> Iterator[str]:
     """Yield what a model takes for the message of a user: it continues the opening of one's turn.
 
-    At most `count`: what is too short, or not different, is left out.
+    At most `count`: what is too short or too long, or not different, is left out.
     """
     asked = [
         SamplingParams(temperature=TEMPERATURE, top_p=TOP_P, max_tokens=LONGEST, seed=seed + at)
@@ -506,8 +506,8 @@ def made_up(llm: LLM, opening: str, count: int, seed: int) -> Iterator[str]:
     ]
     seen: set[str] = set()
     for answer in llm.generate([opening] * count, asked):
-        text = answer.outputs[0].text.strip()
-        if len(text) >= FEWEST_CHARACTERS and text not in seen:
+        text, ended = answer.outputs[0].text.strip(), answer.outputs[0].finish_reason == "stop"
+        if ended and len(text) >= FEWEST_CHARACTERS and text not in seen:
             seen.add(text)
             yield text
 

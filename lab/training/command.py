@@ -115,6 +115,15 @@ DraftVocab = Annotated[
         "most 32,000.",
     ),
 ]
+StartFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--start-from",
+        metavar="DIR",
+        help="Begin with the weights of this head, which train-head has written for the same "
+        "target and kind, and go on with other texts.",
+    ),
+]
 Drafter = Annotated[
     str | None,
     typer.Option(
@@ -153,6 +162,7 @@ def train_head(
     num_steps: NumSteps = None,
     num_texts: NumTexts = None,
     draft_vocab_size: DraftVocab = None,
+    start_from: StartFrom = None,
     drafter: Drafter = None,
     target_revision: Revision = None,
     device: Device = None,
@@ -163,6 +173,10 @@ def train_head(
         raise ConfigurationError(
             f"--draft-vocab-size: a head of the kind {kind} can draft every token; leave it out, "
             "or use --kind eagle3"
+        )
+    if start_from is not None and draft_vocab_size is not None:
+        raise ConfigurationError(
+            "--start-from: the head keeps its vocabulary; leave --draft-vocab-size out"
         )
     name, target = target, located(target)
     found = _check_target(target, target_revision, HeadKind(kind))
@@ -190,11 +204,16 @@ def train_head(
             "as_is": as_is,
             "no_chat_template": no_chat_template,
             "draft_vocab_size": draft_vocab_size,
+            "start_from": None if start_from is None else str(start_from),
         }
     )
     if folder.figures is None:
-        lengths = minutes, num_steps, num_texts
-        plan = Plan(HeadKind(kind), *lengths, as_is=as_is, num_draft_tokens=draft_vocab_size)
+        plan = Plan(
+            *(HeadKind(kind), minutes, num_steps, num_texts),
+            as_is=as_is,
+            num_draft_tokens=draft_vocab_size,
+            start_from=start_from,
+        )
         _finish(folder, target, target_revision, plan, read, drafter, dtype=dtype, device=device)
     else:
         typer.echo(f"{out}: this head is finished; name another folder to train one anew", err=True)

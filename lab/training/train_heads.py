@@ -23,15 +23,24 @@ from time import monotonic
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from engine.checkpoint.files import one_line
 from engine.device import free_bytes
 from lab.training.files import write_tensors
 from lab.training.first_choices import Quality, Watched
 from lab.training.head_texts import SEED, Texts
-from lab.training.heads import NUM_MEDUSA_HEADS, Eagle, Head, at_step, new_head
+from lab.training.heads import (
+    NUM_MEDUSA_HEADS,
+    Eagle,
+    Head,
+    Shared,
+    at_step,
+    load_head,
+    new_head,
+)
 from lab.training.optimising import batch_rows, computing_s, learning_rate, optimizer_for
 from lab.training.teacher import ENDED, Teacher, Tokens
 from proto.errors import ModelError
@@ -44,8 +53,10 @@ WINDOW = 256  # tokens of a text
 # Tokens of a step with chains of one step; longer chains have half. In the minutes that a CPU has,
 # many small steps bring a head further than few large ones; a GPU is idle during small ones.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 4096}
-WRITTEN_AT_ONCE = 64  # texts; half of them greedy, half sampled at temperature 1
-NUM_STEPS = 5  # steps of a chain in training
+WRITTEN_AT_ONCE = 64  # texts; half of them greedy, half sampled
+SAMPLED_AT = 0.8  # temperature; at 1 a small model writes what it never would for its users
+FEWEST_TOKENS = 16  # of a window that is read: more than a chain has steps
+NUM_STEPS = 4  # steps of a chain in training: as many drafts as a pass verifies by default
 STEP_WEIGHT = 0.8  # weight of a step's loss, relative to that of the step before
 ONE_STEP_UNTIL = 0.4  # share of the budget with chains of one step; then the learning rate falls
 FEATURE_WEIGHT = 1.0  # weight of EAGLE's error in features, relative to the loss of tokens
@@ -73,6 +84,7 @@ class Plan:
     num_texts  texts that the target writes; None: as many as TEXT_SHARE of the minutes allows
     as_is      train on the texts themselves, not on what the target makes of them
     num_draft_tokens  tokens that an EAGLE-3 head can draft; None: as is usual (`heads.py`)
+    start_from  folder of a head with whose weights and tokens it begins; None: with new ones
     """
 
     kind: HeadKind
@@ -81,17 +93,20 @@ class Plan:
     num_texts: int | None = None
     as_is: bool = False
     num_draft_tokens: int | None = None
+    start_from: Path | None = None
 
     def shape(self, progress: float, batch_tokens: int) -> tuple[int, int]:
         """Return (windows in a batch, steps of a chain) after this share of the budget.
 
         EAGLE heads begin with chains of one step, because features that a head made itself mislead
-        it as long as they are bad.
+        it as long as they are bad. Those of a head that was trained before are not.
         """
         whole = max(1, batch_tokens // WINDOW)
         if self.kind is HeadKind.MEDUSA:
             return whole, NUM_MEDUSA_HEADS
-        return (whole, 1) if progress < ONE_STEP_UNTIL else (max(1, whole // 2), NUM_STEPS)
+        if self.start_from is None and progress < ONE_STEP_UNTIL:
+            return whole, 1
+        return max(1, whole // 2), NUM_STEPS
 
     def progress(self, step: int, spent_s: float) -> float:
         """Return which share of the budget is spent; 1 or more: all of it."""
@@ -164,9 +179,8 @@ def writes(teacher: Teacher) -> OpenWriter:
     """Return what continues prompts with the teacher itself."""
 
     def write(prompts: Sequence[Tokens], length: int, seed: int) -> Tensor:
-        return teacher.write(
-            prompts, length, teacher.noise([float(at % 2) for at in range(len(prompts))], seed)
-        )
+        temperatures = [SAMPLED_AT * (at % 2) for at in range(len(prompts))]
+        return teacher.write(prompts, length, teacher.noise(temperatures, seed))
 
     return lambda: nullcontext(write)
 
@@ -225,24 +239,31 @@ class Lessons:
     def batch(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return windows with what the head learns of them.
 
+        T is the length of the longest.
+
         text      int64 [B, T]
         features  float32 [B, T, F], rounded to bfloat16
         p         float32 [B, T, D]: the target's probabilities of the head's tokens
-        counts    float32 [B, T]: 0 where p is of no token of the text
+        counts    float32 [B, T]: 0 where p is of no token of the text; nothing else counts there
         """
         width, own = self.teacher.loaded.hidden_size, self.windows[torch.from_numpy(rows)]
+        own = own[:, : max(map(self._length, rows.tolist()))]
         read = [self._read(row) for row in rows.tolist()]
-        states = torch.stack([states for states, _ in read]).to(self.teacher.device)
+        states = _padded([states for states, _ in read]).to(self.teacher.device)
         if self.is_linear:
-            sums = torch.stack([sums for _, sums in read]).to(self.teacher.device)
+            sums = _padded([sums for _, sums in read]).to(self.teacher.device)
             p = (self.logits_of(states[..., -width:].float(), self.ids) - sums[..., None]).exp()
         else:
-            p = torch.stack([logits.float().softmax(dim=-1) for _, logits in read])
+            p = _padded([logits.float().softmax(dim=-1) for _, logits in read])
             p = p if self.ids is None else p[..., self.ids]
         counts = torch.zeros(own.shape)
         counts[:, :-1] = (own[:, 1:] != ENDED).float()
         text, counts = (one.to(self.teacher.device) for one in (own.clamp(min=0), counts))
         return text, states[..., :-width].float(), p, counts
+
+    def _length(self, row: int) -> int:
+        """Return how many tokens a window has; at least those that the steps of a chain need."""
+        return max(FEWEST_TOKENS, int((self.windows[row] != ENDED).sum()))
 
     def _read(self, row: int) -> tuple[Tensor, Tensor]:
         """Return a window's features [T, F] of all layers, and with them what `kept` has.
@@ -252,7 +273,8 @@ class Lessons:
         """
         if (found := self.kept.get(row)) is not None:
             return found
-        text = self.windows[row : row + 1].clamp(min=0).to(self.teacher.device)
+        text = self.windows[row : row + 1, : self._length(row)]
+        text = text.clamp(min=0).to(self.teacher.device)
         layers = (*self.teacher.shared.layers, LAST)
         read, logits = self.teacher.read(text, layers, with_logits=not self.is_linear)
         states = read[0].to(torch.bfloat16)
@@ -263,6 +285,11 @@ class Lessons:
         if len(self.kept) < self.most_bytes // sum(one.numel() * one.itemsize for one in made):
             self.kept[row] = made
         return made
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors [T, ...] of different lengths as one [B, T, ...], with zeros behind them."""
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
 
 
 # -- loss ------------------------------------------------------------------------------------------
@@ -394,16 +421,17 @@ def train(
             f"needs {WINDOW}; use another target"
         )
     device, shared = teacher.device, teacher.shared
+    before = plan.start_from
+    started = None if before is None else trained_before(plan.kind, shared, before)
     with autocast(device):
         windows, spent_s = own_windows(open_writer or writes(teacher), texts, plan, work, say)
-    num_draft_tokens = min(plan.num_draft_tokens or shared.num_draft_tokens, teacher.vocab_size)
-    ids = commonest(windows, num_draft_tokens, teacher.vocab_size)
     torch.manual_seed(SEED)
-    head = new_head(plan.kind, shared, ids)
+    num_ids = min(plan.num_draft_tokens or shared.num_draft_tokens, teacher.vocab_size)
+    head = started or new_head(plan.kind, shared, commonest(windows, num_ids, teacher.vocab_size))
     with autocast(device):
         lessons = Lessons(teacher, windows, head.ids)
     run = Run(head, plan, work / "checkpoint.safetensors", shared.config.hidden_size, spent_s, keep)
-    if not run.resume() and isinstance(head, Eagle):
+    if not run.resume() and isinstance(head, Eagle) and started is None:
         some = np.arange(len(windows))[:: max(1, len(windows) // START_WINDOWS)]
         with autocast(device):
             text, features, *_ = lessons.batch(some)
@@ -429,6 +457,17 @@ def train(
         raise
     run.save()
     return head.eval()
+
+
+def trained_before(kind: HeadKind, shared: Shared, folder: Path) -> Head:
+    """Return the head of a folder to go on with. Raises ModelError if it is not such a head."""
+    try:
+        return load_head(kind, shared, folder).train()
+    except (OSError, SafetensorError, RuntimeError, KeyError, IndexError) as error:
+        raise ModelError(
+            f"--start-from: {folder} holds no {kind} head of {shared.name} as train-head writes "
+            f"it ({one_line(error)}); name another folder, or leave it out"
+        ) from error
 
 
 def held_out(texts: Texts) -> Sequence[np.ndarray]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from coordinator.api.llm import LLM
 from coordinator.api.params import SamplingParams
 from lab.training.teacher import ENDED, Tokens
-from lab.training.train_heads import Write
+from lab.training.train_heads import SAMPLED_AT, Write
 from proto.errors import ModelError
 
 AT_ONCE = 32  # texts
@@ -46,7 +46,9 @@ def node_that_writes(
 def _written(llm: LLM, target: str, prompts: Sequence[Tokens], length: int, seed: int) -> Tensor:
     """Return the texts as `Write` says; ENDED after an end of text. Raises ModelError."""
     params = [
-        SamplingParams(temperature=float(at % 2), seed=seed + at, max_tokens=length - len(prompt))
+        SamplingParams(
+            temperature=SAMPLED_AT * (at % 2), seed=seed + at, max_tokens=length - len(prompt)
+        )
         for at, prompt in enumerate(prompts)
     ]
     asked = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]

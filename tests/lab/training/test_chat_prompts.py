@@ -73,15 +73,17 @@ def test_a_target_without_a_chat_template_is_refused_in_a_line(
     assert "it has no chat template" in capsys.readouterr().err
 
 
-def test_what_a_model_makes_up_is_kept_once_and_only_if_it_is_long_enough() -> None:
+def test_what_a_model_makes_up_is_kept_once_and_if_it_is_long_enough_and_ended() -> None:
     class Answers:
         """A model that makes up these."""
 
         def generate(self, prompts: list[str], params: list[SamplingParams]) -> list[Any]:
-            assert prompts == ["<user>"] * 4
-            assert len({one.seed for one in params}) == 4
+            assert prompts == ["<user>"] * 5
+            assert len({one.seed for one in params}) == 5
             said = ["How long is a year?", "Hm", "How long is a year? ", "What is a lake?"]
-            return [SimpleNamespace(outputs=[SimpleNamespace(text=text)]) for text in said]
+            ended = [SimpleNamespace(text=text, finish_reason="stop") for text in said]
+            longer = SimpleNamespace(text="Tell me of every lake, such", finish_reason="length")
+            return [SimpleNamespace(outputs=[answer]) for answer in (*ended, longer)]
 
-    found = list(chat_prompts.made_up(Answers(), "<user>", 4, 1))  # type: ignore[arg-type]
+    found = list(chat_prompts.made_up(Answers(), "<user>", 5, 1))  # type: ignore[arg-type]
     assert found == ["How long is a year?", "What is a lake?"]

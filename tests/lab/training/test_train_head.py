@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from coordinator.api.prompts import Tokenization
 from coordinator.cli.app import EXIT_FAILED, EXIT_USAGE, command_line, run
@@ -23,7 +24,7 @@ from lab.training import command, files, head_texts, train_heads
 from lab.training.first_choices import Quality, Watched
 from lab.training.head_texts import Texts
 from lab.training.heads import load_head, new_head, write_head
-from lab.training.teacher import load_teacher
+from lab.training.teacher import ENDED, load_teacher
 from lab.training.train_heads import LAST, Lessons
 from proto.head_kinds import HeadKind
 from tests.tiny_models import make_model
@@ -101,6 +102,32 @@ def test_some_seconds_make_the_first_choice_better_than_chance(
     assert {path.name for path in out.iterdir()} == names
     assert call(monkeypatch, *usual, *length) == 0
     assert "this head is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_was_trained_before_is_what_another_run_starts_from(
+    kind: HeadKind, target: Path, texts: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    first, second, new = (tmp_path / name for name in ("first", "second", "new"))
+    length = ("--num-texts", 16, "--num-steps", 3)
+    monkeypatch.setattr(train_heads, "LR_MAX", {kind: 1e-2})
+    assert call(monkeypatch, *arguments_of(target, texts, kind, first), *length) == 0
+    monkeypatch.setattr(train_heads, "LR_MAX", {kind: 1e-6})
+    on = ("--start-from", first)
+    assert call(monkeypatch, *arguments_of(target, texts, kind, second), *length, *on) == 0
+    assert call(monkeypatch, *arguments_of(target, texts, kind, new), *length) == 0
+    before, after, other = (load_file(one / load_name(kind)) for one in (first, second, new))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.allclose(after[name].float(), tensor.float(), rtol=0.02, atol=1e-3), name
+    assert any(not torch.allclose(other[name].float(), before[name].float()) for name in before)
+    capsys.readouterr()
+    wrong = arguments_of(target, texts, kind, tmp_path / "fourth")
+    line = line_of(monkeypatch, capsys, *wrong, "--start-from", tmp_path)
+    assert line.startswith(f"--start-from: {tmp_path} holds no {kind} head of ")
+    if kind is HeadKind.EAGLE3:
+        line = line_of(monkeypatch, capsys, *wrong, *on, "--draft-vocab-size", 50)
+        assert line.startswith("--start-from: the head keeps its vocabulary")
 
 
 def load_name(kind: HeadKind) -> str:
@@ -418,6 +445,23 @@ def test_a_head_for_a_target_of_another_family_has_a_layer_of_a_llama(
         various = torch.randint(VOCAB_SIZE, (2, 12), generator=torch.Generator().manual_seed(1))
         lessons = Lessons(teacher, various)
     assert lessons.batch(np.array([0, 1]))[1].shape == (2, 12, 3 * 64)
+
+
+def test_short_texts_are_read_as_far_as_they_go(target: Path) -> None:
+    teacher = load_teacher(str(target), None, HeadKind.EAGLE3, dtype="float32", device="cpu")
+    text = torch.randint(VOCAB_SIZE, (2, 40), generator=torch.Generator().manual_seed(1))
+    text[0, 20:], text[1, 28:] = ENDED, ENDED
+    lessons = Lessons(teacher, text)
+    for _ in range(2):  # read, and kept
+        ids, features, p, counts = lessons.batch(np.array([0, 1]))
+        assert ids.shape == p.shape[:2] == features.shape[:2] == counts.shape == (2, 28)
+        assert counts.sum(dim=1).tolist() == [19, 27]
+        alone = lessons.batch(np.array([0]))
+        assert torch.equal(features[:1, :20], alone[1])
+        assert torch.equal(ids[:1, :20], alone[0])
+        with torch.no_grad():
+            whole = teacher.read(text[1:, :28], (LAST,))[1].softmax(dim=-1)
+        torch.testing.assert_close(p[1:], whole, rtol=0.1, atol=1e-3)
 
 
 def test_what_is_kept_in_memory_says_what_the_target_would_say_again(target: Path) -> None:
