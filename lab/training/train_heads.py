@@ -465,8 +465,8 @@ def trained_before(kind: HeadKind, shared: Shared, folder: Path) -> Head:
         return load_head(kind, shared, folder).train()
     except (OSError, SafetensorError, RuntimeError, KeyError, IndexError) as error:
         raise ModelError(
-            f"--start-from: {folder} holds no {kind} head of {shared.name} as train-head writes "
-            f"it ({one_line(error)}); name another folder, or leave it out"
+            f"--start-from: {folder} holds no {kind} head of {shared.name} "
+            f"({one_line(error)}); name another folder"
         ) from error
 
 
