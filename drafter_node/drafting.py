@@ -290,9 +290,19 @@ class Drafting:
             keys = self.end.asked_with(keys)
             nodes = [*self.end.unfed_above(keys), *nodes]
         feed = self._reading.feed(self.tree.rows_of(nodes))
-        if not is_alone or len(keys) > 1 or self.opened.policy.branches > 1:
+        if not is_alone or len(keys) > 1 or not self._may_chain:
             return self._begin(feed, keys)
         return self._begin(feed, keys, self._feed_ahead(keys[0]))
+
+    @property
+    def _may_chain(self) -> bool:
+        """True if steps below the likeliest child may follow a step at once.
+
+        In a tree another node may be likelier. At home that is worth less than the turns of the
+        loop between the steps; the tree grows at the sides of the chain.
+        """
+        is_tree = self.opened.policy.branches > 1
+        return not is_tree or (self._known.is_at_home and self.opened.rule is Rule.COUPLED)
 
     def _feed_ahead(self, key: int) -> tuple[Feed, ...]:
         """Return feeds for the steps below this node that may follow at once, in a chain.
@@ -303,7 +313,7 @@ class Drafting:
         """
         root = self.tree.root
         position = len(self.tree.text) - 1 if key == root else self.tree.nodes[key].position
-        num_new = self.tree.max_nodes - len(self.tree.nodes) - 1
+        num_new = (self.tree.max_nodes - len(self.tree.nodes)) // self.opened.policy.branches - 1
         room = (self.frontier.end - position - 2, self.slots.num_free, num_new)
         num_ahead = max(0, min(self._num_held_back(), *room))
         feeds, parent = [], None if key == root else key
@@ -428,7 +438,7 @@ class Drafting:
                 key = self._attach(key, chosen)
 
     def _attach(self, parent: int, chosen: Children) -> int | None:
-        """Attach children to a node; returns the first new one, None if there is none."""
+        """Attach children to a node; returns the first, None if it is not a new one."""
         if parent != self.tree.root and parent not in self.tree.nodes:
             return None
         chosen = self.end.fitting(parent, chosen)
@@ -438,7 +448,8 @@ class Drafting:
         self._unsent += new
         self.frontier.expanded(parent)
         self.frontier.grew(parent, new)
-        return new[0] if new else None
+        is_first = bool(new) and self.tree.nodes[new[0]].token == chosen.tokens[0]
+        return new[0] if is_first else None
 
     def idle(self, now: float) -> Sequence[SharedAction]:
         """Send what should be sent or sent again if there is no node to expand; returns actions."""
