@@ -28,7 +28,7 @@ from drafter_node.frontier import Tip
 from drafter_node.statistics import Known
 from node.dispatcher import is_open
 from node.economics import num_rows_worth
-from node.events import SharedAction
+from node.events import SharedAction, Wipe
 from node.lanes import Lane, Lanes, next_reader
 from proto.messages import Open
 
@@ -166,8 +166,10 @@ class Schedule:
                     actions += text.failed(now)
                 else:
                     actions += text.proposed(children, result.model_us, now)
-            elif result.has_failed:  # a later text may be in this lane, or begin alike
+            elif result.has_failed or not all(one.tokens for one in children):
+                # A later text may be in this lane, or begin alike.
                 text.slots.truncate(0)
+                actions.append(Wipe(text.slots.lane, 0))
         step_s = (now - self._started) / result.num_steps
         num_rows = 0 if result.has_failed else self._num_rows  # a failure tells nothing of costs
         self._ended = _Ended(still_open, num_rows, step_s)

@@ -112,4 +112,5 @@ def _part(feed: Feed, rows: Sequence[int]) -> Feed:
         slots=feed.slots[part],
         masks=feed.masks[part],
         before=feed.before[part],
+        near=tuple(masks[part] for masks in feed.near),
     )

@@ -222,6 +222,19 @@ def test_tokens_that_a_failed_forward_was_to_feed_are_fed_for_the_next_text() ->
     assert compute.parts[0].feed.tokens == (1, 2, 3)
 
 
+def test_rows_that_are_not_finite_are_of_no_use_for_the_next_text() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, 3, policy=synchronous(4)))
+    (asked,) = drafter.ticks()
+    assert isinstance(asked, Compute)
+    drafter.hears(opening(1, 2, 3, incarnation=2, policy=synchronous(4)))
+    assert drafter._handle(Proposed(asked.ticket, ((NOTHING,),), 5)) == [Wipe(0, 0)]
+    drafter.tells()
+    (compute,) = drafter.ticks()
+    assert isinstance(compute, Compute)
+    assert compute.parts[0].feed.tokens == (1, 2, 3)
+
+
 def test_a_worker_without_memory_says_so_and_lives(tmp_path: Path) -> None:
     loaded = load_model(str(make_model("llama", tmp_path)), dtype="float32")
     executor = make_executor(loaded, 256)

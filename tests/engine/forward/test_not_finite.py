@@ -91,6 +91,17 @@ def test_a_pass_that_is_made_again_says_the_same(
     torch.testing.assert_close(again.features, features, atol=1e-4, rtol=1e-4)
 
 
+def test_also_one_whose_rows_have_left_the_window(load: Load) -> None:
+    executor = ModelExecutor(load("mistral_window"), 128, backend="reference")
+    slots = SlotMap[int](128, windows=executor.windows)
+    executor.run(slots.feed_prefix(PROMPT), ())
+    chain = [(at, at - 1 if at else None, 7 + at, len(PROMPT) + at) for at in range(24)]
+    feed = slots.feed((), chain)
+    assert feed.near
+    want = executor.run(feed, range(24))
+    torch.testing.assert_close(run_again(executor, feed, 24, ()).logits, want, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("backend", NAMES)
 def test_every_rank_wipes_its_part(backend: str, tmp_path: Path) -> None:
     first, second = Threads(make_model("llama", tmp_path, scale=0.5), 2).loaded
