@@ -1,4 +1,4 @@
-"""One model on one device: weights, KV cache, sampling.
+"""One model on its device, or on several ranks: weights, KV cache, sampling.
 
 Knows tokens and tensors, no session and no message.
 """

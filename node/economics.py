@@ -1,5 +1,7 @@
 """Measures acceptance on this node, and decides from it and from costs what is worth doing (pure).
 
+First comes how many rows forwards have: those that are timed at load, and those of prompts.
+
 Theory of operation
 -------------------
 A target has one `Acceptance` as long as it lives, for all texts: how often drafts are right, by who

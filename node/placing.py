@@ -1,4 +1,4 @@
-"""Decides on which CPU cores each pass of the target runs, from measured times (pure).
+"""Decides on which cores a pass runs, or whether both models take turns, by measured times (pure).
 
 Theory of operation
 -------------------

@@ -177,7 +177,7 @@ class Policy:
 
     @property
     def has_drafter(self) -> bool:
-        """True if drafts come from another process."""
+        """True if drafts come from a drafter, whose machine has this policy too."""
         return self.window > 0
 
     @property
@@ -228,7 +228,7 @@ class Cause(IntEnum):
     READY = 1  # enough drafts had arrived, or the drafter had no more to offer
     LATE = 2  # the deadline passed before enough drafts had come
     QUIET = 3  # the drafter has been silent for so long that the target no longer waits for it
-    CHEAP = 4  # a pass without drafts promised more tokens a second than waiting for drafts
+    CHEAP = 4  # without drafts more tokens a second were promised, or it joins another text's pass
     RESTING = 5  # plain decoding is measured to be faster: the drafter stops while it is told this
 
 

@@ -1,1 +1,1 @@
-"""The target's process: verifies drafts with the target model; never sees the drafter's model."""
+"""The target's process: verifies drafts with the target model. A drafter at home runs here, too."""

@@ -45,7 +45,8 @@ starts.
 A drafter in the target's process uses the same device, so the two take turns there: before `decide`
 is asked, `worth_drafting` says for which texts one more draft step is worth its time. If there are
 any, the drafter makes one step, of every text that has one to make, since the others cost it only a
-row each; then the same is asked again (`at_home.py`).
+row each; or all steps of a chain, if there is but one text. Then the same is asked again
+(`at_home.py`).
 """
 
 import math
@@ -98,7 +99,7 @@ class TextView:
     num_missing   committed tokens that the cache lacks: rows of the pass besides drafts
     went_along    it joined its last pass, for which other texts had a reason
     has_begun     a wait for drafts has begun
-    is_quiet      the drafter has missed several deadlines, and was not heard since
+    is_quiet      the drafter was not heard since a life began, a rest, or several missed deadlines
     num_in_vain   passes that began without waiting since one had drafts
     takes_turns   the drafter drafts nothing during a pass (`node/placing.py`)
     """

@@ -222,9 +222,7 @@ class Schedule:
         """Begin a pass; return it."""
         self._was_chunk = False
         chosen, cores = [texts[session] for session in start.causes], start.cores
-        for text in chosen:
-            text.add_copies()
-        at_hand = [text.at_hand() for text in chosen]
+        at_hand = [text.gather() for text in chosen]
         turns = cores is not None and cores.takes_turns
         for text in chosen:
             text.takes_turns = turns and text.opened.policy.prices_wanted

@@ -10,7 +10,7 @@ text:
     Arrived(Close)   complete what other texts may copy from this one
     chunk            the prompt, or tokens that the cache lacks, to be prefilled next
     view             what decides whether a pass starts now            -> TextView
-    add_copies       add drafts copied from earlier text, right before a pass
+    gather           add drafts copied from earlier text; all that a pass could verify
     take_part        make the text's part of a pass                         -> Part
     computed         judge the drafts, advance text and cache        -> MoveRows
     report           say what came of the pass                       -> Send(Verdict)
@@ -387,14 +387,16 @@ class Verifying:
             feed, () if is_last else None, Cause.RESTING if self.rests else Cause.ALONE, now
         )
 
-    def add_copies(self) -> None:
-        """Add copies of earlier text to the drafts, for a pass that begins now."""
-        if not self.is_catching_up:
-            self.drafts.add_copies(self._num_drafts_max())
+    def gather(self) -> Chances:
+        """Add copies of earlier text to the drafts; return those that a pass could verify now.
 
-    def at_hand(self) -> Chances:
-        """Return the drafts that a pass could verify now, and their chances; {}: catching up."""
-        return {} if self.is_catching_up else self.drafts.at_hand(self._num_drafts_max())
+        {}: the text is catching up.
+        """
+        if self.is_catching_up:
+            return {}
+        most = self._num_drafts_max()
+        self.drafts.add_copies(most)
+        return self.drafts.at_hand(most)
 
     @property
     def was_try(self) -> bool:

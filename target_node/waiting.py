@@ -66,7 +66,7 @@ class Waiting:
 
     @property
     def is_quiet(self) -> bool:
-        """True if the drafter has missed several deadlines, and was not heard since.
+        """True if the drafter was not heard since a life, a rest or missed deadlines began.
 
         False if it is to be tried again.
         """

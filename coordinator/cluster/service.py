@@ -1,8 +1,9 @@
 """Runs the router: with a thread, the socket and the clock; starts and restarts nodes.
 
-Nothing is decided in this file. A frame is first passed on to the nodes that the router names; only
-then is it decoded and given to the router. Tokens are decoded to text elsewhere: the thread that
-submitted a text reads its `TokenStream`. Every wait has a limit.
+Of texts and nodes nothing is decided in this file; requests beyond its limits are refused. A frame
+is first passed on to the nodes that the router names; only then is it decoded and given to the
+router. Tokens are decoded to text elsewhere: the thread that submitted a text reads its
+`TokenStream`. Every wait has a limit.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The answer of /v1/completions, whole or as a stream."""
+"""The answer of /v1/completions, whole or as a stream; its way until then is in `routes.py`."""
 
 import asyncio
 import time

@@ -16,7 +16,7 @@ complaint about one, too).
     NodeJoined / NodeLost   open it there / go on without it (drafter) or wait (target)
     NodeJoined (a head)     the target must send hidden states of other layers     -> Open
     Progressed              the target works: however long a pass takes, it is waited for
-    Overran                 its pass takes so long that it may never end: no longer waited for
+    Overran                 its pass may never end: it is no longer waited for
     Tick                    no verdict has come for too long, and no pass is under way -> Open
 
 Coupled verification makes the target a function of prefix and seed, so any verdict is right,

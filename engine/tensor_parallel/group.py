@@ -45,7 +45,7 @@ from proto.system import cannot_start
 
 logger = logging.getLogger(__name__)
 
-ROOT = Path(__file__).resolve().parents[2]  # as in proto/installation.py, which is unknown here
+ROOT = Path(__file__).resolve().parents[2]  # as in proto/installation.py, unknown in this package
 MODULE = "engine.tensor_parallel"
 # One rank waits for another in every pass; at load until the other has read its weights as well.
 WAIT_LIMIT_S = 600.0

@@ -137,7 +137,7 @@ def a_draft_joins_the_pass_that_is_running(patch: Patch) -> None:
     judge = Verifying._judge
 
     def with_all(self: Verifying, running: Any, keys: Sequence[int], outcome: Any) -> Judged:
-        nodes, parents = laid_out(self.tree, self.at_hand())
+        nodes, parents = laid_out(self.tree, self.gather())
         joined = replace(running, parents=parents)
         return judge(self, joined, tuple(node.key for node in nodes), outcome)
 
@@ -149,7 +149,7 @@ def a_verdict_counts_a_draft_that_came_during_its_pass(patch: Patch) -> None:
 
     def with_later(self: Verifying, *of_pass: Any) -> Judged:
         judged = judge(self, *of_pass)
-        later = [key for key in self.at_hand() if key not in {one.key for one in judged.verified}]
+        later = [key for key in self.gather() if key not in {one.key for one in judged.verified}]
         return replace(
             judged, verified=(*judged.verified, *[self.tree.nodes[key] for key in later])
         )

@@ -1,5 +1,7 @@
 """Mistakes that only a drafter that is a head shows: features of the wrong rows, and stale ones."""
 
+from typing import Any
+
 from drafter_node.feeding import Change, Given, HeadReading
 from engine.layout.slots import Feed, SlotMap
 from node.lanes import Lane
@@ -45,8 +47,8 @@ def a_lane_keeps_what_was_guessed(patch: Patch) -> None:
 
     begin = Lane.begin
 
-    def guessing(self: Lane, text: object, *, keep: bool = True) -> None:
-        begin(self, text, keep=keep)
+    def guessing(self: Lane, text: object, **how: Any) -> None:
+        begin(self, text, **how)
         self.slots.fed_len = self.slots.prefix_len
 
     patch.setattr(Lane, "num_cached_of", num_cached_of)
