@@ -489,7 +489,9 @@ class SpeculationConfig(Frozen):
             called("also_ngram") if self.also_ngram else NGRAM: (
                 self.also_ngram or pair.drafter == NGRAM
             ),
-            called("heads") if pair.heads else "heads": pair.home_drafter is not None,
+            called("heads") if pair.heads else "heads": (
+                pair.home_drafter is not None and not pair.has_default_heads
+            ),
             "the drafter": pair.has_draft_process,
         }
         return [name for name, is_used in drafters.items() if is_used]

@@ -1,8 +1,8 @@
 """The models that a name of ours stands for, and which of them is used if none is named.
 
     toy      the two models of the repository (`models/`), which know Python's standard library
-    smollm2  SmolLM2-135M-Instruct, a chat model, for which n-grams draft; it is on this machine
-             once `make demo` has fetched it (`from_package.py`)
+    smollm2  SmolLM2-135M-Instruct, a chat model, for which n-grams and a head of ours draft; it is
+             on this machine once `make demo` has fetched it (`from_package.py`)
 
 If neither a target nor a drafter is named, it is smollm2 where it is there, else the toy. This file
 alone chooses; every command and `LLM()` ask it.
@@ -20,6 +20,7 @@ DEFAULT = "(default)"  # stands for a model that nobody has named
 NGRAM = "ngram"  # in place of a draft model: the target drafts by copying earlier tokens
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NAME = "SmolLM2-135M-Instruct"
+HEAD = MODELS / "smollm2-eagle3"  # its head
 CHOICE = "SLIPSTREAM_DEFAULT_MODEL"  # the environment variable that says which is used
 
 
@@ -78,13 +79,25 @@ def drafter_of(name: str, target: str) -> str:
     target  as it was named: smollm2 may also be its file, or the folder that is made of that
     """
     if name == DEFAULT:
-        is_smollm2 = target == SMOLLM2 or Path(target).name in (FILE, Path(FILE).stem)
-        name = SMOLLM2 if is_smollm2 else TOY
+        name = SMOLLM2 if _is_smollm2(target) else TOY
     if is_folder(name):
         return name
     if name == SMOLLM2:
-        return NGRAM  # a head of its own was slower (docs/LOG.md)
+        return NGRAM  # beside its head
     return str(MODELS / "drafter") if name == TOY else name
+
+
+def heads_of(drafter: str, target: str) -> str:
+    """Return the head that drafts for a target by default beside n-grams; "": there is none.
+
+    drafter, target  as they were named
+    """
+    is_ours = drafter in (DEFAULT, SMOLLM2) and not is_folder(drafter)
+    return str(HEAD) if is_ours and _is_smollm2(target) and HEAD.is_dir() else ""
+
+
+def _is_smollm2(target: str) -> bool:
+    return target == SMOLLM2 or Path(target).name in (FILE, Path(FILE).stem)
 
 
 def _is_of_toy(model: str) -> bool:

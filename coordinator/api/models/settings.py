@@ -63,7 +63,8 @@ class ModelsConfig(Frozen):
             description="The model that proposes tokens. A folder or a name on the hub, of a "
             f"small model or of a head of the target ({KINDS}). `ngram` needs no "
             "model: the target copies what followed its last tokens earlier in the "
-            "text (prompt lookup). Default: ngram for smollm2, else the toy's drafter."
+            "text (prompt lookup). Default: ngram for smollm2, beside a head of ours, else the "
+            "toy's drafter."
         ),
     ] = ours.DEFAULT
     target_revision: Annotated[
@@ -102,6 +103,8 @@ class ModelsConfig(Frozen):
 
     # True: nobody has named the target, and it is smollm2.
     _is_smollm2_by_default: bool = PrivateAttr(default=False)
+    # True: nobody has named the heads; under classical rules n-grams draft alone.
+    _has_default_heads: bool = PrivateAttr(default=False)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -114,11 +117,16 @@ class ModelsConfig(Frozen):
         if is_unnamed:
             named = (drafter, values.get("heads"))
             target = ours.default_target(tuple(one for one in named if isinstance(one, str)))
+        heads = ""
         if isinstance(target, str) and isinstance(drafter, str):
+            if not values.get("drafter_home"):
+                heads = ours.heads_of(drafter, target)
             drafter = ours.drafter_of(drafter, target)
-        made = make({**values, "target": target, "drafter": drafter})
+        made = make({"heads": heads, **values, "target": target, "drafter": drafter})
         is_by_default = is_unnamed and target == ours.SMOLLM2
         BaseModel.__setattr__(made, "_is_smollm2_by_default", is_by_default)
+        has_default_heads = heads != "" and "heads" not in values
+        BaseModel.__setattr__(made, "_has_default_heads", has_default_heads)
         return made
 
     @model_validator(mode="after")
@@ -138,6 +146,11 @@ class ModelsConfig(Frozen):
                 f"{named(name, info)} is for a model on the hub, but {what}; leave it out"
             )
         return self
+
+    @property
+    def has_default_heads(self) -> bool:
+        """True if heads draft that nobody has named."""
+        return self._has_default_heads
 
     @property
     def has_our_drafter(self) -> bool:

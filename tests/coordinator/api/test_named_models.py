@@ -8,7 +8,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from coordinator.api.config import PairConfig
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.models import from_package, named, settings
 from coordinator.api.models.named import CHOICE, FILE, NGRAM, SMOLLM2, TOY
 from proto.errors import ConfigurationError, ModelError
@@ -54,6 +54,29 @@ def test_where_the_chat_model_is_there_it_is_that(fetched: Path, monkeypatch: Pa
     monkeypatch.setenv(CHOICE, TOY)
     assert (PairConfig().target, PairConfig().drafter) == (TARGET, DRAFTER)
     assert PairConfig(target=SMOLLM2).drafter == NGRAM
+
+
+def test_the_chat_model_has_a_head_beside_n_grams_unless_something_else_is_named(
+    fetched: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    head = tmp_path / "head"
+    monkeypatch.setattr(named, "HEAD", head)
+    assert PairConfig().heads == "", "there is no such folder"
+    head.mkdir()
+    assert PairConfig().heads == PairConfig(target=SMOLLM2).heads == str(head)
+    assert PairConfig().has_default_heads
+    others = (
+        PairConfig(target=TOY),
+        PairConfig(drafter=NGRAM),
+        PairConfig(target=SMOLLM2, drafter=DRAFTER),
+        PairConfig(target=SMOLLM2, heads=""),
+        PairConfig(target="Qwen/Qwen3-8B"),
+    )
+    assert [one.heads for one in others] == [""] * len(others)
+    # Under a classical rule only one source may draft: n-grams, unless both were named.
+    SpeculationConfig(verify="token").check(PairConfig())
+    with pytest.raises(ConfigurationError, match="needs coupled verification"):
+        SpeculationConfig(verify="token").check(PairConfig(drafter=NGRAM, heads=str(head)))
 
 
 @pytest.mark.parametrize("drafter", ["drafter", "drafter-shallow", "eagle", "eagle3", "medusa"])
