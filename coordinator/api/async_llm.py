@@ -175,11 +175,14 @@ class AsyncLLM:
             news.put_nowait(error)
 
     async def _steps(self, request: Request, name: str, client: str) -> AsyncGenerator[Step, None]:
-        self.check_ready()
+        self.check_takes()
         tickets = self.admission.ask(client, request.num_texts)
         if tickets is None:
             most = self.admission.max_waiting
-            raise BusyError(f"the queue is full ({most} texts wait at most); try again later")
+            full = f"the queue is full ({most} texts wait at most); try again later"
+            if not self.pair.is_ready:
+                raise AwayError(f"the target is started again, and {full}")
+            raise BusyError(full)
         news: asyncio.Queue[News] = asyncio.Queue()
         notify = teller(asyncio.get_running_loop(), news.put_nowait)
         reader = Reader(time.monotonic(), notify, name)
@@ -234,11 +237,17 @@ class AsyncLLM:
 
     def check_ready(self) -> None:
         """Raise AwayError (no target is ready), ClosedError, or the error that ended the pair."""
-        self._check_open()
-        self.pair.service.check_alive()
+        self.check_takes()
         if not self.pair.is_ready:
             raise AwayError("the target is away; try again later")
         self._patience = None
+
+    def check_takes(self) -> None:
+        """As `check_ready`, but while a lost target is started again, new requests may wait."""
+        self._check_open()
+        self.pair.service.check_alive()
+        if not self.pair.has_target:
+            raise AwayError("the target is away; try again later")
 
     def _check_away(self, now: float) -> None:
         """Raise AwayError if the target is away, and had nothing new to tell for too long."""

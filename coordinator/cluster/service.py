@@ -131,7 +131,8 @@ class Service:
     ) -> None:
         self._launcher = launcher
         self._restarts = Restarts(restarts)
-        starts_targets = not launcher.is_by_hand and restarts.get(Role.TARGET, 0) > 0
+        # A target that is lost is started again.
+        self.starts_targets = not launcher.is_by_hand and restarts.get(Role.TARGET, 0) > 0
         self._links = links
         self._door = listener = Listener(
             launcher.endpoint,
@@ -151,7 +152,9 @@ class Service:
         self.endpoint = self._listener.endpoint
         self.secret = launcher.secret
         self._router = Router(
-            self.secret, max_num_seqs=max_num_seqs, awaits_target=awaits_target or starts_targets
+            self.secret,
+            max_num_seqs=max_num_seqs,
+            awaits_target=awaits_target or self.starts_targets,
         )
         if not links:
             self.registry.host = socket.gethostname()

@@ -194,9 +194,9 @@ class Routes:
         )
 
     def _check(self, body: Common) -> None:
-        """Raise RefusedRequestError for another model, SlipstreamError if the pair is not ready."""
+        """Raise RefusedRequestError for another model, SlipstreamError if no text can be queued."""
         self._check_model(body.model or self._model)
-        self._llm.check_ready()
+        self._llm.check_takes()
 
     def _check_model(self, name: str) -> None:
         """Raise RefusedRequestError if it is the name of another model than the one served."""

@@ -125,6 +125,9 @@ def test_clients_of_the_server_get_the_text_of_an_undisturbed_run(config: PairCo
         asked = [clients.submit(ask, served.url, seed) for seed in range(6)]
         assert wait_for(lambda: served.llm.kv_cache_usage > 0, LIMIT_S)
         os.kill(pair.pids()["target"], signal.SIGKILL)
+        assert wait_for(lambda: not pair.is_ready, LIMIT_S)
+        assert httpx.get(f"{served.url}/health", timeout=5).status_code == 503
+        assert ask(served.url, 3) == wanted[3], "a new request waits for the target"
         assert [one.result(LIMIT_S) for one in asked] == wanted
         assert wait_for(
             lambda: httpx.get(f"{served.url}/health", timeout=5).status_code == 200, LIMIT_S

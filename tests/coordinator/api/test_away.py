@@ -1,5 +1,6 @@
 """How long nodes that load are waited for, and texts for a target that is away."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import cast
 
@@ -9,6 +10,7 @@ from coordinator.api.asking import Asking
 from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.pair import Pair
 from coordinator.api.patience import Patience
+from coordinator.api.requests import Request
 from proto.errors import AwayError
 from proto.messages import Role
 from proto.node_config import FETCHING
@@ -34,6 +36,28 @@ def test_no_text_waits_for_a_target_longer_than_a_start_may_take() -> None:
     llm._check_away(360.0)
     with pytest.raises(AwayError):
         llm._check_away(360.1)
+
+
+def test_new_texts_wait_for_a_target_that_is_started_again_until_the_queue_is_full() -> None:
+    pair = SimpleNamespace(
+        is_ready=False,
+        has_target=True,
+        num_seqs=1,
+        config=SimpleNamespace(target="a"),
+        service=SimpleNamespace(check_alive=lambda: None),
+    )
+    llm = AsyncLLM.__new__(AsyncLLM)
+    llm._begin(cast(Pair, pair), cast(Asking, None), 0)
+    llm.check_takes()
+    with pytest.raises(AwayError, match="the target is away"):
+        llm.check_ready()
+    llm.admission.ask("a client", 1)  # takes the only lane
+    steps = llm._steps(cast(Request, SimpleNamespace(num_texts=1)), "second", "a client")
+    with pytest.raises(AwayError, match="is started again, and the queue is full"):
+        asyncio.run(anext(steps))
+    pair.has_target = False
+    with pytest.raises(AwayError, match="the target is away"):
+        llm.check_takes()
 
 
 def test_a_node_that_tells_of_something_new_is_waited_for() -> None:

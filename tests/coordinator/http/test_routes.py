@@ -49,7 +49,9 @@ class Reading:
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    llm: Any = SimpleNamespace(pair=Reading(), check_ready=lambda: None, asking=SPECULATION)
+    llm: Any = SimpleNamespace(
+        pair=Reading(), check_ready=lambda: None, check_takes=lambda: None, asking=SPECULATION
+    )
     return TestClient(make_app(llm, NAME, Figures(NAME)), base_url="http://localhost")
 
 
@@ -197,7 +199,9 @@ def test_a_pair_that_has_ended_or_is_away_is_status_503_with_a_time_to_ask_again
     def check_ready() -> None:
         raise error
 
-    llm: Any = SimpleNamespace(pair=Reading(), check_ready=check_ready, asking=SPECULATION)
+    llm: Any = SimpleNamespace(
+        pair=Reading(), check_ready=check_ready, check_takes=check_ready, asking=SPECULATION
+    )
     client = TestClient(make_app(llm, NAME, Figures(NAME)), base_url="http://localhost")
     messages = [{"role": "user", "content": "x"}]
     for answer in (
@@ -221,7 +225,9 @@ def test_a_mistake_of_the_server_is_told_to_the_client_and_its_place_to_the_log(
     def mistake() -> None:
         raise KeyError(secret)
 
-    llm: Any = SimpleNamespace(pair=Reading(), check_ready=mistake, asking=SPECULATION)
+    llm: Any = SimpleNamespace(
+        pair=Reading(), check_ready=mistake, check_takes=mistake, asking=SPECULATION
+    )
     app = make_app(llm, NAME, Figures(NAME))
     answer = TestClient(app, "http://localhost", raise_server_exceptions=False).post(
         "/v1/completions", json={"prompt": "x"}
