@@ -249,7 +249,7 @@ class Worker:
         ahead  the feeds of the steps behind the next one
         """
         made = None
-        if ahead and part.sampled_in is None:
+        if ahead and part.sampled_in is None and part.opened.policy.branches == 1:
             count = next(number for number in CHAINS if number <= 1 + len(ahead))
             made = self._chain(part, [part.feed, *ahead[: count - 1]])
         if made is None:

@@ -17,6 +17,9 @@ MIN_COPIED = 32  # tokens; to read fewer again takes no longer than to copy them
 # and these were not handed out when the tokens were read. Without any of them the head of a chat
 # model had a third less of its drafts accepted (docs/LOG.md); all of a long prompt takes too long.
 READ_AGAIN = 128
+# Last tokens of a text that ended whose hidden states the head may not have used any more: more
+# than a pass decides. They are read again as well, else the head would lack rows between others.
+TOLD_LATE = 32
 
 
 class Lane:
@@ -72,9 +75,10 @@ class Lane:
         """
         # The last token is always fed again.
         kept = min(self.num_cached_of(tokens), len(tokens) - 1)
-        if layers and layers != self.layers:
-            kept = min(kept, max(0, len(tokens) - READ_AGAIN))
-        return kept
+        if not layers:
+            return kept
+        told = len(self.text) - TOLD_LATE if layers == self.layers else len(tokens) - READ_AGAIN
+        return min(kept, max(0, told))
 
 
 class Reader(Protocol):

@@ -240,13 +240,14 @@ class AsyncLLM:
         self.check_takes()
         if not self.pair.is_ready:
             raise AwayError("the target is away; try again later")
-        self._patience = None
 
     def check_takes(self) -> None:
         """As `check_ready`, but while a lost target is started again, new requests may wait."""
         self._check_open()
         self.pair.service.check_alive()
-        if not self.pair.has_target:
+        if self.pair.is_ready:
+            self._patience = None
+        elif not self.pair.service.awaits_target:
             raise AwayError("the target is away; try again later")
 
     def _check_away(self, now: float) -> None:

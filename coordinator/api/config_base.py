@@ -119,4 +119,7 @@ def reviewed(kind: type[T], value: object, name: str) -> T:
     """
     if not isinstance(value, kind):
         raise ConfigurationError(f"{name}: expected {kind.__name__}, got {shown(value)}")
-    return type(value).model_validate(dict(value))
+    made = type(value).model_validate(dict(value))
+    for private, given in (value.__pydantic_private__ or {}).items():
+        BaseModel.__setattr__(made, private, given)
+    return made

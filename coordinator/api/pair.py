@@ -245,14 +245,6 @@ class Pair:
         return bool(self.service.registry.ready(Role.TARGET))
 
     @property
-    def has_target(self) -> bool:
-        """True if a target can work, or is being started again after it was lost."""
-        service = self.service
-        return self.is_ready or (
-            service.starts_targets and bool(service.registry.hellos(Role.TARGET))
-        )
-
-    @property
     def max_len(self) -> int:
         """Return the most tokens of a text and its prompt."""
         return self._limits()[0]

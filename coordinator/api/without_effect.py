@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from coordinator.api.config import NGRAM, PairConfig, SpeculationConfig
 from coordinator.api.config_base import called
-from coordinator.api.models.named import DEFAULT, drafter_of
+from coordinator.api.models.named import DEFAULT, drafter_of, heads_of
 from coordinator.api.params import SamplingParams
 from proto.messages import GREEDY_BELOW, Hello, Policy, Role
 from proto.policies import POLICIES
@@ -157,7 +157,8 @@ def _given(config: BaseModel, names: Iterable[str]) -> list[str]:
         value = getattr(config, name)
         default = type(config).model_fields[name].get_default(call_default_factory=True)
         if default == DEFAULT and isinstance(config, PairConfig):
-            default = drafter_of(DEFAULT, config.target)
+            of_target = heads_of if name == "heads" else drafter_of
+            default = of_target(DEFAULT, config.target)
         if value != default:
             found.append(called(name, is_off=value is False))
     return found

@@ -226,7 +226,7 @@ def _with_fetched(pair: PairConfig) -> PairConfig:
         typer.echo(for_stderr(f"{NAME} cannot be had ({error}); the toy is shown"), err=True)
         return pair
     typer.echo(for_stderr(f"{NAME} is kept in {file}"), err=True)
-    models = ("target", "drafter")
+    models = ("target", "drafter", "heads")
     others = {name: getattr(pair, name) for name in pair.model_fields_set if name not in models}
     return PairConfig(target=SMOLLM2, **others)
 

@@ -266,7 +266,8 @@ def launcher_for(
         devices[Role.DRAFTER] = pair.drafter_device
     if launch.nodes == "remote":
         for name in OF_THE_NODES:
-            if getattr(pair, name) != PairConfig.model_fields[name].default:
+            is_none = name == "heads" and (pair.has_default_heads or not pair.heads)
+            if not is_none and getattr(pair, name) != PairConfig.model_fields[name].default:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigurationError(
                     f"{flag} is for nodes that are started here; for others see "

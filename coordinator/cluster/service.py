@@ -131,8 +131,7 @@ class Service:
     ) -> None:
         self._launcher = launcher
         self._restarts = Restarts(restarts)
-        # A target that is lost is started again.
-        self.starts_targets = not launcher.is_by_hand and restarts.get(Role.TARGET, 0) > 0
+        self._starts_targets = not launcher.is_by_hand and restarts.get(Role.TARGET, 0) > 0
         self._links = links
         self._door = listener = Listener(
             launcher.endpoint,
@@ -154,7 +153,7 @@ class Service:
         self._router = Router(
             self.secret,
             max_num_seqs=max_num_seqs,
-            awaits_target=awaits_target or self.starts_targets,
+            awaits_target=awaits_target or self._starts_targets,
         )
         if not links:
             self.registry.host = socket.gethostname()
@@ -287,6 +286,11 @@ class Service:
     def states(self) -> dict[Role, str]:
         """Return what each node is doing, by role, in words for people."""
         return {node.role: node.state for node in reversed(self.registry.present)}
+
+    @property
+    def awaits_target(self) -> bool:
+        """True if a target that was lost is started again, so that texts may wait for it."""
+        return self._starts_targets and bool(self.registry.hellos(Role.TARGET))
 
     def submit(
         self,

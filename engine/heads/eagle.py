@@ -346,7 +346,9 @@ class EagleExecutor(Executor):
         wanted = wave.wanted
         if len(wanted) != len(normed) or any(row != i for i, row in enumerate(wanted)):
             normed = normed[send(torch.tensor(wanted, dtype=torch.int64), self._device)]
-        return self._head.own_logits(normed if is_normed else self._head.last_norm(normed))
+        if not is_normed and len(normed):
+            normed = self._head.last_norm(normed)
+        return self._head.own_logits(normed)
 
     def _computed_here(self, wave: Wave, rows: torch.Tensor) -> torch.Tensor | None:
         """Run a wave's rows by our C++ as `_compute`; return what the output matrix reads.
@@ -494,4 +496,4 @@ class EagleExecutor(Executor):
 
     def free(self) -> None:
         """Free the cache's memory; nothing can be run afterwards."""
-        del self._cache, self._states, self._hidden, self._attention
+        del self._cache, self._states, self._hidden, self._attention, self._own

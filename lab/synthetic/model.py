@@ -66,12 +66,14 @@ def rank_scored(
     num_ranked: int,
     *,
     num_valid: int | None = None,
+    ids: None = None,
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Return for each path the drafter's first tokens, the likeliest first, and their scores.
 
     A score is the natural logarithm of the chance of its rank. There are at most as many tokens as
     there are chances.
     """
+    del ids  # its tokens are not those of a vocabulary
     assert len(paths) == len(positions)
     assert num_valid in (None, VOCAB_SIZE)
     luck = _luck(sampling, seed, sample_index)

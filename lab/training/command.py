@@ -345,7 +345,8 @@ class Folder:
 
         done, begun = _read(self.out / DONE), _read(self.work / RUN)
         before = begun if done is None else done.get("run")
-        if before is not None and before != run:
+        # Runs of earlier versions lack what they did not know.
+        if before is not None and any(before.get(key) != run[key] for key in run):
             names = {key: f"--{key.replace('_', '-')}" for key in run} | {"texts": PROMPT_FILE}
             other = next((names[key] for key in run if before.get(key) != run[key]), PROMPT_FILE)
             raise ConfigurationError(

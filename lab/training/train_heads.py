@@ -55,7 +55,6 @@ WINDOW = 256  # tokens of a text
 BATCH_TOKENS = {"cpu": 1024, "cuda": 4096}
 WRITTEN_AT_ONCE = 64  # texts; half of them greedy, half sampled
 SAMPLED_AT = 0.8  # temperature; at 1 a small model writes what it never would for its users
-FEWEST_TOKENS = 16  # of a window that is read: more than a chain has steps
 NUM_STEPS = 4  # steps of a chain in training: as many drafts as a pass verifies by default
 STEP_WEIGHT = 0.8  # weight of a step's loss, relative to that of the step before
 ONE_STEP_UNTIL = 0.4  # share of the budget with chains of one step; then the learning rate falls
@@ -214,6 +213,7 @@ class Lessons:
     kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     is_linear: bool = False
     most_bytes: int = 0
+    kept_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Find out whether logits follow from features, and how much memory there is."""
@@ -262,8 +262,8 @@ class Lessons:
         return text, states[..., :-width].float(), p, counts
 
     def _length(self, row: int) -> int:
-        """Return how many tokens a window has; at least those that the steps of a chain need."""
-        return max(FEWEST_TOKENS, int((self.windows[row] != ENDED).sum()))
+        """Return how much of a window is read: its tokens, and room for the last one's chain."""
+        return int((self.windows[row] != ENDED).sum()) + NUM_STEPS
 
     def _read(self, row: int) -> tuple[Tensor, Tensor]:
         """Return a window's features [T, F] of all layers, and with them what `kept` has.
@@ -282,8 +282,10 @@ class Lessons:
             return states, logits[0]
         last = states[:, -self.teacher.loaded.hidden_size :].float()
         made = states.cpu(), self.logits_of(last).logsumexp(dim=-1).cpu()
-        if len(self.kept) < self.most_bytes // sum(one.numel() * one.itemsize for one in made):
+        num_bytes = sum(one.numel() * one.itemsize for one in made)
+        if self.kept_bytes + num_bytes <= self.most_bytes:
             self.kept[row] = made
+            self.kept_bytes += num_bytes
         return made
 
 
@@ -370,12 +372,17 @@ def chain_loss(
 
 
 @torch.no_grad()
-def start_linear(head: Eagle, features: Tensor, text: Tensor) -> None:
-    """Set EAGLE's linear layer to the least-squares prediction of the next feature."""
-    before, after = features[:, :-1], features[:, 1:].flatten(0, 1).double()
-    embedded = F.embedding(text[:, 1:], head.embedding)
+def start_linear(head: Eagle, features: Tensor, text: Tensor, counts: Tensor) -> None:
+    """Set EAGLE's linear layer to the least-squares prediction of the next feature.
+
+    The arguments are those of `Lessons.batch`; where a row's next token does not count, neither
+    does its next feature.
+    """
+    are_true = counts[:, :-1] > 0
+    before, after = features[:, :-1][are_true], features[:, 1:][are_true].double()
+    embedded = F.embedding(text[:, 1:][are_true], head.embedding)
     ones = torch.ones_like(before[..., :1])
-    x = torch.cat((embedded, before, ones), dim=-1).flatten(0, 1).double()
+    x = torch.cat((embedded, before, ones), dim=-1).double()
     ridge = 1e-6 * len(x) * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
     weights = torch.linalg.solve(x.T @ x + ridge, x.T @ after)
     head.fc.weight.copy_(weights[:-1].T)
@@ -434,8 +441,8 @@ def train(
     if not run.resume() and isinstance(head, Eagle) and started is None:
         some = np.arange(len(windows))[:: max(1, len(windows) // START_WINDOWS)]
         with autocast(device):
-            text, features, *_ = lessons.batch(some)
-        start_linear(head, features, text)
+            text, features, _, counts = lessons.batch(some)
+        start_linear(head, features, text, counts)
     watched: Watched | None = None
     looked_at = monotonic()
     try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from node.events import CopyPrefix
-from node.lanes import MIN_COPIED, READ_AGAIN, Lane, Lanes, next_reader
+from node.lanes import MIN_COPIED, READ_AGAIN, TOLD_LATE, Lane, Lanes, next_reader
 from proto.messages import Open
 from proto.tree import CommittedText
 from tests.texts import key_of, opening
@@ -124,7 +124,7 @@ def test_a_text_for_a_head_reads_its_end_again_if_no_head_was_told_of_it(num_rea
     assert plain.slots.prefix_len == max(0, num_read - READ_AGAIN)
     read(plain, num_read)
     plain.begin(text, layers=(1, 2))
-    assert plain.slots.prefix_len == num_read - 1, "the head was told the second time"
+    assert plain.slots.prefix_len == num_read - TOLD_LATE, "the head was told the second time"
     read(plain, num_read)
     plain.begin(text, layers=(3,))
     assert plain.slots.prefix_len == max(0, num_read - READ_AGAIN), "another head wants others"
@@ -145,7 +145,7 @@ def test_and_copies_no_more_than_that_of_a_text_without_one() -> None:
     read(other, len(tokens))
     third = lanes.take(tokens, key_of(3))
     third.begin(CommittedText(key_of(3), tokens), layers=(1, 2))
-    want = CopyPrefix(other.slots.lane, third.slots.lane, len(tokens) - 1)
+    want = CopyPrefix(other.slots.lane, third.slots.lane, len(tokens) - TOLD_LATE)
     assert lanes.copy_for(third, tokens) == want
 
 

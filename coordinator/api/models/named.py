@@ -97,6 +97,7 @@ def heads_of(drafter: str, target: str) -> str:
 
 
 def _is_smollm2(target: str) -> bool:
+    """True for its name, for its file, and for the folder that is made of that."""
     return target == SMOLLM2 or Path(target).name in (FILE, Path(FILE).stem)
 
 

@@ -94,39 +94,36 @@ class ModelsConfig(Frozen):
         AfterValidator(located),
         Field(
             description="A head that drafts in addition to the drafter. A folder or a name on the "
-            f"hub ({KINDS}). It runs in the target's process."
+            f"hub ({KINDS}). It runs in the target's process. Default: that of smollm2 for "
+            "smollm2, else none."
         ),
-    ] = ""
+    ] = ours.DEFAULT
     heads_revision: Annotated[
         Name | None, Field(description="Branch, tag or commit of --heads on the hub.")
     ] = None
 
     # True: nobody has named the target, and it is smollm2.
     _is_smollm2_by_default: bool = PrivateAttr(default=False)
-    # True: nobody has named the heads; under classical rules n-grams draft alone.
-    _has_default_heads: bool = PrivateAttr(default=False)
 
     @model_validator(mode="wrap")
     @classmethod
     def _name_defaults(cls, given: object, make: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(given, Mapping):
             return make(given)
-        values = {"target": ours.DEFAULT, "drafter": ours.DEFAULT, **given}
-        target, drafter = values["target"], values["drafter"]
+        names = ("target", "drafter", "heads")
+        values = {**dict.fromkeys(names, ours.DEFAULT), **given}
+        target, drafter, heads = map(values.get, names)
         is_unnamed = isinstance(target, str) and target == ours.DEFAULT
         if is_unnamed:
-            named = (drafter, values.get("heads"))
+            named = (drafter, heads)
             target = ours.default_target(tuple(one for one in named if isinstance(one, str)))
-        heads = ""
         if isinstance(target, str) and isinstance(drafter, str):
-            if not values.get("drafter_home"):
-                heads = ours.heads_of(drafter, target)
+            if heads == ours.DEFAULT:
+                heads = "" if values.get("drafter_home") else ours.heads_of(drafter, target)
             drafter = ours.drafter_of(drafter, target)
-        made = make({"heads": heads, **values, "target": target, "drafter": drafter})
+        made = make({**values, "target": target, "drafter": drafter, "heads": heads})
         is_by_default = is_unnamed and target == ours.SMOLLM2
         BaseModel.__setattr__(made, "_is_smollm2_by_default", is_by_default)
-        has_default_heads = heads != "" and "heads" not in values
-        BaseModel.__setattr__(made, "_has_default_heads", has_default_heads)
         return made
 
     @model_validator(mode="after")
@@ -149,8 +146,12 @@ class ModelsConfig(Frozen):
 
     @property
     def has_default_heads(self) -> bool:
-        """True if heads draft that nobody has named."""
-        return self._has_default_heads
+        """True if the heads are those that draft for this target if none are named.
+
+        Under classical rules, by which one source alone may draft, n-grams do then.
+        """
+        is_ours = self.heads != "" and self.heads == ours.heads_of(ours.DEFAULT, self.target)
+        return is_ours and self.drafter == NGRAM
 
     @property
     def has_our_drafter(self) -> bool:

@@ -41,10 +41,9 @@ def test_no_text_waits_for_a_target_longer_than_a_start_may_take() -> None:
 def test_new_texts_wait_for_a_target_that_is_started_again_until_the_queue_is_full() -> None:
     pair = SimpleNamespace(
         is_ready=False,
-        has_target=True,
         num_seqs=1,
         config=SimpleNamespace(target="a"),
-        service=SimpleNamespace(check_alive=lambda: None),
+        service=SimpleNamespace(check_alive=lambda: None, awaits_target=True),
     )
     llm = AsyncLLM.__new__(AsyncLLM)
     llm._begin(cast(Pair, pair), cast(Asking, None), 0)
@@ -55,7 +54,7 @@ def test_new_texts_wait_for_a_target_that_is_started_again_until_the_queue_is_fu
     steps = llm._steps(cast(Request, SimpleNamespace(num_texts=1)), "second", "a client")
     with pytest.raises(AwayError, match="is started again, and the queue is full"):
         asyncio.run(anext(steps))
-    pair.has_target = False
+    pair.service.awaits_target = False
     with pytest.raises(AwayError, match="the target is away"):
         llm.check_takes()
 

@@ -9,8 +9,10 @@ from zipfile import ZipFile
 import pytest
 
 from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.config_base import checked, reviewed
 from coordinator.api.models import from_package, named, settings
 from coordinator.api.models.named import CHOICE, FILE, NGRAM, SMOLLM2, TOY
+from coordinator.api.without_effect import without_effect
 from proto.errors import ConfigurationError, ModelError
 from proto.installation import MODELS
 
@@ -32,7 +34,7 @@ def fetched(tmp_path: Path, monkeypatch: Patch) -> Path:
     assert file is not None
     file.parent.mkdir(parents=True)
     file.write_bytes(b"")
-    folder = tmp_path / "made"
+    folder = tmp_path / Path(FILE).stem
     folder.mkdir()
     monkeypatch.setattr(settings, "folder_of_file", lambda _: folder)
     return folder
@@ -65,6 +67,11 @@ def test_the_chat_model_has_a_head_beside_n_grams_unless_something_else_is_named
     head.mkdir()
     assert PairConfig().heads == PairConfig(target=SMOLLM2).heads == str(head)
     assert PairConfig().has_default_heads
+    assert checked(PairConfig).heads == str(head), "by flags, too"
+    again = reviewed(PairConfig, PairConfig(), "config")
+    assert again.has_default_heads
+    assert again.chosen == PairConfig().chosen != []
+    assert not without_effect(PairConfig(), SpeculationConfig(policy="ar"))
     others = (
         PairConfig(target=TOY),
         PairConfig(drafter=NGRAM),
@@ -76,7 +83,7 @@ def test_the_chat_model_has_a_head_beside_n_grams_unless_something_else_is_named
     # Under a classical rule only one source may draft: n-grams, unless both were named.
     SpeculationConfig(verify="token").check(PairConfig())
     with pytest.raises(ConfigurationError, match="needs coupled verification"):
-        SpeculationConfig(verify="token").check(PairConfig(drafter=NGRAM, heads=str(head)))
+        SpeculationConfig(verify="token").check(PairConfig(drafter=NGRAM, heads=str(tmp_path)))
 
 
 @pytest.mark.parametrize("drafter", ["drafter", "drafter-shallow", "eagle", "eagle3", "medusa"])

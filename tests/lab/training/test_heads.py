@@ -287,7 +287,7 @@ def test_eagle_begins_as_the_best_linear_guess(folder: Path) -> None:
     def error() -> float:
         return (head.fc(inputs) - features[:, 1:]).square().mean().item()
 
-    train_heads.start_linear(head, features, text)
+    train_heads.start_linear(head, features, text, torch.ones(text.shape))
     best = error()
     assert best < 0.9 * float(features[:, 1:].var(dim=(0, 1)).mean())
     with torch.no_grad():
