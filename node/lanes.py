@@ -78,7 +78,8 @@ class Lane:
         if not layers:
             return kept
         told = len(self.text) - TOLD_LATE if layers == self.layers else len(tokens) - READ_AGAIN
-        return min(kept, max(0, told))
+        # A head that has cached as much wants the hidden state before the next token.
+        return max(0, min(kept, told) - 1)
 
 
 class Reader(Protocol):

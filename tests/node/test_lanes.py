@@ -121,13 +121,13 @@ def test_a_text_for_a_head_reads_its_end_again_if_no_head_was_told_of_it(num_rea
     lanes.give_back(plain)
     text = CommittedText(key_of(1), tokens)
     plain.begin(text, layers=(1, 2))
-    assert plain.slots.prefix_len == max(0, num_read - READ_AGAIN)
+    assert plain.slots.prefix_len == max(0, num_read - READ_AGAIN - 1)
     read(plain, num_read)
     plain.begin(text, layers=(1, 2))
-    assert plain.slots.prefix_len == num_read - TOLD_LATE, "the head was told the second time"
+    assert plain.slots.prefix_len == num_read - TOLD_LATE - 1, "the head was told the second time"
     read(plain, num_read)
     plain.begin(text, layers=(3,))
-    assert plain.slots.prefix_len == max(0, num_read - READ_AGAIN), "another head wants others"
+    assert plain.slots.prefix_len == max(0, num_read - READ_AGAIN - 1), "others are wanted"
     read(plain, num_read)
     plain.begin(text)
     assert plain.slots.prefix_len == num_read - 1
@@ -140,12 +140,12 @@ def test_and_copies_no_more_than_that_of_a_text_without_one() -> None:
     other = lanes.take(tokens, key_of(2))
     other.begin(CommittedText(key_of(2), tokens), layers=(1, 2))
     copy = lanes.copy_for(other, tokens)
-    assert copy == CopyPrefix(plain.slots.lane, other.slots.lane, READ_AGAIN)
+    assert copy == CopyPrefix(plain.slots.lane, other.slots.lane, READ_AGAIN - 1)
     other.copied(copy)
     read(other, len(tokens))
     third = lanes.take(tokens, key_of(3))
     third.begin(CommittedText(key_of(3), tokens), layers=(1, 2))
-    want = CopyPrefix(other.slots.lane, third.slots.lane, len(tokens) - TOLD_LATE)
+    want = CopyPrefix(other.slots.lane, third.slots.lane, len(tokens) - TOLD_LATE - 1)
     assert lanes.copy_for(third, tokens) == want
 
 
