@@ -120,8 +120,8 @@ StartFrom = Annotated[
     typer.Option(
         "--start-from",
         metavar="DIR",
-        help="Begin with the weights of this head, which train-head has written for the same "
-        "target and kind, and go on with other texts.",
+        help="Begin with the weights of this head. train-head has written it for the same "
+        "target and kind, and goes on with other texts.",
     ),
 ]
 Drafter = Annotated[

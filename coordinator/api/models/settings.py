@@ -118,8 +118,10 @@ class ModelsConfig(Frozen):
             named = (drafter, heads)
             target = ours.default_target(tuple(one for one in named if isinstance(one, str)))
         if isinstance(target, str) and isinstance(drafter, str):
-            if heads == ours.DEFAULT:
-                heads = "" if values.get("drafter_home") else ours.heads_of(drafter, target)
+            if isinstance(heads, str) and heads == ours.DEFAULT:
+                home = values.get("drafter_home", "")
+                is_free = isinstance(home, str) and not home
+                heads = ours.heads_of(drafter, target) if is_free else ""
             drafter = ours.drafter_of(drafter, target)
         made = make({**values, "target": target, "drafter": drafter, "heads": heads})
         is_by_default = is_unnamed and target == ours.SMOLLM2
