@@ -159,6 +159,8 @@ def _given(config: BaseModel, names: Iterable[str]) -> list[str]:
         if default == DEFAULT and isinstance(config, PairConfig):
             of_target = heads_of if name == "heads" else drafter_of
             default = of_target(DEFAULT, config.target)
+        if name == "heads" and not value:  # whoever names a drafter has none
+            continue
         if value != default:
             found.append(called(name, is_off=value is False))
     return found

@@ -36,7 +36,7 @@ Logits on a GPU are not copied to the host: `coupling_on_gpu.py` makes the same 
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -195,35 +195,29 @@ def _each_alone(best: list[int], values: list[float]) -> tuple[list[list[int]], 
 
 
 def _rank_here(
-    rows: Floats, sampling: Sampling, keys: Sequence[int], num_ranked: int, sharpness: float
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Return what `rank_scored` returns, for logits [n, V] on the host."""
-    if sampling.is_greedy:
-        return rank(rows.copy() if num_ranked > 1 else rows, num_ranked, sharpness)
-    scores = scaled(rows, sampling)
-    if not sampling.cuts:
-        return rank(_add_noise(scores, keys), num_ranked, sharpness)
-    return _rank_kept(candidates(scores, sampling), keys, num_ranked, sharpness)
-
-
-def _rank_kept(
-    kept: Iterable[tuple[Ids, Floats]],
+    rows: Floats,
+    sampling: Sampling,
     keys: Sequence[int],
     num_ranked: int,
     sharpness: float,
     known: Ids | None = None,
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Return what `rank` returns of the columns that the cuts keep, as `candidates` yields them.
+    """Return what `rank_scored` returns, for logits [n, columns] on the host, as columns.
 
-    known  [D]: the token of each column; None: its index
+    known  [columns] ascending: the token of each column; None: its index
     """
+    if sampling.is_greedy:
+        return rank(rows.copy() if num_ranked > 1 else rows, num_ranked, sharpness)
+    scores = scaled(rows, sampling)
+    if not sampling.cuts:
+        return rank(_add_noise(scores, keys, known), num_ranked, sharpness)
     ranked: list[list[int]] = []
     scored: list[list[float]] = []
-    for key, (columns, scores) in zip(keys, kept, strict=True):
+    for key, (columns, kept) in zip(keys, candidates(scores, sampling), strict=True):
         order = np.argsort(columns)
-        columns, scores = columns[order], scores[order]
+        columns, kept = columns[order], kept[order]
         ids = columns if known is None else known[columns]
-        (first,), (values,) = rank((scores + _gumbel(_bits(key, ids)))[None], num_ranked, sharpness)
+        (first,), (values,) = rank((kept + _gumbel(_bits(key, ids)))[None], num_ranked, sharpness)
         ranked.append(columns[first].tolist())
         scored.append(values)
     return ranked, scored
@@ -240,18 +234,10 @@ def _rank_some(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Return what `rank_scored` returns, for logits [n, D] of some tokens on the host."""
     known = ids.numpy()
-    num_columns = len(known) if num_valid is None else int(np.searchsorted(known, num_valid))
-    rows = to_host(logits, num_columns)
-    if sampling.is_greedy:
-        found, scores = rank(rows.copy() if num_ranked > 1 else rows, num_ranked, sharpness)
-    elif sampling.cuts:
-        kept = candidates(scaled(rows, sampling), sampling)
-        found, scores = _rank_kept(kept, keys, num_ranked, sharpness, known)
-    else:
-        total = scaled(rows, sampling)
-        for row, key in zip(total, keys, strict=True):
-            row += _gumbel(_bits(key, known[:num_columns]))
-        found, scores = rank(total, num_ranked, sharpness)
+    if num_valid is not None:
+        known = known[: np.searchsorted(known, num_valid)]
+    rows = to_host(logits, len(known))
+    found, scores = _rank_here(rows, sampling, keys, num_ranked, sharpness, known)
     return [known[columns].tolist() for columns in found], scores
 
 
@@ -399,11 +385,15 @@ def noise_of(key: int, num_ids: int) -> Floats:
     return _noise.of(key, num_ids)
 
 
-def _add_noise(scores: Floats, keys: Sequence[int]) -> Floats:
-    """Return scores + noise, [n, V] float32."""
+def _add_noise(scores: Floats, keys: Sequence[int], known: Ids | None = None) -> Floats:
+    """Return scores + noise, [n, columns] float32; `known` as in `_rank_here`."""
     total = np.empty_like(scores)
     for row, key in enumerate(keys):
-        np.add(scores[row], _noise.of(key, scores.shape[1]), out=total[row])
+        # Of some tokens it is not kept: the target's choice needs that of all.
+        noise = (
+            _gumbel(_bits(key, known)) if known is not None else _noise.of(key, len(scores[row]))
+        )
+        np.add(scores[row], noise, out=total[row])
     return total
 
 

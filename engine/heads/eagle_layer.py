@@ -23,7 +23,6 @@ import torch.nn.functional as F
 
 from engine.cpu_library import library
 from engine.errors import ModelError
-from engine.forward.forward import over_all
 from engine.forward.operators import Packer, Product, at_once, of_pairs, rms_norm, stack
 from engine.heads.head_tensors import HeadTensors, linear
 from engine.heads.layouts import EagleConfig, names_of
@@ -109,10 +108,6 @@ class EagleHead:
         hidden = residual + self.out(attended)
         gate, up = self.gate_up(self.before_mlp(hidden)).chunk(2, dim=-1)
         return hidden + self.down(F.silu(gate).mul_(up))
-
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, V] float32 of `states` [n, width]; -inf for tokens it cannot draft."""
-        return over_all(self.own_logits(self.last_norm(states)), self.targets, self.vocab_size)
 
     def own_logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Return logits [n, draft_vocab] float32 of the last norm's outputs [n, width]."""

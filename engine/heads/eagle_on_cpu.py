@@ -17,13 +17,13 @@ import torch
 from engine.forward.cpu_attention import CpuAttention, Sight, cpu_attention, fits
 from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows
 from engine.forward.cpu_operators import CpuOperators, operators
+from engine.forward.masks import MASK_BITS
 from engine.heads.eagle_layer import EagleHead
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Span
 from engine.quantised.cpu_products import TiledProduct
 from proto.head_kinds import HeadKind
 
-MASK_BITS = 64  # slots of a tree that a row can see
 # Rows come with a lowest slot, as those of a model with a window do, whatever its size.
 LOWEST = LayerKinds((AttentionWindow(1 << 40),), of_layers=(0,))
 

@@ -25,7 +25,7 @@ from proto.errors import ConfigurationError, SlipstreamError
 
 MARK = "\N{SNOWMAN}"  # stands for the user's message in the template, to find where that begins
 LONGEST = 100  # tokens of a prompt that the model makes up; longer ones are left out
-TEMPERATURE, TOP_P = 0.8, 0.95  # at 1 one of SmolLM2's prompts in three is no request
+TEMPERATURE, TOP_P = 0.8, 0.95  # at 1 many of SmolLM2's prompts are no requests
 FEWEST_CHARACTERS = 8  # of a prompt that is kept
 
 # In braces: a list of `FILLINGS`, of which each place takes another entry.

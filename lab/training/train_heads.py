@@ -239,12 +239,13 @@ class Lessons:
     def batch(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return windows with what the head learns of them.
 
-        T is the length of the longest.
+        T is the longest window's tokens and the steps of a chain; what lies behind a text counts
+        nothing.
 
         text      int64 [B, T]
         features  float32 [B, T, F], rounded to bfloat16
         p         float32 [B, T, D]: the target's probabilities of the head's tokens
-        counts    float32 [B, T]: 0 where p is of no token of the text; nothing else counts there
+        counts    float32 [B, T]: 0 where p is of no token of the text
         """
         width, own = self.teacher.loaded.hidden_size, self.windows[torch.from_numpy(rows)]
         own = own[:, : max(map(self._length, rows.tolist()))]

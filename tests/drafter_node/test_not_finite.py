@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from drafter_node.compute import NOTHING, Action, Compute, Proposed
+from drafter_node.compute import NOTHING, Action, Children, Compute, Proposed
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
@@ -209,26 +209,17 @@ def test_a_forward_that_finds_no_memory_is_as_if_the_root_were_bad() -> None:
     assert compute.parts[0].feed.tokens == (1, 2, 3)
 
 
-def test_tokens_that_a_failed_forward_was_to_feed_are_fed_for_the_next_text() -> None:
+@pytest.mark.parametrize("children", [(), (NOTHING,)], ids=["no memory", "not finite"])
+def test_what_a_forward_without_memory_or_numbers_was_to_feed_is_fed_for_the_next_text(
+    children: tuple[Children, ...],
+) -> None:
     drafter = Drafter()
     drafter.hears(opening(1, 2, 3, policy=synchronous(4)))
     (asked,) = drafter.ticks()
     assert isinstance(asked, Compute)
     drafter.hears(opening(1, 2, 3, incarnation=2, policy=synchronous(4)))
-    drafter._handle(Proposed(asked.ticket, ((),), 5, has_failed=True))
-    drafter.tells()
-    (compute,) = drafter.ticks()
-    assert isinstance(compute, Compute)
-    assert compute.parts[0].feed.tokens == (1, 2, 3)
-
-
-def test_rows_that_are_not_finite_are_of_no_use_for_the_next_text() -> None:
-    drafter = Drafter()
-    drafter.hears(opening(1, 2, 3, policy=synchronous(4)))
-    (asked,) = drafter.ticks()
-    assert isinstance(asked, Compute)
-    drafter.hears(opening(1, 2, 3, incarnation=2, policy=synchronous(4)))
-    assert drafter._handle(Proposed(asked.ticket, ((NOTHING,),), 5)) == [Wipe(0, 0)]
+    bad = Proposed(asked.ticket, (children,), 5, has_failed=not children)
+    assert drafter._handle(bad) == [Wipe(0, 0)]
     drafter.tells()
     (compute,) = drafter.ticks()
     assert isinstance(compute, Compute)

@@ -71,7 +71,8 @@ def test_the_chat_model_has_a_head_beside_n_grams_unless_something_else_is_named
     again = reviewed(PairConfig, PairConfig(), "config")
     assert again.has_default_heads
     assert again.chosen == PairConfig().chosen != []
-    assert not without_effect(PairConfig(), SpeculationConfig(policy="ar"))
+    for config in (PairConfig(), PairConfig(drafter=NGRAM)):
+        assert not without_effect(config, SpeculationConfig(policy="ar")), "nobody named heads"
     others = (
         PairConfig(target=TOY),
         PairConfig(drafter=NGRAM),
