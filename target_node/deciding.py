@@ -2,9 +2,9 @@
 
 This file answers "does a pass start now?". `decide` is asked whenever the device is free and all
 messages that had arrived have been handled. It is a function of a frozen `View` and of the time,
-and changes nothing. `Schedule` (`scheduling.py`) makes the view and does what is decided. With how
-many drafts a pass starts is decided earlier, when a verdict is made (`num_worth_awaiting`), because
-the drafter is told.
+and changes nothing. `Schedule` (`scheduling.py`) makes the view and does what is decided. For how
+many drafts a pass waits is decided earlier, when a verdict is made (`awaited`), because the drafter
+is told.
 
 Theory of operation
 -------------------
@@ -26,8 +26,8 @@ A text's reason (`Cause`) to start with the drafts that are here:
     CHEAP    to wait costs more than it brings; also said of a text that joins a pass of others
     LATE     a deadline made of measured costs has passed
 
-Else it waits for its drafter, for as many drafts as the last verdict has said (`num_awaited`,
-priced when that verdict was made). A wait that has begun is not given up before its limit, unless
+Else it waits for its drafter, for as many drafts as the last verdict has said (`Awaited`, priced
+when that verdict was made). A wait that has begun is not given up before its limit, unless
 the text joins a pass of others. What a wait brings, `node/economics.py` computes of what
 `waiting.py` has measured. Two waits are made whatever they cost: one after 32 that were not made,
 to measure it; and one after so many passes without drafts that bad luck does not explain it. Then
@@ -58,6 +58,7 @@ from node.economics import (
     TOO_UNLIKELY,
     drafting_pays,
     drafts_worth_awaiting,
+    least_chance,
     num_expected,
     price_of_draft,
     rows_worth,
@@ -91,7 +92,7 @@ class TextView:
     is_trial      resting or drafting is only being tried
     is_catching_up  the next pass can only feed missing committed tokens (reproducible mode)
     most          most drafts that a pass could verify
-    num_awaited   with how many drafts in a row a pass starts (`num_worth_awaiting`)
+    num_awaited   with how many drafts in a row a pass starts (`Awaited`), at most `most`
     num_in_row    drafts in a row that are here, at most `most`
     are_there     some draft hangs under the root
     are_all       fewer are here than are awaited, and no more will come, or copies are as good
@@ -270,6 +271,77 @@ def _reading(view: View, reader: Reader) -> Read | Copy:
     return Read(reader.session, _cores(view, (reader,)))
 
 
+# -- what the next pass waits for -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """For which drafts the next pass of a text waits: a verdict says so to the drafter.
+
+    num           with how many drafts in a row the pass starts
+    least_chance  how likely a node must be for the drafter to expand it; 0: it may be any
+    takes_turns   the drafter drafts nothing while the pass runs (`node/placing.py`)
+    """
+
+    num: int = 0
+    least_chance: float = 0.0
+    takes_turns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LastPass:
+    """What a text's last pass says of its next wait.
+
+    takes_turns  the drafter drafted nothing while it ran
+    is_hit       it had drafts, and all were accepted
+    num_in_vain  passes that began without waiting since one had drafts
+    num_texts    texts that share the passes
+    """
+
+    takes_turns: bool
+    is_hit: bool
+    num_in_vain: int
+    num_texts: int
+
+
+def awaited(
+    policy: Policy, most: int, last: LastPass, *, rests: bool, p: float, prices: Prices
+) -> Awaited:
+    """Return for which drafts the next pass waits.
+
+    most   most drafts that it can verify
+    rests  the drafter should draft nothing now
+    p      chance that the drafter's first draft of a token is right
+    """
+    if _why_alone(policy, most, rests=rests) is not None:
+        return Awaited(min(policy.launch_min, most))
+    if last.takes_turns:
+        return Awaited(most, least_chance(last.num_texts, prices), takes_turns=True)
+    least = min(policy.launch_hit if last.is_hit else policy.launch_min, most)
+    if not policy.prices_wanted or prices.reply.num < NUM_FIRST or not prices.pass_s:
+        return Awaited(least)
+    number = drafts_worth_awaiting(p, min(most, MOST_AWAITED), prices)
+    if number == 0 and _is_in_vain(p, last.num_in_vain, prices):
+        return Awaited(least)
+    return Awaited(number)
+
+
+def _why_alone(policy: Policy, most: int, *, rests: bool) -> Cause | None:
+    """Return why no drafter is expected for a pass of `most` drafts; None: one is expected."""
+    if rests:
+        return Cause.RESTING
+    return Cause.ALONE if most == 0 or not policy.has_drafter else None
+
+
+def _is_in_vain(p: float, num_in_vain: int, prices: Prices) -> bool:
+    """True if drafts are missing so often that the drafter must be too far away.
+
+    Also true if no wait was made for so long that one is due, to measure it.
+    """
+    is_forgotten = prices.num_skipped >= NUM_SKIPPED_MAX
+    return is_forgotten or (1 - p) ** num_in_vain < BAD_LUCK
+
+
 # -- one text --------------------------------------------------------------------------------------
 
 
@@ -287,20 +359,13 @@ def _why_now(text: TextView) -> Cause | None:
     """Return why a pass needs no more drafts of this text; None: it may wait for them."""
     if text.is_catching_up:
         return Cause.ALONE
-    if (cause := why_alone(text.policy, text.most, rests=text.rests)) is not None:
+    if (cause := _why_alone(text.policy, text.most, rests=text.rests)) is not None:
         return cause
     if text.num_in_row >= text.num_awaited or text.are_all:
         # The policy waits for drafts, but a wait was found not to pay, and none are here.
         waits_for_none = text.policy.launch_min > 0 and text.num_awaited == 0
         return Cause.CHEAP if waits_for_none and not text.are_there else Cause.READY
     return None
-
-
-def why_alone(policy: Policy, most: int, *, rests: bool) -> Cause | None:
-    """Return why no drafter is expected for a pass of `most` drafts; None: one is expected."""
-    if rests:
-        return Cause.RESTING
-    return Cause.ALONE if most == 0 or not policy.has_drafter else None
 
 
 def _why_not_wait(text: TextView, view: View, *, is_late: bool) -> Cause | None:
@@ -331,38 +396,13 @@ def _pays(text: TextView, view: View) -> bool:
     if not verifying_pays(p, text.num_awaited, num_texts, prices.passes(num_texts)):
         return False
     if text.policy.prices_wanted:
-        return True  # `num_worth_awaiting` has weighed the wait already
+        return True  # `awaited` has weighed the wait already
     return waiting_pays(p, text.num_awaited, text.policy.num_speculative_tokens, prices)
 
 
 def _num_sharing(view: View) -> int:
     """Return how many texts share the passes."""
     return min(max(1, len(view.writers)), view.num_per_pass)
-
-
-def _is_in_vain(p: float, num_in_vain: int, prices: Prices) -> bool:
-    """True if drafts are missing so often that the drafter must be too far away.
-
-    Also true if no wait was made for so long that one is due, to measure it.
-    """
-    is_forgotten = prices.num_skipped >= NUM_SKIPPED_MAX
-    return is_forgotten or (1 - p) ** num_in_vain < BAD_LUCK
-
-
-def num_worth_awaiting(
-    policy: Policy, most: int, *, is_hit: bool, num_in_vain: int, p: float, prices: Prices
-) -> int:
-    """Return with how many drafts in a row a pass starts that verifies at most `most`.
-
-    is_hit       all drafts of the last pass were accepted
-    num_in_vain  passes that began without waiting since one had drafts
-    p            chance that the drafter's first draft of a token is right
-    """
-    least = min(policy.launch_hit if is_hit else policy.launch_min, most)
-    if not policy.prices_wanted or prices.reply.num < NUM_FIRST or not prices.pass_s:
-        return least
-    number = drafts_worth_awaiting(p, min(most, MOST_AWAITED), prices)
-    return least if number == 0 and _is_in_vain(p, num_in_vain, prices) else number
 
 
 # -- all texts -------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.layout.slots import Feed, Move
-from node.economics import FIRST_OF_MODEL, least_chance
+from node.economics import FIRST_OF_MODEL
 from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, TextEvent, Wipe
 from node.lanes import Lane
 from node.placing import Place
@@ -59,7 +59,7 @@ from proto.messages import (
 from proto.tree import CommittedText, SpeculationTree
 from target_node.accepting import Judged, chosen_of, judge_of, rest_of
 from target_node.compute import Judge, Outcome, Part
-from target_node.deciding import TextView, num_worth_awaiting, why_alone
+from target_node.deciding import Awaited, LastPass, TextView, awaited
 from target_node.drafts import Chances, Drafts, laid_out
 from target_node.failed_passes import Failures, not_finite_at
 from target_node.resting import Course
@@ -166,9 +166,7 @@ class Verifying:
         self._number = 0  # number of the last pass
         self._is_hit = False  # the last pass had drafts, and all were accepted
         self._waiting = Waiting(known.costs)
-        # What the newest verdict says: with how many drafts a pass starts, and how likely they must
-        # be.
-        self._num_awaited, self._least_chance = 0, 0.0
+        self._awaited = Awaited()  # as the newest verdict says
         self._failures = Failures(opened)
         self._price_wait()
 
@@ -197,7 +195,9 @@ class Verifying:
             return self._tell_again(message, now)
         if self.course is not None:
             self.course.heard()
-        self._waiting.heard(message, now, first_of_life=first_of_life)
+        self._waiting.heard(
+            message, now, first_of_life=first_of_life, in_turns=self._awaited.takes_turns
+        )
         self.drafts.heard(message)
         return self._tell_again(message, now)
 
@@ -238,8 +238,8 @@ class Verifying:
             *(opened, text, base_len, self.reports),
             rests=self.rests,
             attempt=attempt,
-            num_awaited=self._num_awaited,
-            least_chance=self._least_chance,
+            num_awaited=self._awaited.num,
+            least_chance=self._awaited.least_chance,
             acks=acks,
         )
         return Send(verdict)
@@ -303,36 +303,22 @@ class Verifying:
         return self._known.fixed_rows is not None and self.num_missing > 1
 
     def _price_wait(self) -> None:
-        """Decide with how many drafts below the root a pass starts, before the verdict says it.
-
-        If the models take turns during the next pass, also how likely a node must be.
-        """
-        policy, waiting = self.opened.policy, self._waiting
-        most = 0 if self.finished else self._num_awaited_max()
-        prices = self._known.costs.at(self.place)
-        cause = why_alone(policy, most, rests=self.rests)
-        waiting.takes_turns = self.takes_turns and cause is None
-        if waiting.takes_turns:
-            self._num_awaited = most
-            self._least_chance = least_chance(self._num_texts, prices)
-            return
-        self._least_chance = 0.0
-        if cause is not None:
-            self._num_awaited = min(policy.launch_min, most)
-            return
-        self._num_awaited = num_worth_awaiting(
-            *(policy, most),
-            is_hit=self._is_hit,
-            num_in_vain=waiting.num_in_vain,
+        """Decide for which drafts the next pass waits, before the verdict says it."""
+        last = LastPass(self.takes_turns, self._is_hit, self._waiting.num_in_vain, self._num_texts)
+        self._awaited = awaited(
+            self.opened.policy,
+            0 if self.finished else self._num_awaited_max(),
+            last,
+            rests=self.rests,
             p=self._known.acceptance.chance(FIRST_OF_MODEL),
-            prices=prices,
+            prices=self._known.costs.at(self.place),
         )
 
     @property
     def view(self) -> TextView:
         """Return what decides about this text, as it is now."""
         most, drafts, waiting = self._num_drafts_max(), self.drafts, self._waiting
-        num_awaited, num_in_row = min(self._num_awaited, most), drafts.num_in_chain(most)
+        num_awaited, num_in_row = min(self._awaited.num, most), drafts.num_in_chain(most)
         return TextView(
             session=self.opened.session,
             policy=self.opened.policy,
@@ -351,7 +337,7 @@ class Verifying:
             has_begun=waiting.has_begun,
             is_quiet=waiting.is_quiet,
             num_in_vain=waiting.num_in_vain,
-            takes_turns=waiting.takes_turns,
+            takes_turns=self._awaited.takes_turns,
         )
 
     def waits(self) -> None:
@@ -578,8 +564,8 @@ class Verifying:
             sources=judged.sources,
             hit=judged.hit,
             plain_us=round(plain_s * 1e6),
-            num_awaited=self._num_awaited,
-            least_chance=self._least_chance,
+            num_awaited=self._awaited.num,
+            least_chance=self._awaited.least_chance,
         )
         self.reports.add(moved.base_len, verdict.logprobs)
         # Features first: without them a head cannot use the verdict.

@@ -44,13 +44,12 @@ class State(Enum):
 class Waiting:
     """Measures the waits of one text, for one life of it.
 
-    takes_turns  True: the drafter drafts nothing during the next pass (`node/placing.py`)
     num_in_vain  passes that began without waiting since one had drafts
     was_try      the last pass has waited in vain for a silent drafter
     """
 
     def __init__(self, costs: Costs) -> None:
-        self.takes_turns = self.was_try = False
+        self.was_try = False
         self.num_in_vain = 0
         self._costs = costs
         # Before its first draft a drafter counts as silent, so that the first token does not wait.
@@ -132,8 +131,13 @@ class Waiting:
         if len(self._told_at) > MAX_TOLD:
             del self._told_at[next(iter(self._told_at))]
 
-    def heard(self, draft: Draft, now: float, *, first_of_life: bool) -> None:
-        """Note a draft, for the measured times; the target's own drafts are ignored."""
+    def heard(
+        self, draft: Draft, now: float, *, first_of_life: bool, in_turns: bool = False
+    ) -> None:
+        """Note a draft, for the measured times; the target's own drafts are ignored.
+
+        in_turns  True: the drafter drafts nothing during passes, and sends all drafts at once
+        """
         if draft.source in OWN_SOURCES:
             return
         self._num_late = self._num_quiet = 0
@@ -143,13 +147,7 @@ class Waiting:
             self._costs.draft.add(draft.model_us / 1e6 / draft.num_steps)
         told_at = self._told_at.pop(draft.parent_hash, None)  # only the first draft is the answer
         if told_at is not None and draft.num_steps and not first_of_life:
-            self._answered(told_at + self._later_s(draft), now)
-
-    def _later_s(self, draft: Draft) -> float:
-        """Return how long after its first step the drafter sent this: in turns it is held back."""
-        if not self.takes_turns:
-            return 0.0
-        return (draft.num_steps - 1) / draft.num_steps * draft.model_us / 1e6
+            self._answered(told_at + (_later_s(draft) if in_turns else 0.0), now)
 
     def _answered(self, told_at: float, now: float) -> None:
         """Measure an answer; while BLIND it may have come any time during the pass."""
@@ -166,3 +164,8 @@ class Waiting:
         """Note that the drafter's rest is over: it has to read first, so it is not waited for."""
         self._num_late = NUM_LATE_UNTIL_QUIET
         self._told_at.clear()
+
+
+def _later_s(draft: Draft) -> float:
+    """Return how long after its first step a drafter sent this that has held it back."""
+    return (draft.num_steps - 1) / draft.num_steps * draft.model_us / 1e6

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.costs import Costs
+from node.costs import Costs, Prices
 from node.economics import NUM_BETWEEN
 from node.events import CopyPrefix
 from node.placing import Place, Placing
@@ -17,17 +17,19 @@ from proto.policies import POLICIES, without_prices
 from target_node.deciding import (
     NUM_FIRST,
     TRY_AGAIN_AFTER,
+    Awaited,
     Copy,
     Decision,
     HomeStep,
+    LastPass,
     Read,
     Reader,
     Start,
     TextView,
     View,
     Wait,
+    awaited,
     decide,
-    num_worth_awaiting,
     shared_out,
     worth_drafting,
 )
@@ -207,22 +209,59 @@ def test_the_cores_are_those_that_the_measurements_say() -> None:
     assert counted == {False: True, True: False}, "drafts on trial say nothing about cores"
 
 
-def test_the_number_of_drafts_to_wait_for() -> None:
-    auto, prices = POLICIES["auto"].make(), view().prices
-    tell = {"num_in_vain": 0, "p": 0.8}
-    pearl = POLICIES["pearl"].make(4)
-    assert num_worth_awaiting(pearl, 4, is_hit=False, prices=prices, **tell) == 1
-    assert num_worth_awaiting(pearl, 4, is_hit=True, prices=prices, **tell) == 4
-    assert num_worth_awaiting(pearl, 3, is_hit=True, prices=prices, **tell) == 3
-    assert num_worth_awaiting(auto, 9, is_hit=False, prices=prices, **tell) == auto.launch_min
+def after(*, takes_turns: bool = False, is_hit: bool = False, num_in_vain: int = 0) -> LastPass:
+    return LastPass(takes_turns, is_hit, num_in_vain, num_texts=1)
+
+
+def measured(*, num_replies: int) -> Prices:
+    """Prices of passes of 10 ms, draft steps of 0.5 ms, and answers after 1 ms."""
     costs = Costs({1: 0.010, 16: 0.010})
     costs.passed(1, 1, 1, 0.010, 0.010, is_plain=True)
     costs.draft.add(0.0005)
-    for _ in range(NUM_FIRST):
+    for _ in range(num_replies):
         costs.reply.add(0.001)
-    sure = num_worth_awaiting(auto, 9, is_hit=False, num_in_vain=0, p=0.95, prices=costs.at())
-    unsure = num_worth_awaiting(auto, 9, is_hit=False, num_in_vain=0, p=0.3, prices=costs.at())
-    assert sure > unsure >= 1
+    return costs.at()
+
+
+def test_the_number_of_drafts_to_wait_for() -> None:
+    auto, prices = POLICIES["auto"].make(), view().prices
+    tell = {"rests": False, "p": 0.8, "prices": prices}
+    pearl = POLICIES["pearl"].make(4)
+    assert awaited(pearl, 4, after(), **tell) == Awaited(1)
+    assert awaited(pearl, 4, after(is_hit=True), **tell) == Awaited(4)
+    assert awaited(pearl, 3, after(is_hit=True), **tell) == Awaited(3)
+    assert awaited(auto, 9, after(), **tell) == Awaited(auto.launch_min), "nothing was measured"
+    costs = measured(num_replies=NUM_FIRST)
+    sure = awaited(auto, 9, after(), rests=False, p=0.95, prices=costs)
+    unsure = awaited(auto, 9, after(), rests=False, p=0.3, prices=costs)
+    assert sure.num > unsure.num >= 1
+
+
+def test_where_no_drafter_is_expected_nothing_is_priced() -> None:
+    auto, costs = POLICIES["auto"].make(), measured(num_replies=NUM_FIRST)
+    for most, rests in [(0, False), (9, True)]:
+        last = after(takes_turns=True)
+        expected = Awaited(min(auto.launch_min, most))
+        assert awaited(auto, most, last, rests=rests, p=0.95, prices=costs) == expected
+
+
+def test_a_drafter_that_takes_turns_is_awaited_for_all_that_is_likely() -> None:
+    auto, costs = POLICIES["auto"].make(), measured(num_replies=NUM_FIRST)
+    last = after(takes_turns=True)
+    in_turns = awaited(auto, 9, last, rests=False, p=0.95, prices=costs)
+    assert (in_turns.num, in_turns.takes_turns) == (9, True)
+    assert 0 < in_turns.least_chance < 1
+
+
+def test_drafts_that_are_missing_too_often_are_awaited_whatever_it_costs() -> None:
+    auto, costs = POLICIES["auto"].make(), Costs({1: 0.0010, 16: 0.0010})
+    costs.passed(1, 1, 1, 0.001, 0.001, is_plain=True)
+    costs.draft.add(0.0005)
+    for _ in range(NUM_FIRST):
+        costs.reply.add(0.050)
+    tell = {"rests": False, "p": 0.8, "prices": costs.at()}
+    assert awaited(auto, 9, after(), **tell) == Awaited(0), "fifty passes are too long a wait"
+    assert awaited(auto, 9, after(num_in_vain=4), **tell) == Awaited(auto.launch_min)
 
 
 def test_rows_are_shared_out_by_price_where_the_policy_says_so() -> None:

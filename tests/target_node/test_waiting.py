@@ -34,8 +34,7 @@ class Text:
     def decided(self, now: float, wanted: int = 2) -> Start | Wait:
         """What is decided at `now`, if a pass could have started at 0.0."""
         of_waiting = {
-            name: getattr(self.waiting, name)
-            for name in ("has_begun", "is_quiet", "num_in_vain", "takes_turns")
+            name: getattr(self.waiting, name) for name in ("has_begun", "is_quiet", "num_in_vain")
         }
         text = TextView(
             session=1,
@@ -52,6 +51,7 @@ class Text:
             ready_at=0.0,
             num_missing=1,
             went_along=False,
+            takes_turns=False,
             **of_waiting,
         )
         p = self._acceptance.chance(FIRST_OF_MODEL)
