@@ -26,7 +26,9 @@ VERSION = "slipstream.version"  # where the context of a command has it
 # Addresses that mean every one of this machine: one of them, at which a browser finds the server.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 KEY = "YOUR_KEY"  # a placeholder
-BODY = '{"prompt": "def read(path):", "max_tokens": 48, "temperature": 0}'
+# The route and the body of a request that a model completes, and of one that a chat model answers.
+COMPLETES = "completions", '{"prompt": "def read(path):", "max_tokens": 48, "temperature": 0}'
+ANSWERS = "chat/completions", '{"messages": [{"role": "user", "content": "Who are you?"}]}'
 
 
 @with_settings
@@ -74,7 +76,8 @@ def serve(
                 f"{model} is served at {url}/v1: {started.num_seqs} texts at once, "
                 f"{server.max_queue} may wait; Ctrl-C ends"
             )
-            lines = [for_stderr(harmless(line)), *ways_in(url, has_keys=bool(keys))]
+            ways = ways_in(url, has_keys=bool(keys), is_chat=started.has_chat_template)
+            lines = [for_stderr(harmless(line)), *ways]
 
             def ready() -> None:
                 for line in lines:
@@ -86,17 +89,19 @@ def serve(
                 serving.serve(llm, serving.Named(model, version), server, keys, bound, ready)
 
 
-def ways_in(url: str, *, has_keys: bool) -> list[str]:
+def ways_in(url: str, *, has_keys: bool, is_chat: bool) -> list[str]:
     """Return lines that fit 80 columns: where the page is, and a command that asks for a text.
 
     url       of the server, without a path
     has_keys  requests must have a key, for which there is a placeholder
+    is_chat   the model answers conversations
     """
     for every, here in EVERYWHERE.items():
         url = url.replace(f"//{every}:", f"//{here}:")
     key = f" --header 'Authorization: Bearer {KEY}'" if has_keys else ""
     form = "--header 'Content-Type: application/json'"
-    command = f"  curl {url}/v1/completions{key} {form} --data '{BODY}'"
+    route, body = ANSWERS if is_chat else COMPLETES
+    command = f"  curl {url}/v1/{route}{key} {form} --data '{body}'"
     said = f" ({KEY}: one of the API keys)" if has_keys else ""
     return [f"the page: {url}/", f"at a shell{said}:", *continued(command, WIDTH)]
 

@@ -50,7 +50,7 @@ from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
 from coordinator.http.large import Apart, LargeRoute, json_response
 from coordinator.http.pages import FILES, page_file
 from coordinator.http.streams import event_stream
-from proto.errors import ConfigurationError, ModelError, SlipstreamError, shown
+from proto.errors import ConfigurationError, SlipstreamError, shown
 
 MAX_ID = 128
 # What the command `status` tells about this machine, which clients of the server need not know.
@@ -264,16 +264,8 @@ class Routes:
             "root": self._model,
             "parent": None,
             "max_model_len": self._llm.pair.max_len,
-            "has_chat_template": self._has_chat_template,
+            "has_chat_template": self._llm.pair.has_chat_template,
         }
-
-    @cached_property
-    def _has_chat_template(self) -> bool:
-        """True if the target has a chat template of its own that can be used."""
-        try:
-            return not self._llm.pair.chat_template.is_plain
-        except ModelError:
-            return False
 
     async def tokenize(self, body: TokenizeBody, request: Request) -> Response:
         """Return token ids of a text, or of a conversation as the chat route reads it.
