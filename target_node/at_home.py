@@ -171,6 +171,9 @@ class Home:
         else:
             self._told.discard(session)
         if not self._drafts_for(message):
+            if session in self._drafters.texts:
+                # It has drafted for the last life of the text, whose features it could read.
+                self._tell_drafter(Arrived(Close(session, "features of other layers")), now)
             return self._of_target(self._targets.handle(Arrived(message), now), now)
         opened = replace(message, layers=self._layers)
         actions = self._of_target(self._targets.handle(Arrived(opened), now), now)

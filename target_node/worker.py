@@ -164,7 +164,7 @@ class Worker:
             self.places.go(action.place)
         parts = action.parts
         asks = [_rows_asked_of(part) for part in parts]
-        layers = next((part.layers for part in parts if part.layers), ())
+        layers = tuple(dict.fromkeys(layer for part in parts for layer in part.layers))
         out = self.forwards.run([part.feed for part in parts], asks, layers)
         ends = pairwise(accumulate(map(len, asks), initial=0))
         logits = [out.logits[start:end] for start, end in ends]
@@ -193,7 +193,7 @@ class Worker:
         if begun.features is not None:
             ends = pairwise(accumulate((len(part.feed.tokens) for part in parts), initial=0))
             outcomes = [
-                outcome and _with_features(part, outcome, begun.features[start:end])
+                outcome and _with_features(part, outcome, begun.features[start:end], layers)
                 for part, outcome, (start, end) in zip(parts, outcomes, ends, strict=True)
             ]
         # Last, because another forward overwrites the results that this one has on the device.
@@ -236,7 +236,7 @@ class Worker:
         outcome = replace(outcome, was_repeated=True)
         if again.features is None:
             return outcome
-        return _with_features(part, outcome, again.features)
+        return _with_features(part, outcome, again.features, layers)
 
     def _outcome_as_far_as_held(self, part: Part, rows: Again) -> Outcome:
         """Return the outcome by the good rows after which the text's grammar can be followed.
@@ -351,10 +351,17 @@ def _rows_asked_of(part: Part) -> range:
     return range(0 if part.scored else num_rows - part.num_asked, num_rows)
 
 
-def _with_features(part: Part, outcome: Outcome, features: torch.Tensor) -> Outcome:
-    """Return the outcome with the features of the rows on the text, out of features [n, F]."""
+def _with_features(part: Part, outcome: Outcome, features: torch.Tensor, layers: Layers) -> Outcome:
+    """Return the outcome with the features of the rows on the text, out of features [n, F].
+
+    layers  whose hidden states those are; other texts of the pass may want others
+    """
     if not part.layers or outcome.failure:
         return outcome
+    if part.layers != layers:
+        size = features.shape[1] // len(layers)
+        blocks = [layers.index(layer) * size for layer in part.layers]
+        features = torch.cat([features[:, block : block + size] for block in blocks], dim=1)
     rows = rows_on_text(part, outcome)
     there = features[: len(rows)] if rows[-1] == len(rows) - 1 else _picked(features, rows)
     # Decided on the device: for a chunk of a prompt the host would take longer than the pass.

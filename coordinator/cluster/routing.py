@@ -397,8 +397,16 @@ class Router:
 
     def _joined(self, node: Node, now: float) -> None:
         """Offer all open texts to a node that is ready, or is back."""
+        self._shed(node, now)
         for session in self.sessions:
             self._offer(session, node, now)
+
+    def _shed(self, node: Node, now: float) -> None:
+        """Take the newest texts from a node that has fewer lanes than the process before it."""
+        for session in reversed(self.sessions):
+            if self._num_free(node) >= 0:
+                return
+            self._leave(session, node, now)
 
     def _offer(self, session: int, node: Node, now: float) -> None:
         """Let a node work on a text if the text can use it and it has a free lane."""
@@ -407,7 +415,7 @@ class Router:
             return
         workers = text.workers(node.role)
         if node.id not in workers:
-            if not text.wants(node.id, node.role) or not self._num_free(node):
+            if not text.wants(node.id, node.role) or self._num_free(node) <= 0:
                 return
             text.set_workers(node.role, (*workers, node.id))
         if node.role is Role.DRAFTER:
@@ -432,13 +440,17 @@ class Router:
 
     def _lost(self, node: Node, now: float) -> None:
         """Take all texts from a node that cannot work now; offer them to other nodes."""
-        for session, text in tuple(self._open.items()):
-            workers = text.workers(node.role)
-            if node.id in workers:
-                left = tuple(worker for worker in workers if worker != node.id)
-                text.set_workers(node.role, left)
-                self._step(session, s.NodeLost(node.id, node.role), now)
-                self._offer_to_all(session, node.role, now)
+        for session in self.sessions:
+            self._leave(session, node, now)
+
+    def _leave(self, session: int, node: Node, now: float) -> None:
+        """Take a text from a node, if it works on it; offer the text to other nodes."""
+        text = self._open.get(session)
+        if text is None or node.id not in (workers := text.workers(node.role)):
+            return
+        text.set_workers(node.role, tuple(one for one in workers if one != node.id))
+        self._step(session, s.NodeLost(node.id, node.role), now)
+        self._offer_to_all(session, node.role, now)
 
     def _offer_to_all(self, session: int, role: Role, now: float) -> None:
         """Offer a text to every ready node of this role that does not work on it yet."""

@@ -1,6 +1,7 @@
 """What a target fetches of its GPU for a head: features, and whether they are finite."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def test_whether_features_are_finite_is_decided_where_they_are(
         features[1, 2] = bad
     device.keep(device.there, features)
     with device.watch() as noted:
-        found = _with_features(CHUNK, Outcome(()), features).features
+        found = _with_features(CHUNK, Outcome(()), features, CHUNK.layers).features
     # Of a chunk of a prompt the host would look at tens of megabytes.
     assert [what for what in noted if what != KERNEL] == [DOWNLOAD, WAIT] * 2
     if bad is not None:
@@ -35,3 +36,16 @@ def test_whether_features_are_finite_is_decided_where_they_are(
     assert (found.dtype, found.num_rows) == ("float32", 3)
     sent = torch.frombuffer(bytearray(found.data), dtype=torch.float32)
     assert torch.equal(sent, features.view(-1))
+
+
+@pytest.mark.parametrize("layers", [(1,), (4, 7), (7, 1)])
+def test_of_a_pass_whose_texts_want_different_layers_each_gets_its_own(
+    layers: tuple[int, ...],
+) -> None:
+    states = {layer: torch.randn(3, 8) for layer in (1, 4, 7)}
+    features = torch.cat([states[layer] for layer in (4, 7, 1)], dim=1)
+    part = replace(CHUNK, layers=layers)
+    found = _with_features(part, Outcome(()), features, (4, 7, 1)).features
+    assert found is not None
+    sent = torch.frombuffer(bytearray(found.data), dtype=torch.float32).view(3, -1)
+    assert torch.equal(sent, torch.cat([states[layer] for layer in layers], dim=1))

@@ -233,6 +233,20 @@ def test_other_features_are_somebody_elses_and_the_heads_stay_away() -> None:
     assert any(isinstance(one, Features) for one in node.said)
 
 
+def test_where_somebody_asks_for_other_features_in_mid_text_they_go() -> None:
+    node = Node()
+    node.handle(Arrived(opening()))
+    while node.turns.count("target") < 4:
+        node.handle(Tick())
+    num_drafted, so_far = node.turns.count("heads"), PROMPT + node.text()
+    assert num_drafted > 0
+    node.handle(Arrived(opening(tokens=so_far, incarnation=7, layers=(1, 2))))
+    assert not node.home._drafters.texts
+    node.run()
+    assert node.turns.count("heads") == num_drafted
+    assert node.text() == truth()
+
+
 def test_without_drafts_the_heads_have_nothing_to_do() -> None:
     node = written(opening(policy=POLICIES["ar"].make()))
     assert node.text() == truth()

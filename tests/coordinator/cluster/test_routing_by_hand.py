@@ -12,6 +12,7 @@ from coordinator.cluster.router_events import (
     Arrived,
     Garbled,
     Send,
+    TextLeft,
     Tick,
     Warn,
 )
@@ -367,6 +368,22 @@ def test_only_another_process_in_the_place_of_one_by_hand_counts_as_a_restart() 
     assert restarts() == {"drafter": 2}
     says(router, TARGET, replace(OF_THE_TARGET, load_us=101), now)
     assert restarts() == {"drafter": 2, "target": 1}
+
+
+@pytest.mark.parametrize("role", Role)
+def test_one_with_fewer_lanes_goes_on_with_as_many_texts(role: Role) -> None:
+    router = with_target(FIRST)
+    for session in (2, 3, 4):
+        begun(router, text(session))
+    before = OF_THE_TARGET if role is Role.TARGET else GOOD
+    node = TARGET if role is Role.TARGET else FIRST
+    done = says(router, node, replace(before, num_lanes=2, load_us=99))
+    opens = [one for one in decoded(done, node) if isinstance(one, Open)]
+    assert [one.session for one in opens] == [1, 2]
+    done = router.handle(TextLeft(1, is_complete=False), 0.0)
+    router.check()
+    opens = [one for one in decoded(done, node) if isinstance(one, Open)]
+    assert [one.session for one in opens] == [3], "the next one gets the lane"
 
 
 def test_an_introduction_that_is_said_twice_is_of_one_process() -> None:
