@@ -9,7 +9,7 @@ A `Drafting` holds a copy of the speculation tree and runs ahead of the last ver
     chunk, read       prefill the prompt, or tokens that the cache lacks, first         -> Part
     expand            feed such nodes, and the committed tokens that the cache lacks    -> Part
     proposed          the tokens that the model has chosen become children: drafts
-    send              the drafts that the target can use already              -> Send(Draft)
+    send              the drafts that are not held back                       -> Send(Draft)
     idle              nothing to expand, and no answer: send again after a time -> WaitUntil
     Arrived(Verdict)  move the root along the committed tokens; other nodes die -> MoveRows
 

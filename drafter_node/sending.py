@@ -71,7 +71,7 @@ def some_of(tree: SpeculationTree, keys: Sequence[int]) -> Said:
 
 # -- numbers ---------------------------------------------------------------------------------------
 
-# Which numbered Draft messages the target has; `Received` in `target_node/drafts.py` counts there.
+# Which numbered Draft messages the target has; there `Received` counts (`drafts_at_hand.py`).
 
 
 class Numbers:

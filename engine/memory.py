@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from engine.choice.logprobs import MOST_BYTES
 from engine.device import free_bytes, gigabytes, total_bytes
 from engine.errors import OutOfMemory
+from engine.forward.cache_tensors import slot_bytes
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import PROMPT_ROWS, scored_rows
-from engine.forward.kv_cache import slot_bytes
 from engine.heads.loaded import Loaded, LoadedHead
 from engine.heads.medusa import Medusa
 from engine.layout.attention_windows import LayerKinds

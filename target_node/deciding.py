@@ -71,7 +71,7 @@ from node.economics import (
 from node.events import CopyPrefix
 from node.placing import Place, Placing
 from proto.messages import Cause, Policy, Rule
-from target_node.drafts import Chances
+from target_node.drafts_at_hand import Chances
 
 NUM_FIRST = 4  # waits that are made first, to measure how long they are
 NUM_SKIPPED_MAX = 32  # possible waits in a row that are skipped before one is made to measure
@@ -279,26 +279,30 @@ class Awaited:
     """For which drafts the next pass of a text waits: a verdict says so to the drafter.
 
     num           with how many drafts in a row the pass starts
-    least_chance  how likely a node must be for the drafter to expand it; 0: it may be any
-    takes_turns   the drafter drafts nothing while the pass runs (`node/placing.py`)
+    least_chance  how likely a node must be for the drafter to expand it; 0: it may be any, since
+                  the drafter goes on while the pass runs
     """
 
     num: int = 0
     least_chance: float = 0.0
-    takes_turns: bool = False
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if the drafter drafts nothing while the pass runs (`node/placing.py`)."""
+        return self.least_chance > 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LastPass:
     """What a text's last pass says of its next wait.
 
-    takes_turns  the drafter drafted nothing while it ran
+    took_turns   the drafter drafted nothing while it ran
     is_hit       it had drafts, and all were accepted
     num_in_vain  passes that began without waiting since one had drafts
     num_texts    texts that share the passes
     """
 
-    takes_turns: bool
+    took_turns: bool
     is_hit: bool
     num_in_vain: int
     num_texts: int
@@ -315,8 +319,8 @@ def awaited(
     """
     if _why_alone(policy, most, rests=rests) is not None:
         return Awaited(min(policy.launch_min, most))
-    if last.takes_turns:
-        return Awaited(most, least_chance(last.num_texts, prices), takes_turns=True)
+    if last.took_turns:
+        return Awaited(most, least_chance(last.num_texts, prices))
     least = min(policy.launch_hit if last.is_hit else policy.launch_min, most)
     if not policy.prices_wanted or prices.reply.num < NUM_FIRST or not prices.pass_s:
         return Awaited(least)

@@ -166,7 +166,7 @@ class Schedule:
                 return (WaitUntil(until),) if until < math.inf else ()
 
     def _view(self, texts: Texts) -> View:
-        """Return everything that decides what comes next, after counting who shares the passes."""
+        """Return what decides what comes next; first tell the texts how many share the passes."""
         by_turn = sorted(
             (text for text in texts.values() if not text.finished), key=lambda text: text.served
         )
@@ -223,9 +223,6 @@ class Schedule:
         self._was_chunk = False
         chosen, cores = [texts[session] for session in start.causes], start.cores
         at_hand = [text.gather() for text in chosen]
-        turns = cores is not None and cores.takes_turns
-        for text in chosen:
-            text.takes_turns = turns and text.opened.policy.prices_wanted
         place = self._place if cores is None else cores.place
         counts = shared_out(
             [text.opened.policy for text in chosen],
@@ -235,7 +232,7 @@ class Schedule:
         )
         started_s = max(self._ended_at, min(text.ready_at for text in chosen))
         parts = tuple(
-            text.take_part(list(drafts)[:count], cause, now)
+            text.take_part(list(drafts)[:count], cause, now, cores)
             for text, drafts, count, cause in zip(
                 chosen, at_hand, counts, start.causes.values(), strict=True
             )

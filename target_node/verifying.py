@@ -6,7 +6,8 @@ The target has its own copy of the speculation tree, so it starts a pass without
 `deciding.py` decides when, and with which other texts; `scheduling.py` does it. It calls, for each
 text:
 
-    Arrived(Draft)   add its nodes to the tree, keep them as orphans, or count them as stale
+    Arrived(Draft)   add its nodes to the tree, keep them as orphans, or count them as stale;
+                     say the last verdict again to a drafter that has not heard it -> Send(Verdict)
     Arrived(Close)   complete what other texts may copy from this one
     chunk            the prompt, or tokens that the cache lacks, to be prefilled next
     view             what decides whether a pass starts now            -> TextView
@@ -19,10 +20,10 @@ text:
 
 A `Verifying` is made with the Open that begins a life of the text, and with the machine of the life
 before: tokens which that one has beyond the coordinator's text were missed, and are sent again.
-Drafts of an earlier life are as usable as any (`drafts.py`).
+Drafts of an earlier life are as usable as any (`drafts_at_hand.py`).
 
 A pass feeds the committed tokens that the cache lacks, at least the last one, and a subtree of
-drafts below it (see `drafts.py`). The target's own choices go along a path of it, to the first
+drafts below it (`drafts_at_hand.py`). The target's own choices go along a path of it, to the first
 choice that was not drafted: these tokens are the verdict. So a draft is accepted if it equals the
 target's choice, and the text is the target's whatever was drafted. The judgement is a value
 (`Judged`). Then, in this order, text and cache advance, a verdict is sent, and the acceptance rates
@@ -59,8 +60,8 @@ from proto.messages import (
 from proto.tree import CommittedText, SpeculationTree
 from target_node.accepting import Judged, chosen_of, judge_of, rest_of
 from target_node.compute import Judge, Outcome, Part
-from target_node.deciding import Awaited, LastPass, TextView, awaited
-from target_node.drafts import Chances, Drafts, laid_out
+from target_node.deciding import Awaited, Cores, LastPass, TextView, awaited
+from target_node.drafts_at_hand import Chances, Drafts, laid_out
 from target_node.failed_passes import Failures, not_finite_at
 from target_node.resting import Course
 from target_node.sending import (
@@ -130,7 +131,6 @@ class Verifying:
     earlier  the machine of its life before
 
     course   measurements of texts like this one; None: the drafter never rests for it
-    takes_turns  True: the drafter drafts nothing while a pass runs (`node/placing.py`)
     place    where its last pass ran
     served   its last turn: the schedule numbers the parts of all passes, so the least is due first
     reports  logprobs that may have to be sent again, over all lives of the text
@@ -142,9 +142,9 @@ class Verifying:
         self.opened = opened
         self.lane = lane
         self.course: Course | None = None
-        self.takes_turns = False
         self.place = Place.APART
         self.served = 0
+        self._took_turns = False  # the drafter drafted nothing during the last pass
         self._went_along = False  # it joined its last pass, for which other texts had a reason
         self._known = known
         self._num_texts = 1  # texts that share the passes, at the last `follow`
@@ -304,7 +304,7 @@ class Verifying:
 
     def _price_wait(self) -> None:
         """Decide for which drafts the next pass waits, before the verdict says it."""
-        last = LastPass(self.takes_turns, self._is_hit, self._waiting.num_in_vain, self._num_texts)
+        last = LastPass(self._took_turns, self._is_hit, self._waiting.num_in_vain, self._num_texts)
         self._awaited = awaited(
             self.opened.policy,
             0 if self.finished else self._num_awaited_max(),
@@ -389,11 +389,17 @@ class Verifying:
         """True if the last pass has waited in vain for a drafter that is silent."""
         return self._waiting.was_try
 
-    def take_part(self, drafts: Sequence[int], cause: Cause | None, now: float) -> Part:
+    def take_part(
+        self, drafts: Sequence[int], cause: Cause | None, now: float, cores: Cores | None
+    ) -> Part:
         """Begin a pass; return the Part that verifies these drafts (path hashes, likeliest first).
 
         cause  why the pass starts; None: other texts have a reason, and this one joins
+        cores  where it runs; None: there is no choice
         """
+        # Under a policy with fixed numbers of drafts the drafter drafts on.
+        has_price = self.opened.policy.prices_wanted
+        self._took_turns = cores is not None and cores.takes_turns and has_price
         missing = self.tree.text.tokens[self.slots.prefix_len :]
         self._went_along = cause is None
         if cause is None:
@@ -468,7 +474,7 @@ class Verifying:
     def drafter_waits(self) -> bool:
         """True if the drafter waits for the next verdict: before it, no drafts can come."""
         policy = self.opened.policy
-        is_ahead = policy.window > policy.num_speculative_tokens and not self.takes_turns
+        is_ahead = policy.window > policy.num_speculative_tokens and not self._took_turns
         return policy.has_drafter and not (is_ahead or self.rests or self._waiting.is_quiet)
 
     def learn(self, part: ComputedPart) -> None:

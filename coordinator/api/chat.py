@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -20,6 +20,9 @@ from coordinator.api.prompts import find_file, find_files
 from coordinator.api.special_tokens import read_json, read_special_tokens, read_text
 from coordinator.api.template_language import compiled
 from proto.errors import ConfigurationError, ModelError, shown
+
+if TYPE_CHECKING:
+    from coordinator.api.pair import Pair
 
 Arguments = Mapping[str, Any]
 NO_ARGUMENTS: Arguments = MappingProxyType({})
@@ -189,6 +192,14 @@ class ChatTemplate:
             part = {"type": "text", "text": _PROBE}
             self._takes_parts[source] = not is_shown(_PROBE) and is_shown([part])
         return self._takes_parts[source]
+
+
+def has_chat_template(pair: "Pair") -> bool:
+    """True if a pair's target has a chat template of its own that can be used."""
+    try:
+        return not pair.chat_template.is_plain
+    except ModelError:
+        return False
 
 
 def _checked(source: str) -> str:

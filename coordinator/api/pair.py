@@ -311,14 +311,6 @@ class Pair:
         return ChatTemplate.of_model(self.config.target, self.config.target_revision)
 
     @cached_property
-    def has_chat_template(self) -> bool:
-        """True if the target has a chat template of its own that can be used."""
-        try:
-            return not self.chat_template.is_plain
-        except ModelError:
-            return False
-
-    @cached_property
     def grammars(self) -> "Grammars":
         """Return what compiles grammars for this target. Raises ConfigurationError."""
         if self.tokenization is None:

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from coordinator.api.async_llm import AsyncLLM
+from coordinator.api.chat import has_chat_template
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import naming_flags
 from coordinator.api.launch import LaunchConfig
@@ -76,7 +77,7 @@ def serve(
                 f"{model} is served at {url}/v1: {started.num_seqs} texts at once, "
                 f"{server.max_queue} may wait; Ctrl-C ends"
             )
-            ways = ways_in(url, has_keys=bool(keys), is_chat=started.has_chat_template)
+            ways = ways_in(url, has_keys=bool(keys), is_chat=has_chat_template(started))
             lines = [for_stderr(harmless(line)), *ways]
 
             def ready() -> None:

@@ -16,7 +16,7 @@ This file says what comes of it:
     a drafter's death or silence       texts go on without it                        -> Warn
     a drafter that can never work      the user made a mistake                       -> Abort
     a target's, others are awaited     texts wait for it, or for another             -> Warn
-    a target's silence, started here   its process is ended, so that another begins  -> Warn, Kill
+    a target's silence, started here   the router ends its process, so that another begins
     a target's, none is awaited        nobody is left who could go on                -> Abort
 
 Then `Router._lost` takes the texts from the node and offers them to others. Each text's session is

@@ -397,16 +397,9 @@ class Router:
 
     def _joined(self, node: Node, now: float) -> None:
         """Offer all open texts to a node that is ready, or is back."""
-        self._shed(node, now)
+        self._lost(node, now, but=node.num_lanes)  # the process before it may have had more
         for session in self.sessions:
             self._offer(session, node, now)
-
-    def _shed(self, node: Node, now: float) -> None:
-        """Take the newest texts from a node that has fewer lanes than the process before it."""
-        for session in reversed(self.sessions):
-            if self._num_free(node) >= 0:
-                return
-            self._leave(session, node, now)
 
     def _offer(self, session: int, node: Node, now: float) -> None:
         """Let a node work on a text if the text can use it and it has a free lane."""
@@ -438,19 +431,14 @@ class Router:
         texts = self._open.values()
         return node.num_lanes - sum(node.id in text.workers(node.role) for text in texts)
 
-    def _lost(self, node: Node, now: float) -> None:
-        """Take all texts from a node that cannot work now; offer them to other nodes."""
-        for session in self.sessions:
-            self._leave(session, node, now)
-
-    def _leave(self, session: int, node: Node, now: float) -> None:
-        """Take a text from a node, if it works on it; offer the text to other nodes."""
-        text = self._open.get(session)
-        if text is None or node.id not in (workers := text.workers(node.role)):
-            return
-        text.set_workers(node.role, tuple(one for one in workers if one != node.id))
-        self._step(session, s.NodeLost(node.id, node.role), now)
-        self._offer_to_all(session, node.role, now)
+    def _lost(self, node: Node, now: float, *, but: int = 0) -> None:
+        """Take a node's texts from it, but for so many of the oldest; offer them to other nodes."""
+        for session in self._sessions_of(node)[but:]:
+            if (text := self._open.get(session)) is not None:
+                left = tuple(one for one in text.workers(node.role) if one != node.id)
+                text.set_workers(node.role, left)
+                self._step(session, s.NodeLost(node.id, node.role), now)
+                self._offer_to_all(session, node.role, now)
 
     def _offer_to_all(self, session: int, role: Role, now: float) -> None:
         """Offer a text to every ready node of this role that does not work on it yet."""

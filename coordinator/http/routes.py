@@ -2,7 +2,8 @@
 
 The way of a request: a route reads its body (`bodies.py`), `asking.py` (in `coordinator/api`) makes
 prompts and sampling parameters of it, a `Job` (`jobs.py`) waits for the texts of `AsyncLLM`
-(`async_llm.py`; then `requests.py`, `pair.py` and `Service.submit`), and `chat.py` or
+(`async_llm.py`; then `requests.py`, `pair.py`, `Service.submit` and `Router`, which tells the
+nodes), and `chat.py` or
 `completions.py` make the answer of the outputs, streamed by `streams.py`.
 
 Nothing is decided here about texts. A client that goes ends its texts on both nodes: the task that
@@ -22,6 +23,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from coordinator.api.async_llm import AsyncLLM
+from coordinator.api.chat import has_chat_template
 from coordinator.api.reasoning import AUTO, Marks, ParserName, marks_of
 from coordinator.api.requests import Request as Asked
 from coordinator.api.token_names import TokenNames
@@ -264,7 +266,7 @@ class Routes:
             "root": self._model,
             "parent": None,
             "max_model_len": self._llm.pair.max_len,
-            "has_chat_template": self._llm.pair.has_chat_template,
+            "has_chat_template": has_chat_template(self._llm.pair),
         }
 
     async def tokenize(self, body: TokenizeBody, request: Request) -> Response:

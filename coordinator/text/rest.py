@@ -3,7 +3,8 @@
 A verdict with the cause RESTING tells a text's drafters to draft nothing. The verdicts after it are
 not passed on to them: each would wake their processes for nothing, a thousand times a second in a
 crowd, on a CPU on the target's cores. The first verdict with another cause goes to them with all
-tokens since. If the verdict that began the rest is lost, a heartbeat shows that they lack it.
+tokens since, or, if they are too many for one message, with a gap, and the drafters ask for an
+Open. If the verdict that began the rest is lost, a heartbeat shows that they lack it.
 """
 
 from dataclasses import replace

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from engine.forward.cache_tensors import SlotCache
 from engine.forward.cpu_attention import CpuAttention, Heads, Sight, cpu_attention, fits
-from engine.forward.kv_cache import SlotCache
 from engine.forward.operators import lies_in, unmap
 from engine.layout.attention_windows import LayerKinds
 from engine.layout.slots import Span

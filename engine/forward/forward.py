@@ -21,8 +21,8 @@ from engine.device import send
 from engine.errors import ModelError
 from engine.forward import by_row, cpu_experts
 from engine.forward.by_row import ByRow
+from engine.forward.cache_tensors import SlotCache, first_not_finite
 from engine.forward.experts import RecordedExperts
-from engine.forward.kv_cache import SlotCache, first_not_finite
 from engine.forward.masks import KindMasks, as_words, window_words
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed, LaneLayout, Span

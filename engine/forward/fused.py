@@ -29,6 +29,7 @@ from engine.checkpoint.model import LoadedModel
 from engine.cpu_library import why_not_used
 from engine.device import send
 from engine.errors import ModelError
+from engine.forward.cache_tensors import first_not_finite, zeros
 from engine.forward.cpu_attention import cpu_attention, fits
 from engine.forward.cpu_layers import CpuLayer, CpuLayers, Rows, checked
 from engine.forward.cpu_operators import operators
@@ -44,7 +45,6 @@ from engine.forward.forward import (
     features_of,
     silent,
 )
-from engine.forward.kv_cache import first_not_finite, zeros
 from engine.forward.lane_attention import LaneAttention, LayerPlan, Plan, Projections
 from engine.forward.linears import take, unpacked
 from engine.forward.llama_parts import (

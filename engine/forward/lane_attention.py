@@ -18,9 +18,9 @@ from itertools import repeat
 import torch
 
 from engine.errors import ModelError
+from engine.forward.cache_tensors import first_slots
 from engine.forward.flex_attention import FlexAttention
 from engine.forward.forward import Shape, Spans
-from engine.forward.kv_cache import first_slots
 from engine.forward.masks import words_of
 from engine.forward.operators import (
     side_by_side,

@@ -16,6 +16,7 @@ from engine.checkpoint.files import one_line
 from engine.device import pin_ahead, send
 from engine.errors import kind_of
 from engine.executor import Executor
+from engine.forward.cache_tensors import zeros
 from engine.forward.forward import (
     FEWEST_PROMPT_ROWS,
     PROMPT_ROWS,
@@ -24,7 +25,6 @@ from engine.forward.forward import (
     over_all,
     rows_of,
 )
-from engine.forward.kv_cache import zeros
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.heads.eagle_layer import EagleHead

@@ -19,9 +19,9 @@ from engine.checkpoint.model import (
 )
 from engine.choice.logprobs import MOST_BYTES
 from engine.errors import ModelError, OutOfMemory
+from engine.forward.cache_tensors import slot_bytes
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import PROMPT_ROWS, scored_rows
-from engine.forward.kv_cache import slot_bytes
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.memory import (
     Utilization,

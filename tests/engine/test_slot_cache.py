@@ -8,7 +8,7 @@ import torch
 
 from engine.checkpoint.model import LoadedModel
 from engine.errors import lacks_memory
-from engine.forward.kv_cache import zeros
+from engine.forward.cache_tensors import zeros
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.model_executor import ModelExecutor
 from engine.selfcheck import check_slot_attention

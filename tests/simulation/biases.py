@@ -12,7 +12,7 @@ from engine.choice.classical_rules import Distribution, Purpose, Trial, uniform
 from proto.messages import MODEL_SOURCE, Rule
 from proto.tree import SpeculationTree
 from target_node import compute as target
-from target_node.drafts import Drafts
+from target_node.drafts_at_hand import Drafts
 from tests.simulation.sampled import Sampling
 from tests.simulation.statistics import DEAR_S, POLICIES, Case
 

@@ -16,7 +16,7 @@ from rehearsal.node import Node
 from target_node import scheduling
 from target_node.accepting import Judged
 from target_node.compute import Part
-from target_node.drafts import laid_out
+from target_node.drafts_at_hand import laid_out
 from target_node.verifying import ComputedPart, Verifying
 from tests.simulation.faults import NOT_THE_TEXT, Fault, Patch
 

@@ -19,7 +19,7 @@ from proto.tree import CommittedText, Graft, SpeculationTree
 from target_node import deciding
 from target_node import scheduling as target_scheduling
 from target_node.accepting import Judged
-from target_node.drafts import _Source
+from target_node.drafts_at_hand import _Source
 from target_node.lookup import LookupSource
 from target_node.verifying import Verifying
 

@@ -209,8 +209,8 @@ def test_the_cores_are_those_that_the_measurements_say() -> None:
     assert counted == {False: True, True: False}, "drafts on trial say nothing about cores"
 
 
-def after(*, takes_turns: bool = False, is_hit: bool = False, num_in_vain: int = 0) -> LastPass:
-    return LastPass(takes_turns, is_hit, num_in_vain, num_texts=1)
+def after(*, took_turns: bool = False, is_hit: bool = False, num_in_vain: int = 0) -> LastPass:
+    return LastPass(took_turns, is_hit, num_in_vain, num_texts=1)
 
 
 def measured(*, num_replies: int) -> Prices:
@@ -240,14 +240,14 @@ def test_the_number_of_drafts_to_wait_for() -> None:
 def test_where_no_drafter_is_expected_nothing_is_priced() -> None:
     auto, costs = POLICIES["auto"].make(), measured(num_replies=NUM_FIRST)
     for most, rests in [(0, False), (9, True)]:
-        last = after(takes_turns=True)
+        last = after(took_turns=True)
         expected = Awaited(min(auto.launch_min, most))
         assert awaited(auto, most, last, rests=rests, p=0.95, prices=costs) == expected
 
 
 def test_a_drafter_that_takes_turns_is_awaited_for_all_that_is_likely() -> None:
     auto, costs = POLICIES["auto"].make(), measured(num_replies=NUM_FIRST)
-    last = after(takes_turns=True)
+    last = after(took_turns=True)
     in_turns = awaited(auto, 9, last, rests=False, p=0.95, prices=costs)
     assert (in_turns.num, in_turns.takes_turns) == (9, True)
     assert 0 < in_turns.least_chance < 1

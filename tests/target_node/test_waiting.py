@@ -11,7 +11,7 @@ from node.economics import FIRST_OF_MODEL, WAIT_S_MIN, Acceptance
 from node.events import WaitUntil
 from proto.messages import Ack, Cause, Limits, Policy, Rule
 from target_node.deciding import NUM_FIRST, NUM_SKIPPED_MAX, Start, TextView, View, Wait, decide
-from target_node.drafts import MAX_GAPS, Received
+from target_node.drafts_at_hand import MAX_GAPS, Received
 from target_node.waiting import QUIET_FIRST, Waiting
 from tests.target_node.target import Target, part_of, said
 from tests.texts import PIPELINED, SYNC_4, draft, name, opening

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.checkpoint.model import load_model
-from engine.forward.kv_cache import slot_bytes
+from engine.forward.cache_tensors import slot_bytes
 from engine.layout.slots import Feed, LaneLayout, Move, SlotMap, Span, is_grid, num_lanes_within
 from engine.loading import make_executor
 from engine.model_executor import ModelExecutor

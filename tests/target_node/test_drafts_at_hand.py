@@ -9,7 +9,7 @@ from proto.messages import Draft, Hit
 from proto.policies import POLICIES
 from proto.tree import Graft, Node, SpeculationTree
 from target_node.accepting import accepted_path, rest_of
-from target_node.drafts import laid_out, likeliest, likeliest_chain
+from target_node.drafts_at_hand import laid_out, likeliest, likeliest_chain
 from tests.target_node.target import Target, part_of, ready, said
 from tests.texts import KEY, draft, name, opening
 
