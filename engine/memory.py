@@ -221,8 +221,7 @@ def _mask_bytes(loaded: Loaded) -> int:
     if isinstance(loaded, LoadedHead):
         if isinstance(loaded.module, Medusa):
             return 0  # it has no attention
-        group = loaded.module.config.num_heads // loaded.module.config.num_kv_heads
-        num_masks = 2
+        num_masks, group = 2, loaded.group
     else:
         num_masks = num_kinds = len(loaded.kinds.seen)
         config = loaded.model.config.get_text_config(decoder=True)

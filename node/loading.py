@@ -25,6 +25,7 @@ from node.forwards import vocabulary_of
 from node.placing import Place, Placing
 from node.process import HANDSHAKE_LIMIT_S, Heart, shake_hands
 from proto.errors import ModelError, NodeError
+from proto.head_kinds import is_mtp
 from proto.links.transport import Connection
 from proto.messages import (
     HEADS_AT_HOME,
@@ -95,7 +96,7 @@ def load(config: NodeConfig, heart: HasState) -> Engine:
     def say(state: str) -> None:
         heart.state = state
 
-    if not is_folder(config.model):
+    if not is_folder(config.model) and not is_mtp(config.model):
         say(FETCHING)
     try:
         engine = _load(config, say)

@@ -4,6 +4,8 @@
     EAGLE     a decoder layer that predicts the target's next feature, which is a hidden state of
               the target (2401.15077, 2406.16858)
     EAGLE-3   the same with features of three layers, and a vocabulary of its own (2503.01840)
+    MTP       a layer for multi-token prediction that the target's own checkpoint has (2412.19437);
+              it has no folder, so its name is the word `mtp`
 
 Owns the names of the kinds. What a head computes is in `engine/heads`.
 """
@@ -19,6 +21,31 @@ class HeadKind(StrEnum):
     MEDUSA = "medusa"
     EAGLE = "eagle"
     EAGLE3 = "eagle3"
+    MTP = "mtp"
+
+
+# In the place of a head's folder: the layer for drafting in the target's own checkpoint.
+MTP = HeadKind.MTP.value
+_NUM_MTP = ("num_nextn_predict_layers", "num_mtp_layers")
+
+
+def is_mtp(name: str) -> bool:
+    """True if a name means the layer in the target's own checkpoint; a folder is `./mtp`."""
+    return name == MTP
+
+
+def no_mtp(target: str) -> str:
+    """Return the line that refuses a target without such a layer."""
+    return (
+        f"{target}: its checkpoint has no layer for multi-token prediction ({_NUM_MTP[0]} in "
+        "config.json); name another drafter"
+    )
+
+
+def num_mtp_layers(config: Mapping[str, object]) -> int:
+    """Return how many layers for multi-token prediction a target's configuration states."""
+    stated = [config.get(field) for field in _NUM_MTP]
+    return next((number for number in stated if type(number) is int and number > 0), 0)
 
 
 # Other models are called Eagle too (Eagle2_5_VLForConditionalGeneration), so the whole name counts.

@@ -331,8 +331,9 @@ class PairConfig(ModelsConfig):
         """Raise ConfigurationError if the models cannot be used with these settings."""
         self.check_heads()
         is_none = self.drafter == NGRAM and not self.heads
-        if self.drafter_quantization and (is_none or self.drafter_head is HeadKind.MEDUSA):
-            what = "none" if is_none else "a Medusa head"
+        stays = {HeadKind.MEDUSA: "a Medusa head", HeadKind.MTP: "a layer of the target"}
+        if self.drafter_quantization and (is_none or self.drafter_head in stays):
+            what = "none" if is_none or self.drafter_head is None else stays[self.drafter_head]
             raise ConfigurationError(
                 f"{called('drafter_quantization')} is for a draft model or an EAGLE head, and the "
                 f"drafter is {what}; leave it out"

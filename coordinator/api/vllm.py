@@ -22,7 +22,7 @@ from coordinator.api.refusals import scalar
 from coordinator.api.requests import Step
 from coordinator.api.special_tokens import read_json
 from proto.errors import ConfigurationError, did_you_mean, shown
-from proto.head_kinds import HeadKind
+from proto.head_kinds import MTP, HeadKind
 from proto.messages import Role
 from proto.policies import POLICIES
 
@@ -234,6 +234,8 @@ def read(config: Mapping[str, Any] | None, name: str = NAME) -> Speculation:
     """
     given = _known(config, name)
     method, model = given.get("method"), given.get("model")
+    if isinstance(method, str) and method.endswith(f"_{MTP}"):
+        method = MTP  # vLLM's names of families: deepseek_mtp, mimo_mtp ...
     if method is not None and not (isinstance(method, str) and method in METHODS):
         raise ConfigurationError(
             f'{name}["method"] is one of {", ".join(METHODS)}, not {shown(method)}'
@@ -254,6 +256,13 @@ def read(config: Mapping[str, Any] | None, name: str = NAME) -> Speculation:
                 "both"
             )
         model = NGRAM
+    elif method == HeadKind.MTP:
+        if model is not None:
+            raise ConfigurationError(
+                f"the method {method} has no model: the layer is in the target's own checkpoint; "
+                f"leave {shown(model)} out"
+            )
+        model = MTP
     elif method in list(HeadKind) and model is None:
         raise ConfigurationError(
             f'the method {method} needs a "model": the folder or name of a head'

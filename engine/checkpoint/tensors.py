@@ -14,6 +14,7 @@ import torch
 
 from engine.checkpoint.files import COMPUTED, Object, Shapes, fields_with
 from engine.errors import ModelError
+from proto.head_kinds import num_mtp_layers
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
@@ -81,7 +82,8 @@ def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None
     """Raise ModelError if the checkpoint has tensors of the model that config.json leaves out.
 
     These are further layers, biases or norms; without them it would be another model. Whole parts
-    beside the language model (a vision tower, a value head) are accepted and not read.
+    beside the language model (a vision tower, a value head) are accepted and not read, and so are
+    its layers for multi-token prediction, which follow those of the model itself.
 
     path        path of config.json, for messages
     unexpected  names of the tensors that transformers did not use, without those that it knows to
@@ -99,7 +101,17 @@ def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None
                 return True
         return False
 
-    names = sorted(n for n in unexpected if not COMPUTED.search(n) and belongs(n))
+    config = model.config.get_text_config(decoder=True)
+    first, number = config.num_hidden_layers, num_mtp_layers(config.to_dict())
+    drafting = tuple(f"layers.{layer}." for layer in range(first, first + number))
+
+    names = sorted(
+        name
+        for name in unexpected
+        if not COMPUTED.search(name)
+        and not name.removeprefix(prefix).startswith(drafting)
+        and belongs(name)
+    )
     if names:
         raise ModelError(
             f"{path}: it leaves out {len(names)} tensors of the checkpoint, {names[0]} first; "

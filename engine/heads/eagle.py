@@ -7,6 +7,7 @@ these. Rolling back, moving and copying work as in the ordinary cache, with stat
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from engine.heads.eagle_layer import EagleHead
 from engine.heads.eagle_on_cpu import own_layer
 from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
+from engine.heads.medusa import Medusa
 from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps
 
 # -- waves -----------------------------------------------------------------------------------------
@@ -240,6 +242,28 @@ class EaglePass:
     num_asked: int
 
 
+class Layered(Protocol):
+    """A head that is one layer, whose rows start from states: an `EagleHead` or an `MtpHead`."""
+
+    config: Any
+    targets: torch.Tensor | None
+    is_ascending: bool
+
+    def states(self, features: torch.Tensor, /) -> torch.Tensor:
+        """Return the states [n, width] that rows start from, made of features."""
+
+    def last_norm(self, states: torch.Tensor, /) -> torch.Tensor:
+        """Return what the output matrix reads."""
+
+    def own_logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, draft_vocab] float32."""
+
+
+def _layered(loaded: LoadedHead) -> Layered:
+    assert not isinstance(loaded.module, Medusa), "Medusa heads have no cache"
+    return loaded.module
+
+
 class EagleExecutor(Executor):
     """Runs an EAGLE head with a cache of `num_lanes` lanes (one per text) of `capacity` slots.
 
@@ -255,8 +279,7 @@ class EagleExecutor(Executor):
         Raises:
             ModelError: it does not fit into memory.
         """
-        assert isinstance(loaded.module, EagleHead), "Medusa heads have no cache"
-        self.loaded, self._head = loaded, loaded.module
+        self.loaded, self._head = loaded, _layered(loaded)
         self.capacity = capacity
         self.num_lanes_per_pass = num_lanes
         self.lanes = LaneLayout(num_lanes, capacity)
@@ -273,19 +296,26 @@ class EagleExecutor(Executor):
 
     def _allocate(self) -> None:
         """Allocate keys and values, states and the tables that all passes use."""
-        config, total = self._head.config, self.lanes.total
-        shape = 2 * config.num_kv_heads, total, config.dim
-        self._cache = zeros(shape, self._dtype, self._device)
-        self._states = zeros((total, config.width), self._dtype, self._device)
+        total = self.lanes.total
+        self._states = zeros((total, self._head.config.width), self._dtype, self._device)
         # Added like a mask: 0 for a slot that holds a row, else the lowest number. The minimum with
         # a pass's mask hides empty slots.
         self._lowest = float(torch.finfo(self._dtype).min)
-        self._hidden = self._cache.new_full((total,), self._lowest)
+        self._hidden = self._states.new_full((total,), self._lowest)
+        self._allocate_keys()
+
+    def _allocate_keys(self) -> None:
+        """Allocate keys and values, and what the layer itself uses."""
+        assert isinstance(self._head, EagleHead)
+        self._eagle = self._head
+        config = self._eagle.config
+        shape = 2 * config.num_kv_heads, self.lanes.total, config.dim
+        self._cache = zeros(shape, self._dtype, self._device)
         num_positions = min(self.capacity, self.loaded.max_model_len)
         self._rotations = rotations(config.rope, num_positions, self._dtype).to(self._device)
         group = config.num_heads // config.num_kv_heads
         self._attention = LaneAttention(self._cache[None], self.lanes, group, config.dim**-0.5)
-        self._own = own_layer(self._head, self._cache)
+        self._own = own_layer(self._eagle, self._cache)
 
     def lay_out(self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]) -> EaglePass:
         """Lay out a pass on the host and return it; run it before another is laid out."""
@@ -387,7 +417,7 @@ class EagleExecutor(Executor):
         """Run a wave's rows, write their keys, values and states; return the states [n, width]."""
         ids, positions, slots = rows.unbind()[:3]
         made = self._attention.projections(len(ids))
-        qkv, residual = self._head.enter(ids, self._states_before(wave))
+        qkv, residual = self._eagle.enter(ids, self._states_before(wave))
         made.heads.copy_(qkv)
         cos, sin = self._rotations.index_select(1, positions)
         torch.cat(made.halves, dim=-1, out=made.swapped)
@@ -395,7 +425,7 @@ class EagleExecutor(Executor):
         self._cache.index_copy_(1, slots, made.written)
         plan = self._attention.plan(made.apart, wave.spans, (mask,), mask.shape[3])
         attended = self._attention.attend(plan, next(iter(plan.layers)))
-        states = self._head.leave(residual, attended)
+        states = self._eagle.leave(residual, attended)
         self._states.index_copy_(0, slots, states)
         return states
 
@@ -420,9 +450,13 @@ class EagleExecutor(Executor):
         self._slots.move(*pair)
         sources, targets = send(torch.from_numpy(pair), self._device)
         with torch.inference_mode():
-            self._cache.index_copy_(1, targets, self._cache.index_select(1, sources))
+            self._move_keys(sources, targets)
             for held in (self._states, self._hidden):
                 held.index_copy_(0, targets, held.index_select(0, sources))
+
+    def _move_keys(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy keys and values between slots, all reads before any write."""
+        self._cache.index_copy_(1, targets, self._cache.index_select(1, sources))
         if self._own is not None:
             self._own.move(sources, targets)
 
@@ -434,8 +468,14 @@ class EagleExecutor(Executor):
         where = np.arange(length)
         self._slots.move(source + where, target + where)
         with torch.inference_mode():
-            for held, dim in ((self._cache, 1), (self._states, 0), (self._hidden, 0)):
-                held.narrow(dim, target, length).copy_(held.narrow(dim, source, length))
+            self._copy_keys(source, target, length)
+            for held in (self._states, self._hidden):
+                held.narrow(0, target, length).copy_(held.narrow(0, source, length))
+
+    def _copy_keys(self, source: int, target: int, length: int) -> None:
+        """Copy keys and values of `length` slots from `source` on to those from `target` on."""
+        there = self._cache
+        there.narrow(1, target, length).copy_(there.narrow(1, source, length))
         if self._own is not None:
             self._own.copy(source, target, length)
 
@@ -443,8 +483,12 @@ class EagleExecutor(Executor):
         """Write zeros to the keys, values and states of a lane's slots from `start` on."""
         first, length = self.lanes.first_slot(lane) + start, self.capacity - start
         with torch.inference_mode():
-            self._cache.narrow(1, first, length).zero_()
+            self._wipe_keys(first, length)
             self._states.narrow(0, first, length).zero_()
+
+    def _wipe_keys(self, first: int, length: int) -> None:
+        """Write zeros to keys and values of `length` slots from `first` on."""
+        self._cache.narrow(1, first, length).zero_()
 
     def warm_up(self, row_counts: Iterable[int]) -> dict[int, float]:
         """Run passes of each number of rows; return number of rows -> seconds of a pass.
@@ -496,4 +540,9 @@ class EagleExecutor(Executor):
 
     def free(self) -> None:
         """Free the cache's memory; nothing can be run afterwards."""
-        del self._cache, self._states, self._hidden, self._attention, self._own
+        self._free_keys()
+        del self._states, self._hidden
+
+    def _free_keys(self) -> None:
+        """Free the memory of keys and values, and what the layer itself uses."""
+        del self._cache, self._attention, self._own

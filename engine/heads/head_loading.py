@@ -1,7 +1,7 @@
 """Load a head by name, check it and warm it up; make an engine of it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,13 +23,15 @@ from engine.heads.layouts import read_eagle_config
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa, read_medusa
 from engine.heads.medusa_executor import MedusaExecutor
+from engine.heads.mtp import read_mtp_head
+from engine.heads.mtp_executor import MtpExecutor
 from engine.heads.stated import NO_HEAD, medusa_counts
 from engine.heads.target import Target
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import Engine, fingerprint
 from engine.memory import USUAL, Utilization, limits
 from engine.quantised.rounding import BITS
-from proto.head_kinds import HeadKind, head_kind, head_kind_of_tensors
+from proto.head_kinds import MTP, HeadKind, head_kind, head_kind_of_tensors, is_mtp
 
 # -- selfcheck -------------------------------------------------------------------------------------
 
@@ -132,6 +134,8 @@ def load_head(
     refuse_unknown_dtype(dtype)
     assert feature_dtype in DTYPES
     where = claim(device)
+    if is_mtp(name):
+        return _load_mtp(Target(target, target_revision, max_len), dtype, where, feature_dtype)
     folder = find_folder(name, revision, WANTED_OF_HEADS)
     path, stated = folder / "config.json", read_config(folder)
     tensors = HeadTensors(folder, target)
@@ -164,6 +168,27 @@ def load_head(
         num_parameters=tensors.num_taken,
         dtype=chosen,
         device=where,
+        module=module,
+        feature_dtype=feature_dtype,
+    )
+
+
+def _load_mtp(target: Target, dtype: str, device: torch.device, feature_dtype: str) -> LoadedHead:
+    """Load and return the layer that the target's own checkpoint has. Raises ModelError."""
+    own = getattr(target.checked.text_config, "dtype", None) or torch.float32
+    chosen = _usable(own, device) if dtype == "auto" else DTYPES[dtype]
+    module = read_mtp_head(target, chosen, device)
+    return LoadedHead(
+        kind=HeadKind.MTP,
+        name=f"{MTP} of {target.name}",
+        layers=(LAST,),
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        max_model_len=target.max_model_len,
+        eos_token_ids=target.eos_token_ids,
+        num_parameters=module.layer.num_parameters,
+        dtype=chosen,
+        device=device,
         module=module,
         feature_dtype=feature_dtype,
     )
@@ -241,12 +266,19 @@ def load_head_engine(
     )
 
 
+_MAKE: Mapping[HeadKind, type[EagleExecutor | MedusaExecutor]] = {
+    HeadKind.MEDUSA: MedusaExecutor,
+    HeadKind.EAGLE: EagleExecutor,
+    HeadKind.EAGLE3: EagleExecutor,
+    HeadKind.MTP: MtpExecutor,
+}
+
+
 def _checked_executor(
     loaded: LoadedHead, capacity: int, num_lanes: int
 ) -> EagleExecutor | MedusaExecutor:
     """Return what runs a head, after a check of its outputs. Raises ModelError."""
-    make = EagleExecutor if isinstance(loaded.module, EagleHead) else MedusaExecutor
-    executor = make(loaded, capacity, num_lanes=num_lanes)
+    executor = _MAKE[loaded.kind](loaded, capacity, num_lanes=num_lanes)
     check_outputs(executor)
     return executor
 
@@ -274,6 +306,10 @@ def _choose_dtype(dtype: str, tensors: HeadTensors, device: torch.device) -> tor
     """Return the dtype to load; for "auto" the checkpoint's own, or float32 (see `load_head`)."""
     if dtype != "auto":
         return DTYPES[dtype]
-    own = tensors.dtype
+    return _usable(tensors.dtype, device)
+
+
+def _usable(own: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return a checkpoint's dtype, or float32 on a CPU that would only emulate it."""
     is_usable = own in DTYPES.values() and (device.type != "cpu" or cpu_is_fast_in(own))
     return own if is_usable else torch.float32

@@ -7,6 +7,7 @@ import torch
 from engine.checkpoint.model import DTYPES, LoadedModel
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.medusa import Medusa
+from engine.heads.mtp import MtpHead
 from engine.tensor_parallel.group import Rank
 from proto.head_kinds import HeadKind
 
@@ -15,7 +16,7 @@ from proto.head_kinds import HeadKind
 class LoadedHead:
     """A head on its device, with its properties under the same names as in `LoadedModel`.
 
-    kind          Medusa, EAGLE or EAGLE-3
+    kind          Medusa, EAGLE, EAGLE-3 or MTP
     name          its name as the user gave it
     layers        target layers whose features (hidden states) it reads; -1: after the last norm
     hidden_size   the target's hidden size
@@ -38,7 +39,7 @@ class LoadedHead:
     num_parameters: int
     dtype: torch.dtype
     device: torch.device
-    module: Medusa | EagleHead
+    module: Medusa | EagleHead | MtpHead
     feature_dtype: str = "float32"
     rank: Rank | None = None
 
@@ -46,6 +47,15 @@ class LoadedHead:
     def depth(self) -> int | None:
         """Return the most tokens that the head can draft in a row; None: any number."""
         return self.module.num_heads if isinstance(self.module, Medusa) else None
+
+    @property
+    def group(self) -> int:
+        """Return how many query heads share a key head; 1 for Medusa, which has none."""
+        if isinstance(self.module, Medusa):
+            return 1
+        if isinstance(self.module, MtpHead):
+            return self.module.config.group
+        return self.module.config.num_heads // self.module.config.num_kv_heads
 
     @property
     def feature_size(self) -> int:
@@ -65,6 +75,9 @@ class LoadedHead:
         """
         if isinstance(self.module, Medusa):
             return 1
+        if isinstance(self.module, MtpHead):
+            sizes = self.module.config
+            return sizes.slot_bytes + sizes.width * self.module.embeddings.itemsize
         config = self.module.config
         num_numbers = 2 * config.num_kv_heads * config.dim + config.width
         return num_numbers * self.module.embeddings.itemsize

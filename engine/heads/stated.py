@@ -25,6 +25,7 @@ from proto.head_kinds import (
     HeadKind,
     feature_layers,
     head_alone,
+    is_mtp,
     kind_of_files,
 )
 
@@ -81,6 +82,8 @@ def refuse_head(name: str, revision: str | None) -> None:
 
 def head_kind_of(name: str, revision: str | None) -> HeadKind | None:
     """Return which head a model is; None: it is a whole model. Raises ModelError."""
+    if is_mtp(name):
+        return HeadKind.MTP
     folder = find_checkpoint(name, revision)
     return kind_of_files(read_config(folder), lambda: read_shapes(folder))
 

@@ -22,6 +22,7 @@ class Target:
     """Sizes of a target, and access to the tensors that a head may share with it.
 
     vocab_size  V, the number of logits of a row
+    checked     what its files hold
     """
 
     def __init__(self, name: str, revision: str | None, max_len: int = 0) -> None:
@@ -32,14 +33,14 @@ class Target:
         Raises:
             ModelError: the model cannot be used as a target.
         """
-        self._checked: Checked = check_checkpoint(name, revision)
-        config = self._checked.text_config
+        self.checked: Checked = check_checkpoint(name, revision)
+        config = self.checked.text_config
         self.name = name
         self.hidden_size = int(config.hidden_size)
         self.num_layers = int(config.num_hidden_layers)
-        self.vocab_size = self._checked.vocab_size
+        self.vocab_size = self.checked.vocab_size
         self.max_model_len = max_model_len(name, config, max_len)
-        self.eos_token_ids = self._checked.eos_token_ids
+        self.eos_token_ids = self.checked.eos_token_ids
 
     def embedding(self) -> torch.Tensor:
         """Return the target's token embeddings [at least vocab_size, hidden_size].
@@ -47,7 +48,7 @@ class Target:
         Raises:
             ModelError: the tensor is missing or cannot be read.
         """
-        return self._read(self._names(self._checked.empty.get_input_embeddings(), "weight"))
+        return self._read(self._names(self.checked.empty.get_input_embeddings(), "weight"))
 
     def output(self) -> torch.nn.Linear:
         """Return the target's output matrix: hidden state after the last norm -> logits.
@@ -55,13 +56,13 @@ class Target:
         Raises:
             ModelError: the target has none, or it cannot be read.
         """
-        empty = self._checked.empty
+        empty = self.checked.empty
         module = empty.get_output_embeddings()
         if module is None:
             raise ModelError(f"{self.name}: it has no output matrix that a head could use")
         names = self._names(module, "weight")
         inputs = empty.get_input_embeddings()
-        if module.weight is inputs.weight or self._checked.text_config.tie_word_embeddings:
+        if module.weight is inputs.weight or self.checked.text_config.tie_word_embeddings:
             names += self._names(inputs, "weight")
         bias = getattr(module, "bias", None)
         return linear(
@@ -74,7 +75,7 @@ class Target:
         Raises:
             ModelError: the target has none, or it cannot be read.
         """
-        base = self._checked.empty.get_decoder()
+        base = self.checked.empty.get_decoder()
         norm = next((getattr(base, name) for name in _LAST_NORMS if hasattr(base, name)), None)
         if norm is None:
             raise ModelError(f"{self.name}: it has no last norm that a head could use")
@@ -82,20 +83,20 @@ class Target:
 
     def _names(self, module: Any, part: str) -> list[str]:
         """Return the names that a module's weight or bias (`part`) may have in the files."""
-        empty = self._checked.empty
+        empty = self.checked.empty
         full = next(name for name, found in empty.named_modules() if found is module) + f".{part}"
         return [full, full.removeprefix(f"{empty.base_model_prefix}.")]
 
     def _read(self, names: list[str]) -> torch.Tensor:
         """Return the first tensor of `names` that the checkpoint has. Raises ModelError if none."""
-        packed, folder = self._checked.packed, self._checked.folder
+        packed, folder = self.checked.packed, self.checked.folder
         if packed is not None:
-            lazy = packed.tensors(self._checked.empty)
+            lazy = packed.tensors(self.checked.empty)
             found = [name for name in names if name in lazy]
             if found:
                 return lazy[found[0]][...]
         else:
-            for tensor in _tensors(self._checked, names):
+            for tensor in _tensors(self.checked, names):
                 return tensor
         raise ModelError(
             f"{folder}: it lacks the tensor {names[0]}, which the head needs; get it again"

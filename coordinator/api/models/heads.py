@@ -22,7 +22,10 @@ from proto.head_kinds import (
     HeadKind,
     feature_layers,
     head_alone,
+    is_mtp,
     kind_of_files,
+    no_mtp,
+    num_mtp_layers,
 )
 from proto.system import is_folder
 
@@ -45,6 +48,8 @@ Config = Mapping[str, Any]
 
 def kind_of(model: str, revision: str | None) -> HeadKind | None:
     """Return the kind of a head; None: it is a whole model, or its kind cannot be told."""
+    if is_mtp(model):
+        return HeadKind.MTP
     path = find_config(model, revision)
     try:
         changed_ns = 0 if path is None else path.stat().st_mtime_ns
@@ -67,6 +72,8 @@ def refuse_head(target: str, revision: str | None) -> None:
 
 def find_config(model: str, revision: str | None) -> Path | None:
     """Return the path of a model's config.json; None: not there, or the hub is not reached."""
+    if is_mtp(model):
+        return None
     if is_folder(model):
         return find_file(model, revision, CONFIG)
     path, asked_s = _fetched.get((model, revision), (None, -AGAIN_S))
@@ -96,6 +103,8 @@ def layers_of(
     """
     kind = kind_of(model, revision)
     own, theirs = find_config(model, revision), find_config(target, target_revision)
+    if kind is HeadKind.MTP:
+        return feature_layers(kind, {}, 0)
     if kind is None or own is None or theirs is None:
         return ()
     num_layers = text_part(read(theirs)).get("num_hidden_layers")
@@ -165,6 +174,12 @@ def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> N
             f"{head.folder}: it lacks the tensor fc.weight, the first matrix of an EAGLE head; get "
             "it again"
         )
+
+
+def check_mtp(target: Checkpoint) -> None:
+    """Raise ModelError if a target's checkpoint has no layer for multi-token prediction."""
+    if not num_mtp_layers(target.text_config):
+        raise ModelError(no_mtp(target.name))
 
 
 def _check_medusa(

@@ -12,6 +12,7 @@ from coordinator.api.config import PairConfig
 from coordinator.api.models import folders
 from coordinator.api.models.heads import (
     check_head,
+    check_mtp,
     find_config,
     is_whole_model,
     kind_of,
@@ -22,6 +23,7 @@ from coordinator.api.models.lengths import LENGTHS
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.tokenizers import check_fit, check_size
 from coordinator.launching.devices import check_device
+from proto.head_kinds import is_mtp
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -74,6 +76,9 @@ class Preflight:
         self._add_head(Role.TARGET, node.home_drafter, node.home_revision)
 
     def _add_head(self, role: Role, name: str, revision: str | None) -> None:
+        if is_mtp(name):  # in the target's own files
+            check_mtp(self._target)
+            return
         head = folders.find(name, revision, is_head=True)
         self._checkpoints.append((role, head))
         check_head(head, kind_of(name, revision), self._target)

@@ -20,7 +20,7 @@ from coordinator.api.models.heads import is_whole_model, kind_of, layers_of
 from coordinator.api.models.named import NGRAM as NGRAM
 from coordinator.api.models.tokenizers import differ
 from proto.errors import ConfigurationError
-from proto.head_kinds import HeadKind
+from proto.head_kinds import HeadKind, is_mtp
 from proto.installation import MODELS
 from proto.system import is_folder, path_of
 
@@ -33,7 +33,7 @@ def located(model: str) -> str:
     Of a GGUF file it is the path of the folder that is made of it. Names of ours (`named.py`) stand
     for targets.
     """
-    if model in ("", NGRAM):
+    if model in ("", NGRAM) or is_mtp(model):
         return model
     model = ours.target_of(model)
     if model.endswith(".gguf") and not is_folder(model):
@@ -63,8 +63,9 @@ class ModelsConfig(Frozen):
             description="The model that proposes tokens. A folder or a name on the hub, of a "
             f"small model or of a head of the target ({KINDS}). `ngram` needs no "
             "model: the target copies what followed its last tokens earlier in the "
-            "text (prompt lookup). Default: ngram for smollm2, beside a head of ours, else the "
-            "toy's drafter."
+            "text (prompt lookup). `mtp` is the layer for multi-token prediction in the "
+            "target's own checkpoint, if it has one. Default: ngram for smollm2, beside a "
+            "head of ours, else the toy's drafter."
         ),
     ] = ours.DEFAULT
     target_revision: Annotated[
@@ -86,7 +87,7 @@ class ModelsConfig(Frozen):
             description="Where the drafter runs, a draft model or a head.\n"
             "own: in a process of its own, on --drafter-device.\n"
             "target: in the target's process and on its device, in turns with it.\n"
-            "Default: target for Medusa heads, else own."
+            "Default: target for Medusa heads and mtp, else own."
         ),
     ] = ""
     heads: Annotated[
@@ -137,9 +138,11 @@ class ModelsConfig(Frozen):
         }
         for name, model in models.items():
             is_copied = name == "drafter_revision" and model == NGRAM
-            if getattr(self, name) is None or not (is_copied or not model or is_folder(model)):
+            is_own = is_copied or is_mtp(model) or not model or is_folder(model)
+            if getattr(self, name) is None or not is_own:
                 continue
-            what = "n-gram drafts come from no model" if is_copied else f"{model} is a folder"
+            what = f"{model} is in the target's files" if is_mtp(model) else f"{model} is a folder"
+            what = "n-gram drafts come from no model" if is_copied else what
             what = what if model else "there are no heads"
             raise ConfigurationError(
                 f"{named(name, info)} is for a model on the hub, but {what}; leave it out"
@@ -210,7 +213,7 @@ class ModelsConfig(Frozen):
         """True if the drafter runs in the target's process."""
         if self.drafter_home:
             return self.drafter_home == "target"
-        return self.drafter_head is HeadKind.MEDUSA
+        return self.drafter_head in (HeadKind.MEDUSA, HeadKind.MTP)
 
     @property
     def layers(self) -> tuple[int, ...]:

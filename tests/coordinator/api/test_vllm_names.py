@@ -164,7 +164,10 @@ def test_the_length_of_an_n_gram_that_is_not_given_fits_the_other(
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"method": "mtp"}, '["method"] is one of draft_model, ngram, medusa, eagle, eagle3, auto'),
+        (
+            {"method": "mlp"},
+            '["method"] is one of draft_model, ngram, medusa, eagle, eagle3, mtp, auto',
+        ),
         ({"method": "sync", "policy": "tree"}, 'a policy twice: "method" is sync, "policy" is'),
         ({"rejection_sample_method": "synthetic"}, "speculative_config, rejection_sample_method: "),
         ({"rejection_sample_method": []}, "speculative_config, rejection_sample_method: "),

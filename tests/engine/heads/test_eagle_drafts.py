@@ -1,6 +1,5 @@
 """Chains, trees, roll-backs and what is fed anew, against rows that are computed plainly."""
 
-import zlib
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -14,59 +13,12 @@ from engine.choice.coupling import rank_scored
 from engine.choice.sampling import Sampling
 from engine.cpu_library import library
 from engine.heads.eagle import EagleExecutor
-from engine.heads.head_loading import LoadedHead
 from engine.layout.slots import Feed, Move, SlotMap
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, VOCAB
 from tests.engine.heads.conftest import LoadHead, feature
-from tests.engine.heads.plain import Given, PlainHead, PlainRow
+from tests.engine.heads.paths import CAPACITY, Paths, as_bytes, assert_close, features_of, run
+from tests.engine.heads.plain import Given
 from tests.engine.random_session import Drawn, Path, RandomSession
-
-# Relative to the largest logit of a row.
-TOLERANCE = 1e-4
-CAPACITY = 256
-
-
-def as_bytes(given: Given) -> bytes | None:
-    return given.numpy().tobytes() if isinstance(given, torch.Tensor) else given
-
-
-def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
-    """The same logits [V], the same tokens ruled out, and the same one chosen."""
-    real = want.isfinite()
-    assert torch.equal(got.isfinite(), real)
-    assert (got - want)[real].abs().max() < TOLERANCE * want[real].abs().max()
-    assert got.argmax() == want.argmax()
-
-
-class Paths:
-    """The plain rows of one text's tree, by their whole path from the start of the text."""
-
-    def __init__(self, head: PlainHead) -> None:
-        self._head = head
-        self.rows: dict[Path, PlainRow | None] = {}
-
-    def feed(self, path: Path, given: Given) -> torch.Tensor | None:
-        """The row of a path, made of those above it as they are now; its logits."""
-        above = [self.rows[path[:length]] for length in range(1, len(path))]
-        row = self.rows[path] = self._head.row(above, path[-1], given)
-        return None if row is None else self._head.logits(row)
-
-
-def run(executor: EagleExecutor, step: Drawn, given: list[Given], plain: Paths) -> int:
-    """Run a pass with these features and compare its rows; returns how many were not absent."""
-    feed = replace(step.feed, features=tuple(map(as_bytes, given)))
-    logits = executor.run(feed, range(len(step.paths)))
-    wanted = [plain.feed(path, one) for path, one in zip(step.paths, given, strict=True)]
-    assert bool(torch.isfinite(logits.clamp(min=-1e9)).all())
-    for got, want in zip(logits, wanted, strict=True):
-        if want is not None:
-            assert_close(got, want)
-    return sum(want is not None for want in wanted)
-
-
-def features_of(loaded: LoadedHead, path: Path) -> torch.Tensor:
-    """The target's feature before a path's last token: the same each time."""
-    return feature(zlib.crc32(repr(path[:-1]).encode()), loaded.feature_size)
 
 
 @pytest.mark.parametrize("layout", EAGLE_LAYOUTS)

@@ -1,0 +1,215 @@
+"""Multi-token prediction (MTP): a decoder layer that a model's own checkpoint has for drafting.
+
+    x = eh_proj [norm e, norm f]       e: the token's embedding
+    f' = norm layer(x)                 f: the target's last hidden state at the token before, or f'
+                                       of the row before, if no feature is given
+    logits: the target's output matrix times f'
+
+From DeepSeek-V3 (arXiv 2412.19437); GLM-4.5 and others have the same form. The layer is of the
+target's own kind (multi-head latent attention, a mixture of experts ...), so it is transformers'
+module. A checkpoint with several such layers is read only as far as the first one, which is run
+again and again. Embeddings and output matrix are the target's. Owns the layer, and how it is read
+from the target's files. Knows no slot: keys and values go into a cache that is passed in.
+"""
+
+import copy
+import re
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers.modeling_layers import MtpModel
+
+from engine.checkpoint.checked import Checked
+from engine.checkpoint.files import one_line
+from engine.errors import ModelError
+from engine.forward.cache_tensors import slot_bytes
+from engine.heads.target import Target
+from proto.head_kinds import MTP, no_mtp, num_mtp_layers
+
+_SLIDING = "sliding_attention"
+_LACKS = re.compile(r"weights are missing.*\['(?:layers\.0\.)?([^']+)'", re.DOTALL)
+# What transformers raises if a checkpoint's tensors are not those of its configuration.
+_MISFITS = (ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class MtpSizes:
+    """The sizes of a head of this kind, under the names of `EagleConfig`.
+
+    width       hidden size of the head: that of its target
+    draft_vocab number of tokens that it can draft: all of the target's
+    slot_bytes  bytes of one token's keys and values
+    group       number of query heads for each key head
+    """
+
+    width: int
+    draft_vocab: int
+    slot_bytes: int
+    group: int
+
+
+class MtpLayer:
+    """The layer, as a function of rows, positions, what they see, and a cache of keys and values.
+
+    window  number of last positions that a row sees; None: all
+    """
+
+    def __init__(self, module: Any, rotary: Any, config: Any) -> None:
+        """Take transformers' module, its rotary embedding (None: it has none) and configuration."""
+        self._module, self._rotary = module, rotary
+        self._is_state_first = bool(getattr(config, "mtp_hidden_states_first", False))
+        kind, *_ = getattr(config, "layer_types", None) or ("full_attention",)
+        self.window: int | None = config.sliding_window if kind == _SLIDING else None
+        takes_kind = rotary is not None and "layer_type" in signature(rotary.forward).parameters
+        self._of_rotary = {"layer_type": kind} if takes_kind else {}
+
+    def enter(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return the layer's inputs [n, width] for embeddings and states before them."""
+        pair = self._module.enorm(embedded), self._module.hnorm(states)
+        return self._module.eh_proj(torch.cat(pair[::-1] if self._is_state_first else pair, dim=-1))
+
+    def run(self, rows: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any) -> Any:
+        """Return the states [n, width] after rows of one text, whose keys go into `cache`.
+
+        rows       [n, width], of `enter`
+        positions  [n] int64
+        mask       [1, 1, n, slots], added to the scores; None: transformers' own
+        """
+        rows, positions = rows[None], positions[None]
+        turned = None
+        if self._rotary is not None:
+            turned = self._rotary(rows, position_ids=positions, **self._of_rotary)
+        out = self._module.mtp_block(
+            rows,
+            attention_mask=mask,
+            position_embeddings=turned,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        out = out[0] if isinstance(out, tuple) else out
+        norm = self._module.post_norm
+        return (out if norm is None else norm(out))[0]
+
+    def __call__(self, ids: torch.Tensor, *, past_key_values: Any, use_cache: bool) -> None:
+        """Run rows [1, n] of zeros with transformers' cache: it then tells the shapes of keys."""
+        del use_cache
+        weight = self._module.eh_proj.weight
+        num_rows = ids.shape[1]
+        rows = weight.new_zeros(num_rows, weight.shape[0])
+        self.run(rows, torch.arange(num_rows, device=weight.device), None, past_key_values)
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of its weights."""
+        return sum(one.numel() for one in self._module.parameters())
+
+
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    """A target's layer for drafting, with what it shares with the target, on its device.
+
+    embeddings  [at least vocab_size, width]
+    output      the target's output matrix
+    """
+
+    config: MtpSizes
+    vocab_size: int
+    embeddings: torch.Tensor
+    layer: MtpLayer
+    output: torch.nn.Linear
+
+    targets: None = None  # it drafts all tokens
+    is_ascending: bool = True
+
+    def enter(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return the layer's inputs [n, width] for token ids [n] and states [n, width]."""
+        return self.layer.enter(F.embedding(ids, self.embeddings), states)
+
+    def states(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the states that rows start from: the features [n, width] themselves."""
+        return features
+
+    def last_norm(self, states: torch.Tensor) -> torch.Tensor:
+        """Return what the output matrix reads: the states, whose norm is part of the layer."""
+        return states
+
+    def own_logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, vocab_size] float32 of states [n, width]."""
+        return self.output(normed).float()[:, : self.config.draft_vocab]
+
+
+def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> MtpHead:
+    """Return the head that a target's own checkpoint holds.
+
+    Raises:
+        ModelError: it holds none, one that transformers cannot run, or one of quantised weights.
+    """
+    checked = target.checked
+    number = num_mtp_layers(checked.text_config.to_dict())
+    if not number:
+        raise ModelError(no_mtp(target.name))
+    if checked.packed is not None or checked.names is not None:
+        raise ModelError(
+            f"{target.name}: {MTP} is not read of a quantised or a wrapped model yet; name another "
+            "drafter"
+        )
+    # On the device `meta`: nothing of the target itself is read.
+    empty = copy.copy(checked.empty)
+    empty.config = _with_layers(checked, number, dtype)
+    first = target.num_layers
+    # Which tensors are those of such layers: transformers knows the numbers of published models.
+    known = [one for one in empty._keys_to_ignore_on_load_unexpected or () if "layers" not in one]
+    numbered = [rf"model\.layers\.{layer}\." for layer in range(first, first + number)]
+    empty._keys_to_ignore_on_load_unexpected = known + numbered
+    try:
+        made = MtpModel.from_pretrained(empty)
+        decoder = empty.get_decoder()
+        rotary = getattr(decoder, "rotary_emb", None)
+        if rotary is not None:
+            rotary = type(rotary)(config=made.config).to(device)
+        layer = MtpLayer(made.layers[0].to(device, dtype).eval(), rotary, made.config)
+        num_bytes = slot_bytes(layer, device)
+    except _MISFITS as error:
+        raise ModelError(
+            f"{target.name}: its layer for multi-token prediction {_misfit(error)}"
+        ) from error
+    return MtpHead(
+        config=MtpSizes(target.hidden_size, target.vocab_size, num_bytes, _group(checked)),
+        vocab_size=target.vocab_size,
+        embeddings=target.embedding().to(device, dtype),
+        layer=layer,
+        output=target.output().to(device, dtype),
+    )
+
+
+def _with_layers(checked: Checked, number: int, dtype: torch.dtype) -> Any:
+    """Return the target's configuration, complete for `MtpModel`; it names the target's folder."""
+    config = copy.deepcopy(checked.plain)
+    part = config.get_text_config(decoder=True)
+    part.num_mtp_layers = number
+    # The kinds of these layers: full attention, and a mixture of experts, unless it says otherwise.
+    for kinds, usual in (("layer_types", "full_attention"), ("mlp_layer_types", "sparse")):
+        if getattr(part, kinds, None) is not None and not getattr(part, f"mtp_{kinds}", None):
+            setattr(part, f"mtp_{kinds}", [usual] * number)
+    config.name_or_path, config.dtype = str(checked.folder), dtype
+    return config
+
+
+def _group(checked: Checked) -> int:
+    """Return the number of query heads for each key head."""
+    config = checked.text_config
+    num_heads = getattr(config, "num_attention_heads", 1)
+    return int(num_heads // (getattr(config, "num_key_value_heads", None) or num_heads))
+
+
+def _misfit(error: Exception) -> str:
+    """Return what is wrong with a layer that transformers does not load or run."""
+    if (lacks := _LACKS.search(str(error))) is not None:
+        return f"lacks {lacks[1]}; get it again"
+    if "mismatched" in str(error):
+        return "has tensors of other shapes than config.json states; get it again"
+    return f"cannot be used: {one_line(error)}"

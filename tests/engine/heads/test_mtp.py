@@ -1,0 +1,200 @@
+"""A target's layer for multi-token prediction, against rows that are computed one by one."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path as Folder
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.checkpoint.model import load_model
+from engine.errors import ModelError
+from engine.heads.head_loading import LoadedHead, load_head, load_head_engine
+from engine.heads.mtp_executor import MtpExecutor
+from engine.layout.slots import Feed, Move, SlotMap
+from proto.head_kinds import MTP, HeadKind
+from tests.engine.heads.paths import CAPACITY, Paths, as_bytes, assert_close, features_of, run
+from tests.engine.heads.plain import Given
+from tests.engine.random_session import Drawn, RandomSession
+from tests.mtp import FAMILIES, NUM_LAYERS, SIZE, VOCAB, Plain
+from tests.tiny_models import MAX_POSITIONS
+
+Loaded = tuple[LoadedHead, Plain, Folder]
+
+
+@pytest.fixture(scope="module")
+def mtp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
+    """mtp(family): the layer in float32, the same plainly, and the target's folder."""
+    made: dict[str, Loaded] = {}
+
+    def get(family: str) -> Loaded:
+        if family not in made:
+            plain = Plain(family)
+            folder = plain.save(tmp_path_factory.mktemp(family))
+            made[family] = load_head(MTP, target=str(folder), dtype="float32"), plain, folder
+        return made[family]
+
+    return get
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_and_roll_backs_with_what_is_known_of_each_row(
+    family: str, mtp: Callable[[str], Loaded]
+) -> None:
+    loaded, plain, _ = mtp(family)
+    executor = MtpExecutor(loaded, CAPACITY)
+    session = RandomSession(1, SlotMap(CAPACITY), vocab=VOCAB, prompt_len=70, max_rows=6)
+    random, paths = Random(1), Paths(plain)
+    num_moves = num_there = num_absent = 0
+    for step in session.steps(16):
+        if isinstance(step, Move):
+            executor.move(step)
+            num_moves += 1
+            continue
+        given: list[Given] = []
+        for path in step.paths:
+            kind = random.choices((0, 1, 2), (12, 6, 1))[0]
+            given.append((features_of(loaded, path), b"", None)[kind])
+        there = run(executor, step, given, paths)
+        num_there, num_absent = num_there + there, num_absent + len(given) - there
+    assert (num_moves, num_there, num_absent) > (1, 60, 3)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mellum"])
+def test_texts_in_several_lanes_do_not_see_each_other(
+    family: str, mtp: Callable[[str], Loaded]
+) -> None:
+    loaded, plain, _ = mtp(family)
+    executor = MtpExecutor(loaded, CAPACITY, num_lanes=2)
+    slots = [SlotMap[tuple[int, ...]](CAPACITY, lane=lane) for lane in range(2)]
+    sessions = [
+        RandomSession(lane, slots[lane], vocab=VOCAB, prompt_len=9 + lane, max_rows=1 + lane)
+        for lane in range(2)
+    ]
+    paths = [Paths(plain) for _ in sessions]
+    for steps in zip(*(one.steps(8, shorten=False) for one in sessions), strict=False):
+        if moves := [step for step in steps if isinstance(step, Move)]:
+            executor.move(*moves)
+        feeds, wanted = [], []
+        for step in (step for step in steps if isinstance(step, Drawn)):
+            given = [features_of(loaded, path) if len(path) % 3 else b"" for path in step.paths]
+            feeds.append(replace(step.feed, features=tuple(map(as_bytes, given))))
+            wanted += [
+                paths[step.feed.lane].feed(*one) for one in zip(step.paths, given, strict=True)
+            ]
+        if not feeds:
+            continue
+        asks = [range(len(feed.tokens)) for feed in feeds]
+        for got, want in zip(executor.run_together(feeds, asks), wanted, strict=True):
+            if want is not None:
+                assert_close(got, want)
+
+
+def test_a_prefix_is_copied_and_a_lane_is_wiped(mtp: Callable[[str], Loaded]) -> None:
+    loaded, plain, _ = mtp("deepseek_v3")
+    executor, paths = MtpExecutor(loaded, CAPACITY, num_lanes=2), Paths(plain)
+    text = (1, 2, 3, 4)
+    where, above = (0, 1, 2, 3), [text[: i + 1] for i in range(4)]
+    given: list[Given] = [None, *(features_of(loaded, path) for path in above[1:])]
+    run(executor, Drawn(Feed(text, where, where, 0, None), above), given, paths)
+    executor.copy_prefix(0, 1, 4)
+    row = Feed((9,), (4,), (4,), 4, (1,), lane=1)
+    assert run(executor, Drawn(row, [(*text, 9)]), [b""], paths) == 1
+    for buffer in executor._keys.buffers.values():
+        with torch.inference_mode():
+            buffer.fill_(float("nan"))
+    executor.wipe(1, 0)
+    first = Feed((9,), (1,), (1,), 0, (2,), 1, before=(0,), features=(bytes(4 * SIZE),))
+    assert executor.run(first, (0,)).isfinite().all()
+
+
+def test_an_engine_of_it_has_the_targets_sizes(mtp: Callable[[str], Loaded]) -> None:
+    _, _, folder = mtp("glm4_moe")
+    engine = load_head_engine(
+        MTP,
+        revision=None,
+        target=str(folder),
+        target_revision=None,
+        dtype="auto",
+        device="cpu",
+        max_len=64,
+        num_lanes=2,
+        warm_rows=(1, 2),
+        say=lambda _: None,
+        quantization="int8",
+    )
+    loaded = engine.loaded
+    assert isinstance(loaded, LoadedHead)
+    assert (loaded.kind, loaded.layers, loaded.vocab_size) == (HeadKind.MTP, (-1,), VOCAB)
+    assert (loaded.feature_size, loaded.max_model_len) == (SIZE, MAX_POSITIONS)
+    assert loaded.dtype is torch.float32
+    assert set(engine.pass_s) == {1, 2}
+    engine.executor.free()
+
+
+def test_the_target_itself_does_not_read_it(mtp: Callable[[str], Loaded]) -> None:
+    for family in ("deepseek_v3", "mellum"):
+        target = load_model(str(mtp(family)[2]), dtype="float32")
+        assert target.num_layers == NUM_LAYERS
+
+
+def test_a_target_without_one_says_so(mtp: Callable[[str], Loaded], tmp_path: Folder) -> None:
+    plain = mtp("glm4_moe")[1]
+    plain.save(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(ModelError, match="no layer for multi-token prediction"):
+        load_head(MTP, target=str(tmp_path))
+
+
+@pytest.mark.parametrize("missing", ["eh_proj.weight", "self_attn.o_proj.weight"])
+def test_a_tensor_that_is_missing_is_named(
+    missing: str, mtp: Callable[[str], Loaded], tmp_path: Folder
+) -> None:
+    mtp("glm4_moe")[1].save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[f"model.layers.{NUM_LAYERS}.{missing}"]
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=missing.replace(".", r"\.")) as told:
+        load_head(MTP, target=str(tmp_path), dtype="float32")
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("odd", ["eh_proj.weight", "hnorm.weight", "self_attn.o_proj.weight"])
+def test_a_tensor_of_another_shape_is_refused(
+    odd: str, mtp: Callable[[str], Loaded], tmp_path: Folder
+) -> None:
+    mtp("glm4_moe")[1].save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = f"model.layers.{NUM_LAYERS}.{odd}"
+    tensors[name] = tensors[name][1:].contiguous()
+    save_file(tensors, file)
+    with pytest.raises(ModelError) as told:
+        load_head(MTP, target=str(tmp_path), dtype="float32")
+    assert len(str(told.value).splitlines()) == 1
+    assert "other shapes than config.json states" in str(told.value)
+
+
+def test_one_that_is_not_finite_is_refused(mtp: Callable[[str], Loaded], tmp_path: Folder) -> None:
+    mtp("glm4_moe")[1].save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors[f"model.layers.{NUM_LAYERS}.eh_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match="not finite"):
+        load_head_engine(
+            MTP,
+            revision=None,
+            target=str(tmp_path),
+            target_revision=None,
+            dtype="float32",
+            device="cpu",
+            max_len=64,
+            warm_rows=(1,),
+            say=lambda _: None,
+        )

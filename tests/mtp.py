@@ -1,0 +1,184 @@
+"""Small random models whose checkpoints have a layer for multi-token prediction, and it plainly.
+
+Such a checkpoint is that of a model with one layer more, whose last layer counts as the one for
+drafting: so its tensors have the names and forms that are published.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from transformers.cache_utils import DynamicCache
+
+from tests.engine.heads.plain import Given
+
+VOCAB, SIZE = 97, 64
+NUM_LAYERS = 3  # of the target itself
+_USUAL: Mapping[str, Any] = {
+    "hidden_size": SIZE,
+    "num_hidden_layers": NUM_LAYERS + 1,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 1024,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_LATENT = {
+    **_ROUTED,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v3": _LATENT,
+    "glm4_moe": {**_ROUTED, "head_dim": 16, "use_qk_norm": True},
+    "glm4_moe_lite": {
+        **_LATENT,
+        "mlp_layer_types": ["dense", *["sparse"] * NUM_LAYERS],
+    },
+    "hy_v3": {"head_dim": 16, "num_experts": 8, "num_shared_experts": 1},
+    "mellum": {
+        "head_dim": 16,
+        "num_experts": 8,
+        "sliding_window": 64,
+        "layer_types": ["full_attention"] * NUM_LAYERS + ["sliding_attention"],
+        "mlp_layer_types": ["sparse"] * (NUM_LAYERS + 1),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the layer for drafting: its key, its value, and what it hands on."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    state: torch.Tensor
+
+
+class Plain:
+    """Such a model, and its layer for drafting, computed from scratch row by row."""
+
+    def __init__(self, family: str, *, is_right: bool = False, seed: int = 0) -> None:
+        """Draw the weights.
+
+        is_right  what the target writes follows from the last token alone, and the layer for
+                  drafting always knows it
+        """
+        torch.manual_seed(seed)
+        made: Any = hf.AutoConfig.for_model(family, **{**_USUAL, **FAMILIES[family]})
+        kind: Any = hf.AutoModelForCausalLM
+        self.whole = kind.from_config(made).float().eval()
+        self.family = family
+        self._window = FAMILIES[family].get("sliding_window", 0)
+        with torch.no_grad():
+            for name, one in self.whole.named_parameters():
+                if is_right and name.endswith(("o_proj.weight", "down_proj", "down_proj.weight")):
+                    one.zero_()
+                elif one.dim() > 1:
+                    one.normal_(std=2.0 / one.shape[-1] ** 0.5)
+                elif "norm" in name and not is_right:
+                    one.add_(0.2 * torch.randn(one.shape))
+        norms = {name: torch.ones(SIZE) for name in ("enorm", "hnorm", "shared_head.norm")}
+        if is_right:
+            joined = torch.cat((torch.eye(SIZE), torch.zeros(SIZE, SIZE)), dim=1)
+        else:
+            joined = torch.randn(SIZE, 2 * SIZE) / SIZE**0.5
+            norms = {name: one + 0.2 * torch.randn(SIZE) for name, one in norms.items()}
+        self.extra = {f"{name}.weight": one for name, one in {**norms, "eh_proj": joined}.items()}
+
+    def save(self, folder: Path) -> Path:
+        """Save the target, with its layer for drafting, as published; return the folder."""
+        self.whole.save_pretrained(folder)
+        file, last = folder / "model.safetensors", f"model.layers.{NUM_LAYERS}."
+        tensors = load_file(file) | {last + name: one for name, one in self.extra.items()}
+        save_file({self._published(name): one for name, one in tensors.items()}, file)
+        path = folder / "config.json"
+        stated = json.loads(path.read_text())
+        stated |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": 1}
+        for kinds in ("layer_types", "mlp_layer_types"):
+            if stated.get(kinds):
+                stated |= {f"mtp_{kinds}": stated[kinds][-1:], kinds: stated[kinds][:-1]}
+        path.write_text(json.dumps(stated))
+        return folder
+
+    def _published(self, name: str) -> str:
+        """The name of a tensor as such checkpoints have it."""
+        last = f"model.layers.{NUM_LAYERS}."
+        if self.family != "mellum" or not name.startswith(last):
+            return name
+        own = {
+            "enorm.weight": "pre_fc_norm_embedding.weight",
+            "hnorm.weight": "pre_fc_norm_hidden.weight",
+            "eh_proj.weight": "fc.weight",
+            "shared_head.norm.weight": "norm.weight",
+        }
+        rest = name.removeprefix(last)
+        return "mtp." + own.get(rest, f"layers.0.{rest}")
+
+    def row(self, above: Sequence["Row | None"], token: int, given: Given) -> "Row | None":
+        """The row of a token behind the rows `above`; None if it is absent."""
+        place = len(above)
+        if place == 0 or given is None or (isinstance(given, bytes) and above[-1] is None):
+            return None
+        inner, cache = self.whole.model, DynamicCache()
+        seen = [(at, one) for at, one in enumerate(above) if one is not None]
+        if seen:
+            keys, values = zip(*((one.keys, one.values) for _, one in seen), strict=True)
+            cache.update(torch.cat(keys, dim=2), torch.cat(values, dim=2), 0)
+        mask = torch.zeros(1, 1, 1, len(seen) + 1)
+        for index, (at, _) in enumerate(seen):
+            if self._window and at <= place - self._window:
+                mask[..., index] = -torch.inf
+        before = above[-1]
+        state = before.state if isinstance(given, bytes) and before is not None else given
+        assert isinstance(state, torch.Tensor)
+        block = inner.layers[NUM_LAYERS]
+        block.self_attn.layer_idx = 0
+        with torch.inference_mode():
+            pair = self._norm("enorm", inner.embed_tokens.weight[token]), self._norm("hnorm", state)
+            entering = (self.extra["eh_proj.weight"] @ torch.cat(pair))[None, None]
+            position = torch.tensor([[place]])
+            kinds = {"layer_type": "sliding_attention"} if self._window else {}
+            out = block(
+                entering,
+                attention_mask=mask,
+                position_embeddings=inner.rotary_emb(entering, position_ids=position, **kinds),
+                position_ids=position,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            out = out[0] if isinstance(out, tuple) else out
+            layer: Any = cache.layers[0]
+            own = layer.keys[:, :, -1:], layer.values[:, :, -1:]
+            return Row(*own, self._norm("shared_head.norm", out[0, 0]))
+
+    def logits(self, row: "Row") -> torch.Tensor:
+        """[V] of the target's vocabulary."""
+        with torch.inference_mode():
+            made: torch.Tensor = self.whole.lm_head.weight @ row.state
+            return made
+
+    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        epsilon = self.whole.config.rms_norm_eps
+        return x * (x.pow(2).mean() + epsilon).rsqrt() * self.extra[f"{name}.weight"]

@@ -1,0 +1,61 @@
+"""Real processes: a target's own layer for multi-token prediction drafts for it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
+from coordinator.api.llm import LLM
+from coordinator.api.models.preflight import look_at
+from coordinator.api.pair import Pair
+from coordinator.api.params import SamplingParams
+from proto.errors import ModelError
+from tests.mtp import Plain
+from tests.process.reference import generate
+
+pytestmark = [pytest.mark.process, pytest.mark.long]
+PROMPT, LEN = (5, 9, 33, 71), 60
+
+
+@pytest.fixture(scope="module", params=["deepseek_v3", "mellum"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target that is always known by its layer."""
+    return Plain(request.param, is_right=True).save(tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module", params=["at home", "own"])
+def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
+    home = "own" if request.param == "own" else ""
+    config = PairConfig(target=str(folder), drafter="mtp", drafter_home=home, max_model_len=256)
+    with Pair(config) as made:
+        yield made
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_its_drafts_are_accepted_and_the_text_is_the_targets(
+    pair: Pair, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=LEN, ignore_eos=True)
+    want = generate(pair, PROMPT, ALONE, params)
+    # How far a drafter gets ahead is a matter of time; under `sync` the target waits for it.
+    least = {"auto": LEN / 6, "pipelined": LEN / 6, "sync": LEN / 2, "tree": LEN / 6}
+    for policy in least:
+        got = generate(pair, PROMPT, SpeculationConfig(policy=policy), params)
+        assert got.tokens == want.tokens, policy
+        assert got.metrics.num_accepted_tokens > least[policy], policy
+
+
+def test_vllms_name_of_it_works_too(folder: Path) -> None:
+    speculation = {"method": "deepseek_mtp", "num_speculative_tokens": 3}
+    params = SamplingParams(temperature=0, max_tokens=LEN, ignore_eos=True)
+    with LLM(str(folder), speculative_config=speculation, max_model_len=256) as llm:
+        (output,) = llm.generate([{"prompt_token_ids": list(PROMPT)}], params)
+    completion = output.outputs[0]
+    assert len(completion.token_ids) == LEN
+    assert completion.metrics.num_accepted_tokens > LEN / 2
+
+
+def test_a_target_without_one_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ModelError, match="no layer for multi-token prediction"):
+        look_at(PairConfig(target="toy", drafter="mtp"), drafts=True)
