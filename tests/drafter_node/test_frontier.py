@@ -9,7 +9,7 @@ from node.events import Send, WaitUntil
 from proto import codec
 from proto.messages import MAX_NODES_PER_DRAFT, Draft, Limits
 from proto.policies import POLICIES
-from target_node import drafts
+from target_node import drafts_at_hand
 from tests.drafter_node.drafter import Drafter, chosen, part_of
 from tests.texts import STOP, opening, verdict
 
@@ -146,7 +146,9 @@ def test_a_full_tree_waits_for_a_verdict() -> None:
     assert isinstance(said.message, Draft)
     assert len(said.message.tokens) == len(drafter.machine.tree.nodes)
     assert codec.decode(codec.encode(said.message)) == said.message
-    assert drafts.MAX_NODES > MAX_NODES_PER_DRAFT, "the target has room for all, and for copies"
+    assert drafts_at_hand.MAX_NODES > MAX_NODES_PER_DRAFT, (
+        "the target has room for all, and for copies"
+    )
     drafter.hears(verdict((1, 2), 3))
     assert tokens_of(forward(drafter)) == (3,)
 
