@@ -28,6 +28,7 @@ from engine.forward.forward import (
 )
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
+from engine.forward.operators import Product
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.eagle_on_cpu import own_layer
 from engine.heads.layouts import rotations
@@ -245,15 +246,25 @@ class EaglePass:
 class Layered(Protocol):
     """A head that is one layer, whose rows start from states: an `EagleHead` or an `MtpHead`."""
 
-    config: Any
-    targets: torch.Tensor | None
-    is_ascending: bool
+    @property
+    def config(self) -> Any:
+        """Return its sizes; `width` and `draft_vocab` are among them."""
 
-    def states(self, features: torch.Tensor, /) -> torch.Tensor:
-        """Return the states [n, width] that rows start from, made of features."""
+    @property
+    def targets(self) -> torch.Tensor | None:
+        """Return the target's token of each column of the logits; None: the same ids."""
 
-    def last_norm(self, states: torch.Tensor, /) -> torch.Tensor:
-        """Return what the output matrix reads."""
+    @property
+    def is_ascending(self) -> bool:
+        """Return True if `targets` ascend."""
+
+    @property
+    def states(self) -> Product:
+        """Return the function: features -> states [n, width] that rows start from."""
+
+    @property
+    def last_norm(self) -> Product:
+        """Return the function: states -> what the output matrix reads."""
 
     def own_logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Return logits [n, draft_vocab] float32."""

@@ -69,7 +69,9 @@ class MtpLayer:
     def enter(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Return the layer's inputs [n, width] for embeddings and states before them."""
         pair = self._module.enorm(embedded), self._module.hnorm(states)
-        return self._module.eh_proj(torch.cat(pair[::-1] if self._is_state_first else pair, dim=-1))
+        joined = torch.cat(pair[::-1] if self._is_state_first else pair, dim=-1)
+        entering: torch.Tensor = self._module.eh_proj(joined)
+        return entering
 
     def run(self, rows: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any) -> Any:
         """Return the states [n, width] after rows of one text, whose keys go into `cache`.
@@ -139,7 +141,8 @@ class MtpHead:
 
     def own_logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab_size] float32 of states [n, width]."""
-        return self.output(normed).float()[:, : self.config.draft_vocab]
+        logits: torch.Tensor = self.output(normed)
+        return logits.float()[:, : self.config.draft_vocab]
 
 
 def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> MtpHead:

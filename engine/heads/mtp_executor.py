@@ -16,6 +16,8 @@ class MtpExecutor(EagleExecutor):
     """Runs an MTP layer with a cache of `num_lanes` lanes (one per text) of `capacity` slots."""
 
     backend = "mtp"
+    _mtp: MtpHead
+    _keys: SlotCache
 
     def _allocate_keys(self) -> None:
         """Allocate keys and values."""
@@ -36,10 +38,10 @@ class MtpExecutor(EagleExecutor):
             mask = mask.masked_fill(places <= positions[:, None] - window, self._lowest)
         for span, row, position, slot, seen in zip(
             wave.spans,
-            entering.split(counts),
-            positions.split(counts),
-            slots.split(counts),
-            mask.split(counts, 2),
+            torch.split(entering, counts),
+            torch.split(positions, counts),
+            torch.split(slots, counts),
+            torch.split(mask, counts, 2),
             strict=True,
         ):
             self._keys.begin(slot, None, span.first_slot + num_visible, (num_visible,))
