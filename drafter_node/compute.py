@@ -66,6 +66,13 @@ class Part:
             return False
         return sum([one.scores[0] for one in chosen]) >= self.least
 
+    def of_row(self, row: int) -> Self:
+        """Return what says of one asked row, numbered from 0, how its children are chosen."""
+        where = len(self.feed.positions) - self.num_asked + row
+        feed = replace(self.feed, positions=self.feed.positions[where : where + 1])
+        drafted, places = self.drafted[row : row + 1], self.places[row : row + 1]
+        return replace(self, feed=feed, num_asked=1, drafted=drafted, places=places)
+
     def after(self, chosen: "Sequence[Children]") -> Self:
         """Return the next of the further steps; `chosen` as in `is_followed`, which is True."""
         feed = replace(self.ahead[len(chosen) - 1], tokens=chosen[-1].tokens[:1])
@@ -90,17 +97,20 @@ class Compute:
 class Children:
     """The child tokens that were chosen after one row, the likeliest first, and their scores.
 
-    tokens, scores  equally many; both empty if the logits were not finite; a score is the natural
-                    log of the estimated chance that the target chooses the token
+    tokens, scores  equally many; a score is the natural log of the estimated chance that the target
+                    chooses the token
     proposals       classical rules: the distribution from which each token was sampled
+    is_finite       False: the logits were not, so there are no tokens
     """
 
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
     proposals: tuple[Proposal, ...] = ()
+    is_finite: bool = True
 
 
-NOTHING = Children((), ())
+NOTHING = Children((), (), is_finite=False)
+NONE_ALLOWED = Children((), ())  # the text allows no token that the drafter knows
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,13 +383,13 @@ class Drafting:
         first = [self._attach(*pair) for pair in zip(expanded, children, strict=False)]
         if running.num_ahead:
             self._follow(first[0], followed, running.num_ahead)
-        if all(one.tokens for one in children):
+        if all(one.is_finite for one in children):
             if children:
                 self._state = State.SOUND
             return ()
         said = () if self.rests else self._send_all(now, done=True)
         at = dict(zip(expanded, children, strict=False)).get(self.tree.root)
-        return (*said, self._stop(is_at_root=at is not None and not at.tokens))
+        return (*said, self._stop(is_at_root=at is not None and not at.is_finite))
 
     def failed(self, now: float) -> Sequence[SharedAction]:
         """Handle a forward that was not made for lack of memory; return actions.

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from drafter_node.compute import NOTHING, Action, Children, Compute, Part, Proposed
+from drafter_node.compute import NONE_ALLOWED, NOTHING, Action, Children, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
@@ -217,7 +217,7 @@ class Worker:
         first, num_steps = action.parts[0], 1
         if first.ahead:
             children, model_us, num_steps = self._further(first, children[0], model_us, heard)
-        if not all(one.tokens for of_text in children for one in of_text):
+        if not all(one.is_finite for of_text in children for one in of_text):
             self.forwards.trouble(
                 f"its {'head computes' if self.head else 'model computes'} numbers that are not "
                 "finite for some texts, and those have fewer drafts or none"
@@ -317,19 +317,37 @@ class Worker:
 
         If a row is not finite, there are no children after any row: one bad row spoils the others.
         """
-        nothing = (NOTHING,) * part.num_asked
         try:
             chosen = self._chosen(logits, ids, part)
         except NotFinite:
-            return lambda: nothing
+            return partial(self._children_of_some, logits, ids, part)
 
         def end() -> tuple[Children, ...]:
             try:
                 return chosen()
             except NotFinite:
-                return nothing
+                return self._children_of_some(logits, ids, part)
 
         return end
+
+    def _children_of_some(
+        self, logits: torch.Tensor, ids: torch.Tensor | None, part: Part
+    ) -> tuple[Children, ...]:
+        """Return the children of a text of which not every row has any.
+
+        Either the logits are not finite, or the text allows none of the tokens that have logits: a
+        grammar may want one that a head with a vocabulary of its own does not know.
+        """
+        if not bool(logits.amax(1).isfinite().all()) or not part.opened.sampling.has_processors:
+            return (NOTHING,) * part.num_asked
+        made: list[Children] = []
+        for row in range(part.num_asked):
+            alone = part.of_row(row)
+            try:
+                made += self._chosen(logits[row : row + 1], ids, alone)()
+            except NotFinite:
+                made.append(NONE_ALLOWED)
+        return tuple(made)
 
     def _chosen(
         self, logits: torch.Tensor, ids: torch.Tensor | None, part: Part

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from drafter_node.compute import NOTHING, Action, Children, Compute, Proposed
+from drafter_node.compute import NONE_ALLOWED, NOTHING, Action, Children, Compute, Proposed
 from drafter_node.drafting import Drafting
 from drafter_node.scheduling import Schedule
 from drafter_node.statistics import Known
@@ -48,6 +48,18 @@ def test_below_a_draft_with_such_a_row_nothing_is_drafted_until_the_text_goes_on
     assert isinstance(compute, Compute)
     (part,) = compute.parts
     assert (part.feed.tokens, part.feed.positions) == ((3, 4), (2, 3))
+
+
+def test_where_a_text_allows_none_of_its_tokens_a_drafter_reads_nothing_anew() -> None:
+    drafter = Drafter()
+    drafter.hears(opening(1, 2, policy=synchronous(4)))
+    drafter.ticks()
+    said = drafter.answers_rows(1, (NONE_ALLOWED,))
+    assert not any(isinstance(one, Wipe) for one in said)
+    drafter.ticks()
+    assert drafter.is_idle()
+    drafter.hears(verdict((1, 2), 3))
+    assert drafter.drafts(4) != [], "the next token may be another matter"
 
 
 def test_what_is_cached_is_read_anew_once_and_then_the_drafter_has_no_more() -> None:

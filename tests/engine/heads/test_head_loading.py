@@ -269,6 +269,14 @@ def test_an_engine_of_a_head_drafts_for_a_worker(target: Path, tmp_path: Path) -
     (children,) = proposed.children[0]
     want = engine.executor.run(feed, (1,))[0].argmax()
     assert children.tokens == (int(want),)
+    # A text may allow only tokens that the head does not know: that is no trouble.
+    known = [int(token) for token in checkpoint("eagle3").weights["targets"]]
+    other = next(token for token in range(VOCAB) if token not in known)
+    for token, tokens in ((other, ()), (known[3], (known[3],))):
+        allows = replace(opened, sampling=replace(opened.sampling, allowed_ids=(token,)))
+        step = Compute(2, (Part(allows, 1, [5, 6], feed, 1, drafted=((),)),))
+        (children,) = worker.compute(step).children[0]
+        assert (children.tokens, children.is_finite) == (tokens, True)
 
 
 @pytest.mark.parametrize("layout", ["eagle3", "medusa"])
