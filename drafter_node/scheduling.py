@@ -166,7 +166,7 @@ class Schedule:
                     actions += text.failed(now)
                 else:
                     actions += text.proposed(children, result.model_us, now)
-            elif result.has_failed or not all(one.tokens for one in children):
+            elif result.has_failed or not all(one.is_finite for one in children):
                 # A later text may be in this lane, or begin alike.
                 text.slots.truncate(0)
                 actions.append(Wipe(text.slots.lane, 0))
