@@ -146,7 +146,7 @@ class PairConfig(ModelsConfig):
         Quantization | None,
         Field(
             description="The same for the drafter's weights. Default: they are not rounded, but "
-            "those of a head on a CPU to 8 bits, unless --drafter-dtype is given."
+            "those of a head on a CPU to 4 bits, unless --drafter-dtype is given."
         ),
     ] = None
     max_model_len: Annotated[

@@ -31,7 +31,7 @@ EAGLE = str(MODELS / "eagle")
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ({}, "int8"),
+        ({}, "int4"),
         ({"drafter_quantization": "int4"}, "int4"),
         ({"drafter_dtype": "float32"}, ""),
         ({"drafter_dtype": "float32", "drafter_quantization": "int8"}, "int8"),

@@ -58,7 +58,7 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
     [
         (
             {"speculative_config": {"method": "magic"}},
-            "draft_model, ngram, medusa, eagle, eagle3, auto, ",
+            "draft_model, ngram, medusa, eagle, eagle3, mtp, auto, ",
         ),
         ({"speculative_config": {"K": 3}}, "speculative_config has no 'K'; there are method"),
         ({"speculative_config": {"num_speculative_tokens": 0}}, "num_speculative_tokens: "),
