@@ -13,6 +13,7 @@ from types import MappingProxyType
 AVERAGE_WEIGHT = 0.1  # weight of the newest value in a running mean, once there are ten
 NUM_REPLIES = 16  # the newest replies, from which it is computed how long a slow one takes
 NUM_TRUSTED = 10  # of so many passes a mean is as good as of more
+MOST_SLOWED = 3.0  # the times at load are raised at most so many times
 SPENT_ON_TRIALS = 0.02  # most of the time that goes into passes whose rows do not seem to pay
 
 Measured = Mapping[int, float]  # seconds of a pass by its number of rows
@@ -79,15 +80,25 @@ class Passes:
     for_trials_s      seconds saved up for passes whose rows do not seem to pay
     """
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: Measured, *, is_alone: bool = False) -> None:
+        """Begin with what was timed at load.
+
+        is_alone  True: no drafter computes beside the passes. Then what slows those that were made
+                  (a busy coordinator, caches full of other things) slows all, so that the times at
+                  load of other numbers of rows are raised as much. A drafter beside them would
+                  slow no plain pass
+        """
+        self._at_load: dict[int, float] = dict(measured) if is_alone else {}
         self.token = Mean()
         self.num_since_plain = 0
         self.for_trials_s = 0.0
         self._means: dict[int, Mean] = {}  # seconds, by number of rows
         self._known: list[int] = []  # keys of `_means`, ascending
         self._curve: list[float] | None = None  # expected seconds for each key; None: out of date
+        self._untried: set[int] = set()  # of the numbers timed at load, those without a pass since
         for num_rows, seconds in measured.items():
             self.took(num_rows, seconds)
+        self._untried |= self._at_load.keys()
 
     def passed(
         self, num_rows: int, num_tokens: int, pass_s: float, round_s: float, *, is_plain: bool
@@ -107,6 +118,9 @@ class Passes:
 
     def took(self, num_rows: int, pass_s: float) -> None:
         """Note that a pass of `num_rows` rows has taken `pass_s` seconds."""
+        if num_rows in self._untried:
+            self._untried.discard(num_rows)
+            self._means[num_rows] = Mean()
         if num_rows not in self._means:
             self._means[num_rows] = Mean()
             insort(self._known, num_rows)
@@ -123,8 +137,7 @@ class Passes:
         """
         known = self._known
         if self._curve is None:
-            means = [self._means[rows] for rows in known]
-            self._curve = rising([(mean.value, min(mean.num, NUM_TRUSTED)) for mean in means])
+            self._curve = rising(self._values())
         index = bisect_left(known, num_rows)
         if index == len(known):
             return self._curve[-1] if known else 0.0
@@ -133,6 +146,33 @@ class Passes:
             return above_s
         below, below_s = known[index - 1], self._curve[index - 1]
         return below_s + (above_s - below_s) * (num_rows - below) / (above - below)
+
+    def _values(self) -> list[tuple[float, int]]:
+        """Return seconds and weight for each known number of rows, ascending."""
+        slowed = self._slowed()
+        return [
+            (mean.value * (slowed if rows in self._untried else 1.0), min(mean.num, NUM_TRUSTED))
+            for rows, mean in ((rows, self._means[rows]) for rows in self._known)
+        ]
+
+    def _slowed(self) -> float:
+        """Return how many times as long passes take as at load, within 1 .. MOST_SLOWED."""
+        tried = [rows for rows in self._known if rows not in self._untried]
+        if not self._untried or not tried:
+            return 1.0
+        weights = [min(self._means[rows].num, NUM_TRUSTED) for rows in tried]
+        ratios = [self._means[rows].value / _between(self._at_load, rows) for rows in tried]
+        mean = sum(w * r for w, r in zip(weights, ratios, strict=True)) / sum(weights)
+        return min(MOST_SLOWED, max(1.0, mean))
+
+
+def _between(timed: Measured, num_rows: int) -> float:
+    """Return the seconds of so many rows, between those that were timed; the ends go on level."""
+    below = max((rows for rows in timed if rows <= num_rows), default=min(timed))
+    above = min((rows for rows in timed if rows >= num_rows), default=max(timed))
+    if above <= below:
+        return timed[below]
+    return timed[below] + (timed[above] - timed[below]) * (num_rows - below) / (above - below)
 
 
 class Durations:
@@ -200,7 +240,10 @@ class Costs:
         self,
         measured: Measured = NOTHING_KNOWN,
         elsewhere: Mapping[int, Measured] = MappingProxyType({}),
+        *,
+        is_alone: bool = False,
     ) -> None:
+        """Begin with what was timed at load, by place; `is_alone` as for `Passes`."""
         self.draft = Mean()
         self.reply = Replies()
         self.wait = Mean()
@@ -208,7 +251,8 @@ class Costs:
         self._measured = {0: measured, **elsewhere}
         self._usual: dict[int, Mean] = {}  # seconds of a pass, whatever its rows and texts
         # By the place at which it runs, and the `crowd` of its texts.
-        self._passes = {(0, 1): Passes(measured)}
+        self._is_alone = is_alone
+        self._passes = {(0, 1): Passes(measured, is_alone=is_alone)}
 
     def pass_s(self, place: int = 0) -> float:
         """Return the mean seconds of a decoding pass; 0 if there was none.
@@ -225,7 +269,9 @@ class Costs:
     def passes(self, num_texts: int, place: int = 0) -> Passes:
         """Return what was measured of passes with about `num_texts` texts."""
         known = self._passes.get((place, crowd(num_texts)))
-        return Passes(self._measured.get(place, self._measured[0])) if known is None else known
+        if known is not None:
+            return known
+        return Passes(self._measured.get(place, self._measured[0]), is_alone=self._is_alone)
 
     def passed(
         self,

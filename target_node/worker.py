@@ -68,7 +68,11 @@ def serve(
     elsewhere = {} if places is None else {Place.SHARED: places.measured[Place.SHARED]}
     known = Known(
         fixed_rows=engine.executor.fixed_rows,
-        costs=Costs(device.at_least(engine.pass_s), {k: v for k, v in elsewhere.items() if v}),
+        costs=Costs(
+            device.at_least(engine.pass_s),
+            {k: v for k, v in elsewhere.items() if v},
+            is_alone=config.peer_device is None,
+        ),
         placing=_placing(config, places),
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
         scored_chunk=scored_rows(engine.loaded.vocab_size),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.costs import (
+    MOST_SLOWED,
     NOTHING_KNOWN,
     SPENT_ON_TRIALS,
     Costs,
@@ -149,3 +150,28 @@ def test_kinds_are_learnt_apart_and_old_tries_fade() -> None:
     for _ in range(int(MAX_TRIES)):
         acceptance.add(FIRST_OF_MODEL, right=True)
     assert acceptance.chance(FIRST_OF_MODEL) > 0.6
+
+
+def test_where_no_drafter_computes_what_slows_some_passes_slows_those_that_were_not_made() -> None:
+    timed = {1: 0.004, 2: 0.004, 5: 0.006, 9: 0.010}
+    alone, beside = Passes(timed, is_alone=True), Passes(timed)
+    for passes in (alone, beside):
+        assert passes.of(1) == 0.004, "as timed"
+        for _ in range(5):
+            passes.passed(5, 2, 0.009, 0.009, is_plain=False)
+    assert alone.of(5) == pytest.approx(0.009)
+    assert alone.of(1) == pytest.approx(0.006)
+    assert alone.of(9) == pytest.approx(0.015)
+    assert beside.of(1) == 0.004
+    for _ in range(3):
+        alone.passed(1, 1, 0.005, 0.005, is_plain=True)
+    assert alone.of(1) == pytest.approx(0.005), "what was made counts, and not the time at load"
+
+
+def test_times_at_load_are_never_lowered_and_raised_in_bounds() -> None:
+    timed = {1: 0.004, 5: 0.006}
+    quick, slow = Passes(timed, is_alone=True), Passes(timed, is_alone=True)
+    quick.passed(3, 2, 0.001, 0.001, is_plain=False)
+    assert quick.of(5) == 0.006
+    slow.passed(3, 2, 5.0, 5.0, is_plain=False)
+    assert slow.of(1) == pytest.approx(0.004 * MOST_SLOWED)

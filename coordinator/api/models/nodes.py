@@ -10,8 +10,8 @@ from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
 
 FASTEST = "fastest"
-# How a head's matrices are rounded on a CPU unless somebody says otherwise: its drafts are nearly as
-# often right, and a step reads a quarter of the bytes (docs/LOG.md).
+# How a head's matrices are rounded on a CPU unless somebody says otherwise: its drafts are nearly
+# as often right, and a step reads a quarter of the bytes (docs/LOG.md).
 OF_A_HEAD = "int4"
 
 
