@@ -157,7 +157,8 @@ class Passes:
 
     def _slowed(self) -> float:
         """Return how many times as long passes take as at load, within 1 .. MOST_SLOWED."""
-        tried = [rows for rows in self._known if rows not in self._untried]
+        most = max(self._at_load, default=0)  # what more rows take was not timed
+        tried = [rows for rows in self._known if rows <= most and rows not in self._untried]
         if not self._untried or not tried:
             return 1.0
         weights = [min(self._means[rows].num, NUM_TRUSTED) for rows in tried]

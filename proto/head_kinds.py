@@ -29,6 +29,10 @@ MTP = HeadKind.MTP.value
 _NUM_MTP = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
+# The first matrix of such a layer, behind its prefix; and that of the layout with `mtp.` before all.
+JOINED, JOINED_ALONE = "eh_proj.weight", "mtp.fc.weight"
+
+
 def is_mtp(name: str) -> bool:
     """True if a name means the layer in the target's own checkpoint; a folder is `./mtp`."""
     return name == MTP
@@ -39,6 +43,13 @@ def no_mtp(target: str) -> str:
     return (
         f"{target}: its checkpoint has no layer for multi-token prediction ({_NUM_MTP[0]} in "
         "config.json); name another drafter"
+    )
+
+
+def mtp_not_read(target: str) -> str:
+    """Return the line that refuses a target of whose files such a layer is not read."""
+    return (
+        f"{target}: {MTP} is not read of a quantised or a wrapped model yet; name another drafter"
     )
 
 

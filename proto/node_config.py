@@ -70,6 +70,7 @@ class NodeConfig:
                     model where both are on this device; 0: nobody has said
     peer_bytes      size of the other model's weights; whoever starts the node makes it 0 where
                     that model is on another device
+    computes_alone  of a target: no drafter process computes beside it
     tunes           choose anew what earlier starts have chosen by timing, and keep that
     line            descriptor of the node's end of a line to the coordinator (`links/line.py`);
                     -1: there is none
@@ -114,6 +115,7 @@ class NodeConfig:
     gpu_memory_utilization: float = 0.0
     peer_bytes: int = 0
     tunes: bool = False
+    computes_alone: bool = False
     line: int = -1
     public_key: str = ""
     secret_key: str = field(default="", repr=False)

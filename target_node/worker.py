@@ -71,7 +71,7 @@ def serve(
         costs=Costs(
             device.at_least(engine.pass_s),
             {k: v for k, v in elsewhere.items() if v},
-            is_alone=config.peer_device is None,
+            is_alone=config.computes_alone,
         ),
         placing=_placing(config, places),
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from coordinator.api.config_base import Frozen, called, named
+from coordinator.api.models.heads import kind_of
 from coordinator.api.models.settings import NGRAM as NGRAM
 from coordinator.api.models.settings import ModelsConfig
 from coordinator.cluster.link import Links, parse_links
@@ -331,9 +332,12 @@ class PairConfig(ModelsConfig):
         """Raise ConfigurationError if the models cannot be used with these settings."""
         self.check_heads()
         is_none = self.drafter == NGRAM and not self.heads
+        kind = self.drafter_head
+        if self.drafter == NGRAM and self.heads:
+            kind = kind_of(self.heads, self.heads_revision)
         stays = {HeadKind.MEDUSA: "a Medusa head", HeadKind.MTP: "a layer of the target"}
-        if self.drafter_quantization and (is_none or self.drafter_head in stays):
-            what = "none" if is_none or self.drafter_head is None else stays[self.drafter_head]
+        if self.drafter_quantization and (is_none or kind in stays):
+            what = "none" if is_none or kind is None else stays[kind]
             raise ConfigurationError(
                 f"{called('drafter_quantization')} is for a draft model or an EAGLE head, and the "
                 f"drafter is {what}; leave it out"

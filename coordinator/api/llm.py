@@ -51,7 +51,8 @@ class LLM:
     target              another name for model
     revision            branch, tag or commit of the model
     speculative_config  a dict: "method" (draft_model; ngram: no draft model; medusa, eagle or
-                        eagle3: "model" is such a head; or a policy), "model" and "revision" of
+                        eagle3: "model" is such a head; mtp: the layer in the target's own
+                        checkpoint; or a policy), "model" and "revision" of
                         the drafter,
                         "policy" (auto, sync, tree ... as `--policy`), "num_speculative_tokens",
                         "window", "adaptive", "rejection_sample_method" (coupled, standard, block);

@@ -22,7 +22,7 @@ from coordinator.api.refusals import scalar
 from coordinator.api.requests import Step
 from coordinator.api.special_tokens import read_json
 from proto.errors import ConfigurationError, did_you_mean, shown
-from proto.head_kinds import MTP, HeadKind
+from proto.head_kinds import MTP, HeadKind, is_mtp
 from proto.messages import Role
 from proto.policies import POLICIES
 
@@ -178,6 +178,8 @@ NAMES = {
     "ngram_min": ("prompt_lookup_min", "ngram_min"),
     "verify": ("rejection_sample_method", "verify"),
 }
+# vLLM's names of `mtp` by family.
+ITS_MTP = tuple(f"{family}_mtp" for family in ("deepseek", "glm4_moe", "glm4_moe_lite", "hy_v3"))
 SETTINGS = {
     name: setting
     for setting in SpeculationConfig.model_fields
@@ -216,7 +218,8 @@ class Speculation:
         """Raise ConfigurationError if the drafter is known to be of another kind than `method`."""
         if self.method not in (DRAFT_MODEL, *HeadKind):
             return
-        if pair.drafter == NGRAM or find_config(pair.drafter, pair.drafter_revision) is None:
+        is_known = find_config(pair.drafter, pair.drafter_revision) is not None
+        if pair.drafter == NGRAM or not (is_known or is_mtp(pair.drafter)):
             return
         kind = pair.drafter_head
         if kind == (None if self.method == DRAFT_MODEL else self.method):
@@ -234,8 +237,8 @@ def read(config: Mapping[str, Any] | None, name: str = NAME) -> Speculation:
     """
     given = _known(config, name)
     method, model = given.get("method"), given.get("model")
-    if isinstance(method, str) and method.endswith(f"_{MTP}"):
-        method = MTP  # vLLM's names of families: deepseek_mtp, mimo_mtp ...
+    if isinstance(method, str) and method in ITS_MTP:
+        method = MTP
     if method is not None and not (isinstance(method, str) and method in METHODS):
         raise ConfigurationError(
             f'{name}["method"] is one of {", ".join(METHODS)}, not {shown(method)}'

@@ -26,6 +26,7 @@ from coordinator.cli.wrapping import WIDTH, continued
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.launching.launcher import MODULES
 from proto.errors import NodeError
+from proto.head_kinds import is_mtp
 from proto.installation import IS_CHECKOUT, MODELS
 from proto.messages import Role
 from proto.node_config import NodeConfig
@@ -147,6 +148,8 @@ class Model:
 
     def folder(self) -> Path | None:
         """Return the model's folder on this machine; None if it is not here. Downloads nothing."""
+        if is_mtp(self.name):
+            return None  # in the target's
         if is_folder(self.name):
             return path_of(self.name)
         try:

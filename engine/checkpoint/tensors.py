@@ -14,7 +14,7 @@ import torch
 
 from engine.checkpoint.files import COMPUTED, Object, Shapes, fields_with
 from engine.errors import ModelError
-from proto.head_kinds import num_mtp_layers
+from proto.head_kinds import JOINED, num_mtp_layers
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
@@ -103,7 +103,12 @@ def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None
 
     config = model.config.get_text_config(decoder=True)
     first, number = config.num_hidden_layers, num_mtp_layers(config.to_dict())
-    drafting = tuple(f"layers.{layer}." for layer in range(first, first + number))
+    there = set(unexpected := list(unexpected))
+    drafting = tuple(
+        f"layers.{layer}."
+        for layer in range(first, first + number)
+        if not there.isdisjoint((f"layers.{layer}.{JOINED}", f"{prefix}layers.{layer}.{JOINED}"))
+    )
 
     names = sorted(
         name

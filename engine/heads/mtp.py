@@ -24,10 +24,10 @@ from transformers.modeling_layers import MtpModel
 
 from engine.checkpoint.checked import Checked
 from engine.checkpoint.files import one_line
-from engine.errors import ModelError
+from engine.errors import ModelError, kind_of
 from engine.forward.cache_tensors import slot_bytes
 from engine.heads.target import Target
-from proto.head_kinds import MTP, no_mtp, num_mtp_layers
+from proto.head_kinds import mtp_not_read, no_mtp, num_mtp_layers
 
 _SLIDING = "sliding_attention"
 _LACKS = re.compile(r"weights are missing.*\['(?:layers\.0\.)?([^']+)'", re.DOTALL)
@@ -152,32 +152,27 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
         ModelError: it holds none, one that transformers cannot run, or one of quantised weights.
     """
     checked = target.checked
-    number = num_mtp_layers(checked.text_config.to_dict())
-    if not number:
+    if not num_mtp_layers(checked.text_config.to_dict()):
         raise ModelError(no_mtp(target.name))
     if checked.packed is not None or checked.names is not None:
-        raise ModelError(
-            f"{target.name}: {MTP} is not read of a quantised or a wrapped model yet; name another "
-            "drafter"
-        )
+        raise ModelError(mtp_not_read(target.name))
     # On the device `meta`: nothing of the target itself is read.
     empty = copy.copy(checked.empty)
-    empty.config = _with_layers(checked, number, dtype)
-    first = target.num_layers
-    # Which tensors are those of such layers: transformers knows the numbers of published models.
+    empty.config = _with_a_layer(checked, dtype)
+    # Which tensors are those of the layer: transformers knows the numbers of published models.
     known = [one for one in empty._keys_to_ignore_on_load_unexpected or () if "layers" not in one]
-    numbered = [rf"model\.layers\.{layer}\." for layer in range(first, first + number)]
-    empty._keys_to_ignore_on_load_unexpected = known + numbered
+    numbered = rf"model\.layers\.{target.num_layers}\."
+    empty._keys_to_ignore_on_load_unexpected = [*known, numbered]
     try:
         made = MtpModel.from_pretrained(empty)
         decoder = empty.get_decoder()
         rotary = getattr(decoder, "rotary_emb", None)
         if rotary is not None:
             rotary = type(rotary)(config=made.config).to(device)
-        layer = MtpLayer(made.layers[0].to(device, dtype).eval(), rotary, made.config)
+        layer = MtpLayer(made.layers[0].to(device).eval(), rotary, made.config)
         num_bytes = slot_bytes(layer, device)
     except _MISFITS as error:
-        raise ModelError(
+        raise kind_of(error)(
             f"{target.name}: its layer for multi-token prediction {_misfit(error)}"
         ) from error
     return MtpHead(
@@ -189,15 +184,16 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
     )
 
 
-def _with_layers(checked: Checked, number: int, dtype: torch.dtype) -> Any:
-    """Return the target's configuration, complete for `MtpModel`; it names the target's folder."""
+def _with_a_layer(checked: Checked, dtype: torch.dtype) -> Any:
+    """Return the target's configuration for one such layer; it names the target's folder."""
     config = copy.deepcopy(checked.plain)
     part = config.get_text_config(decoder=True)
-    part.num_mtp_layers = number
-    # The kinds of these layers: full attention, and a mixture of experts, unless it says otherwise.
+    part.num_mtp_layers = 1
+    # Its kind: full attention, and a mixture of experts, unless the configuration says otherwise.
     for kinds, usual in (("layer_types", "full_attention"), ("mlp_layer_types", "sparse")):
-        if getattr(part, kinds, None) is not None and not getattr(part, f"mtp_{kinds}", None):
-            setattr(part, f"mtp_{kinds}", [usual] * number)
+        if getattr(part, kinds, None) is not None:
+            stated = getattr(part, f"mtp_{kinds}", None) or [usual]
+            setattr(part, f"mtp_{kinds}", stated[:1])
     config.name_or_path, config.dtype = str(checked.folder), dtype
     return config
 

@@ -168,6 +168,14 @@ def test_where_no_drafter_computes_what_slows_some_passes_slows_those_that_were_
     assert alone.of(1) == pytest.approx(0.005), "what was made counts, and not the time at load"
 
 
+def test_more_rows_than_were_timed_say_nothing_of_those_that_were() -> None:
+    crowd = Passes({1: 0.004, 16: 0.006}, is_alone=True)
+    crowd.passed(64, 20, 0.030, 0.030, is_plain=False)
+    assert crowd.of(16) == 0.006
+    crowd.passed(12, 10, 0.0068, 0.0068, is_plain=False)
+    assert 0.006 < crowd.of(16) < 0.009
+
+
 def test_times_at_load_are_never_lowered_and_raised_in_bounds() -> None:
     timed = {1: 0.004, 5: 0.006}
     quick, slow = Passes(timed, is_alone=True), Passes(timed, is_alone=True)

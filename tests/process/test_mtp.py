@@ -7,10 +7,8 @@ import pytest
 
 from coordinator.api.config import ALONE, PairConfig, SpeculationConfig
 from coordinator.api.llm import LLM
-from coordinator.api.models.preflight import look_at
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from proto.errors import ModelError
 from tests.mtp import Plain
 from tests.process.reference import generate
 
@@ -54,8 +52,3 @@ def test_vllms_name_of_it_works_too(folder: Path) -> None:
     completion = output.outputs[0]
     assert len(completion.token_ids) == LEN
     assert completion.metrics.num_accepted_tokens > LEN / 2
-
-
-def test_a_target_without_one_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ModelError, match="no layer for multi-token prediction"):
-        look_at(PairConfig(target="toy", drafter="mtp"), drafts=True)

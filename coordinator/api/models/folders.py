@@ -69,6 +69,26 @@ class Checkpoint:
         """True if the model is on the hub: its files were downloaded or are still to be."""
         return not is_folder(self.name)
 
+    @property
+    def is_quantised(self) -> bool:
+        """True if its weights are quantised."""
+        return self.model is not None and self.model.form is not None
+
+    @property
+    def is_wrapped(self) -> bool:
+        """True if it is the language model in a model of several modalities."""
+        from engine.checkpoint.families import WRAPPERS
+
+        return self.stated.get("model_type") in WRAPPERS
+
+    def tensor_names(self) -> list[str]:
+        """Return the names of the tensors in its safetensors files. Raises ModelError."""
+        return [
+            name
+            for file in sorted(self.folder.glob("*.safetensors"))
+            for name in tensor_names(file)
+        ]
+
     def fetch_weights(self, say: Say | None) -> None:
         """Download the weights that are missing here. Raises ModelError."""
         from engine.checkpoint.checkpoint import WANTED, WANTED_OF_HEADS

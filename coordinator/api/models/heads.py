@@ -19,11 +19,14 @@ from coordinator.api.models.folders import Checkpoint, read_object, tensor_names
 from coordinator.api.prompts import find_file
 from proto.errors import ModelError
 from proto.head_kinds import (
+    JOINED,
+    JOINED_ALONE,
     HeadKind,
     feature_layers,
     head_alone,
     is_mtp,
     kind_of_files,
+    mtp_not_read,
     no_mtp,
     num_mtp_layers,
 )
@@ -177,9 +180,17 @@ def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> N
 
 
 def check_mtp(target: Checkpoint) -> None:
-    """Raise ModelError if a target's checkpoint has no layer for multi-token prediction."""
-    if not num_mtp_layers(target.text_config):
+    """Raise ModelError if a target's checkpoint has no layer for drafting, or none that is read.
+
+    Of a model on the hub whose weights are not here yet, as far as config.json tells.
+    """
+    number = num_mtp_layers(target.text_config)
+    names = [] if target.is_on_hub else target.tensor_names()
+    ends = (f"layers.{target.number('num_hidden_layers')}.{JOINED}", JOINED_ALONE)
+    if not number or (names and not any(name.endswith(ends) for name in names)):
         raise ModelError(no_mtp(target.name))
+    if target.is_quantised or target.is_wrapped:
+        raise ModelError(mtp_not_read(target.name))
 
 
 def _check_medusa(

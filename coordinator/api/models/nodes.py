@@ -5,6 +5,7 @@ from dataclasses import replace
 from coordinator.api.config import REPRODUCIBLE_ROWS, PairConfig
 from coordinator.api.models.folders import weight_bytes
 from coordinator.api.models.heads import find_config, is_whole_model
+from proto.head_kinds import is_mtp
 from proto.messages import Role
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
@@ -38,6 +39,8 @@ def node_configs(
 
 def _weight_bytes(model: str, revision: str | None) -> int:
     """Return the size of a model's weights by its files on this machine; 0: not known."""
+    if is_mtp(model):
+        return 0  # of a layer of the target, which takes little beside it
     folder = path_of(model) if is_folder(model) else None  # one of GGUF files has no config.json
     if folder is None and (config := find_config(model, revision)) is not None:
         folder = config.parent
@@ -80,6 +83,7 @@ def _target(
         home_ms=config.simulate_draft_ms if name else 0.0,
         home_ms_per_row=config.simulate_draft_ms_per_row if name else 0.0,
         layers=config.layers if drafts else (),
+        computes_alone=not (drafts and config.has_draft_process),
         quantization=config.quantization or "",
         gpu_memory_utilization=config.gpu_memory_utilization or 0.0,
     )

@@ -95,7 +95,7 @@ class ModelsConfig(Frozen):
         AfterValidator(located),
         Field(
             description="A head that drafts in addition to the drafter. A folder or a name on the "
-            f"hub ({KINDS}). It runs in the target's process. Default: that of smollm2 for "
+            f"hub ({KINDS}), or `mtp`. It runs in the target's process. Default: that of smollm2 for "
             "smollm2, else none."
         ),
     ] = ours.DEFAULT

@@ -60,7 +60,9 @@ def test_trees_and_roll_backs_with_what_is_known_of_each_row(
             given.append((features_of(loaded, path), b"", None)[kind])
         there = run(executor, step, given, paths)
         num_there, num_absent = num_there + there, num_absent + len(given) - there
-    assert (num_moves, num_there, num_absent) > (1, 60, 3)
+    assert num_moves > 1
+    assert num_there > 60
+    assert num_absent > 3
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mellum"])

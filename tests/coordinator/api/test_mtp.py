@@ -1,0 +1,77 @@
+"""The layer for multi-token prediction as a drafter: what is refused before a node starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from coordinator.api.config import PairConfig
+from coordinator.api.models.preflight import look_at
+from coordinator.api.vllm import read
+from proto.errors import ConfigurationError, ModelError
+from proto.head_kinds import HeadKind
+from tests.mtp import NUM_LAYERS, Plain
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A target with such a layer."""
+    return Plain("glm4_moe").save(tmp_path)
+
+
+def test_it_runs_at_home_and_reads_the_last_hidden_state(folder: Path) -> None:
+    config = PairConfig(target=str(folder), drafter="mtp")
+    assert (config.drafter_head, config.layers) == (HeadKind.MTP, (-1,))
+    assert config.home_drafter == ("mtp", None)
+    assert not config.has_draft_process
+    look_at(config, drafts=True)
+    beside = PairConfig(target=str(folder), drafter="ngram", heads="mtp")
+    assert beside.home_drafter == ("mtp", None)
+    look_at(beside, drafts=True)
+    assert PairConfig(target=str(folder), drafter="mtp", drafter_home="own").has_draft_process
+
+
+def test_a_target_without_one_is_refused() -> None:
+    with pytest.raises(ModelError, match="no layer for multi-token prediction"):
+        look_at(PairConfig(target="toy", drafter="mtp"), drafts=True)
+
+
+def test_a_target_whose_files_lack_it_is_refused(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    last = f"model.layers.{NUM_LAYERS}."
+    kept = {name: one for name, one in load_file(file).items() if not name.startswith(last)}
+    save_file(kept, file)
+    with pytest.raises(ModelError, match="no layer for multi-token prediction"):
+        look_at(PairConfig(target=str(folder), drafter="mtp"), drafts=True)
+
+
+def test_a_quantised_target_is_refused(folder: Path) -> None:
+    path = folder / "config.json"
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": fp8}))
+    with pytest.raises(ModelError, match="is not read of a quantised"):
+        look_at(PairConfig(target=str(folder), drafter="mtp"), drafts=True)
+
+
+def test_its_weights_are_not_rounded(folder: Path) -> None:
+    for drafter, heads in (("mtp", ""), ("ngram", "mtp")):
+        config = PairConfig(
+            target=str(folder), drafter=drafter, heads=heads, drafter_quantization="int4"
+        )
+        with pytest.raises(ConfigurationError, match="a layer of the target"):
+            config.check()
+
+
+def test_names_of_vllm_mean_it_and_others_do_not(folder: Path) -> None:
+    pair = PairConfig(target=str(folder), drafter="mtp")
+    for method in ("mtp", "deepseek_mtp", "glm4_moe_mtp"):
+        speculation = read({"method": method})
+        assert (speculation.method, speculation.model) == ("mtp", "mtp")
+        speculation.check_kind(pair)
+    with pytest.raises(ConfigurationError, match="is one of"):
+        read({"method": "tree_mtp"})
+    with pytest.raises(ConfigurationError, match="has no model"):
+        read({"method": "mtp", "model": "other"})
+    with pytest.raises(ConfigurationError, match="is eagle3, and the model mtp is"):
+        read({"method": "eagle3", "model": "mtp"}).check_kind(pair)
