@@ -29,7 +29,7 @@ MTP = HeadKind.MTP.value
 _NUM_MTP = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
-# The first matrix of such a layer, behind its prefix; and that of the layout with `mtp.` before all.
+# The first matrix of such a layer behind its prefix, and in the layout with `mtp.` before all.
 JOINED, JOINED_ALONE = "eh_proj.weight", "mtp.fc.weight"
 
 

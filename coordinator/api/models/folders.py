@@ -83,11 +83,8 @@ class Checkpoint:
 
     def tensor_names(self) -> list[str]:
         """Return the names of the tensors in its safetensors files. Raises ModelError."""
-        return [
-            name
-            for file in sorted(self.folder.glob("*.safetensors"))
-            for name in tensor_names(file)
-        ]
+        files = sorted(self.folder.glob(f"*{SAFETENSORS}"))
+        return [name for file in files for name in tensor_names(file)]
 
     def fetch_weights(self, say: Say | None) -> None:
         """Download the weights that are missing here. Raises ModelError."""

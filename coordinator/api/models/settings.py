@@ -95,8 +95,8 @@ class ModelsConfig(Frozen):
         AfterValidator(located),
         Field(
             description="A head that drafts in addition to the drafter. A folder or a name on the "
-            f"hub ({KINDS}), or `mtp`. It runs in the target's process. Default: that of smollm2 for "
-            "smollm2, else none."
+            f"hub ({KINDS}), or `mtp`. It runs in the target's process. Default: that of "
+            "smollm2 for smollm2, else none."
         ),
     ] = ours.DEFAULT
     heads_revision: Annotated[
