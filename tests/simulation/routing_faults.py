@@ -67,7 +67,7 @@ def two_drafters_feed_a_text_under_a_classical_rule(patch: Patch) -> None:
 
 
 def a_lost_drafter_is_still_sent_verdicts(patch: Patch) -> None:
-    patch.setattr(Router, "_lost", lambda self, node, now: None)
+    patch.setattr(Router, "_lost", lambda self, node, now, but=0: None)
 
 
 def a_text_that_waits_is_forgotten(patch: Patch) -> None:

@@ -195,7 +195,7 @@ def test_the_model_as_an_argument_is_the_target_and_is_named_once() -> None:
     [
         ("{", "--speculative-config: expected a dict of method, model, "),
         ('{"modle": "a/b"}', "--speculative-config has no 'modle'; there are method, model, "),
-        ('{"method": "mtp"}', '--speculative-config["method"] is one of draft_model, ngram, '),
+        ('{"method": "mlp"}', '--speculative-config["method"] is one of draft_model, ngram, '),
         ('{"prompt_lookup_max": 0}', "--speculative-config, prompt_lookup_max: expected at least"),
     ],
 )
