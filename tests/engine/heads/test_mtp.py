@@ -137,6 +137,16 @@ def test_an_engine_of_it_has_the_targets_sizes(mtp: Callable[[str], Loaded]) -> 
     engine.executor.free()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bfloat16_it_runs_in_the_types_that_the_target_has(
+    family: str, mtp: Callable[[str], Loaded]
+) -> None:
+    loaded = load_head(MTP, target=str(mtp(family)[2]), dtype="bfloat16")
+    assert loaded.dtype is torch.bfloat16
+    row = Feed((7,), (1,), (1,), 1, (1,), before=(0,), features=(bytes(4 * SIZE),))
+    assert MtpExecutor(loaded, 96).run(row, (0,)).isfinite().all()
+
+
 def test_the_target_itself_does_not_read_it(mtp: Callable[[str], Loaded]) -> None:
     for family in ("deepseek_v3", "mellum"):
         target = load_model(str(mtp(family)[2]), dtype="float32")
