@@ -45,10 +45,10 @@ demo: setup
 test: setup
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not slow and not gpu'
 
-# What `make test` has no time for. Much of it is processes that start and wait: two files at a time,
+# What `make test` has no time for. Much of it is processes that start and wait: JOBS files at a time,
 # so that the tests of one still share theirs. On one thread each: with two, they keep each other waiting.
 long: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile -m 'long and not slow and not gpu'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist loadfile -m 'long and not slow and not gpu'
 
 check: setup
 	$(VENV)/bin/ruff check .
