@@ -83,10 +83,9 @@ class Passes:
     def __init__(self, measured: Measured, *, is_alone: bool = False) -> None:
         """Begin with what was timed at load.
 
-        is_alone  True: no drafter computes beside the passes. Then what slows those that were made
-                  (a busy coordinator, caches full of other things) slows all, so that the times at
-                  load of other numbers of rows are raised as much. A drafter beside them would
-                  slow no plain pass
+        is_alone  True: no drafter computes beside the passes. Then whatever slows those that were
+                  made slows all, so that the times at load of other numbers of rows are raised as
+                  much. A drafter beside them would slow no plain pass
         """
         self._at_load: dict[int, float] = dict(measured) if is_alone else {}
         self.token = Mean()

@@ -66,6 +66,13 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+# Tensors of the layer that published checkpoints have and nobody needs.
+COPIES = {
+    "deepseek_v3": ("embed_tokens.weight", "shared_head.head.weight"),
+    "glm4_moe": ("embed_tokens.weight", "shared_head.head.weight"),
+    "hy_v3": ("shared_head.weight",),
+}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -112,6 +119,9 @@ class Plain:
         self.whole.save_pretrained(folder)
         file, last = folder / "model.safetensors", f"model.layers.{NUM_LAYERS}."
         tensors = load_file(file) | {last + name: one for name, one in self.extra.items()}
+        if self.family in COPIES:  # of the target's own matrices; other numbers, to be ignored
+            names = COPIES[self.family]
+            tensors |= {last + name: torch.randn(VOCAB, SIZE) for name in names}
         save_file({self._published(name): one for name, one in tensors.items()}, file)
         path = folder / "config.json"
         stated = json.loads(path.read_text())
@@ -125,6 +135,8 @@ class Plain:
     def _published(self, name: str) -> str:
         """The name of a tensor as such checkpoints have it."""
         last = f"model.layers.{NUM_LAYERS}."
+        if self.family == "hy_v3":
+            return name.replace("shared_head.norm", "final_layernorm")
         if self.family != "mellum" or not name.startswith(last):
             return name
         own = {

@@ -103,16 +103,16 @@ def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None
 
     config = model.config.get_text_config(decoder=True)
     first, number = config.num_hidden_layers, num_mtp_layers(config.to_dict())
-    there = set(unexpected := list(unexpected))
+    there = set(unexpected)
+    layers = [f"layers.{layer}." for layer in range(first, first + number)]
     drafting = tuple(
-        f"layers.{layer}."
-        for layer in range(first, first + number)
-        if not there.isdisjoint((f"layers.{layer}.{JOINED}", f"{prefix}layers.{layer}.{JOINED}"))
+        layer
+        for layer in layers
+        if f"{layer}{JOINED}" in there or f"{prefix}{layer}{JOINED}" in there
     )
-
     names = sorted(
         name
-        for name in unexpected
+        for name in there
         if not COMPUTED.search(name)
         and not name.removeprefix(prefix).startswith(drafting)
         and belongs(name)

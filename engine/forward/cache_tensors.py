@@ -148,9 +148,13 @@ class SlotCache(Cache):
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots `sources` to `targets` in every layer; all reads come first."""
-        read, written = send(torch.tensor((sources, targets), dtype=torch.int64), self.slots.device)
+        pair = torch.tensor((sources, targets), dtype=torch.int64)
+        self.move_there(*send(pair, self.slots.device))
+
+    def move_there(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy slots as `move` does; [n] int64, on the cache's device."""
         for buffer in self.buffers.values():
-            buffer.index_copy_(3, written, buffer.index_select(3, read))
+            buffer.index_copy_(3, targets, buffer.index_select(3, sources))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy `length` slots starting at `source` to those starting at `target`; no overlap."""

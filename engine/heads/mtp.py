@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers.modeling_layers import MtpModel
+from safetensors import SafetensorError
+from transformers import modeling_layers
+from transformers.core_model_loading import WeightRenaming
 
 from engine.checkpoint.checked import Checked
 from engine.checkpoint.files import one_line
@@ -32,7 +34,28 @@ from proto.head_kinds import mtp_not_read, no_mtp, num_mtp_layers
 _SLIDING = "sliding_attention"
 _LACKS = re.compile(r"weights are missing.*\['(?:layers\.0\.)?([^']+)'", re.DOTALL)
 # What transformers raises if a checkpoint's tensors are not those of its configuration.
-_MISFITS = (ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, AttributeError)
+_MISFITS = (
+    *(ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, AttributeError),
+    *(OSError, SafetensorError),
+)
+# Hunyuan's name of the last norm, which transformers does not know.
+_LAST_NORM = WeightRenaming(source_patterns=".final_layernorm.", target_patterns=".post_norm.")
+
+
+class MtpModel(modeling_layers.MtpModel):  # type: ignore[no-untyped-call]
+    """transformers' model of such layers, which reads one more layout.
+
+    transformers knows its layouts by the name of the class, if that is its own.
+    """
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Return False: the layouts of transformers' class are those of this one."""
+        return False
+
+    def get_weight_conversions(self, main_model: Any) -> list[Any]:
+        """Return what becomes of the names and tensors in the files."""
+        return [_LAST_NORM, *super().get_weight_conversions(main_model)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Which rows start from which hidden state, and which slots hold anything, is the same. The layer is
 transformers' module, so its keys and values lie in a `SlotCache` of one layer, and rows of several
-texts run one text after another. A window of attention is at least as long as a tree is deep.
+texts run one text after another.
 """
 
 import torch
@@ -33,7 +33,8 @@ class MtpExecutor(EagleExecutor):
         counts = [span.num_rows for span in wave.spans]
         num_visible, made = mask.shape[3], []
         if (window := self._mtp.layer.window) is not None:
-            # Behind the committed tokens, where a slot is no position, all is within the window.
+            # Among the drafts a slot is no position. In a window that is shorter than the tree, a
+            # row may see too few or too many of them; that costs drafts alone.
             places = torch.arange(num_visible, device=self._device)
             mask = mask.masked_fill(places <= positions[:, None] - window, self._lowest)
         for span, row, position, slot, seen in zip(
@@ -52,8 +53,7 @@ class MtpExecutor(EagleExecutor):
 
     def _move_keys(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy keys and values between slots, all reads before any write."""
-        for buffer in self._keys.buffers.values():
-            buffer.index_copy_(3, targets, buffer.index_select(3, sources))
+        self._keys.move_there(sources, targets)
 
     def _copy_keys(self, source: int, target: int, length: int) -> None:
         """Copy keys and values of `length` slots from `source` on to those from `target` on."""
