@@ -205,9 +205,14 @@ def read_object(path: Path) -> Mapping[str, Any]:
 
 def tensor_names(path: Path) -> list[str]:
     """Return the names of the tensors in a safetensors file. Raises ModelError."""
+    return list(tensor_bytes(path))
+
+
+def tensor_bytes(path: Path) -> dict[str, int]:
+    """Return the size of each tensor in a safetensors file, by its name. Raises ModelError."""
     from engine.checkpoint.tensor_list import tensors_in
 
-    return [one.name for one in tensors_in(path)]
+    return {one.name: one.end - one.start for one in tensors_in(path)}
 
 
 def folder_of_file(name: str) -> Path:

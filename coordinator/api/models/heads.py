@@ -15,7 +15,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from coordinator.api.models.folders import Checkpoint, read_object, tensor_names, text_part
+from coordinator.api.models.folders import (
+    SAFETENSORS,
+    Checkpoint,
+    read_object,
+    tensor_bytes,
+    tensor_names,
+    text_part,
+)
 from coordinator.api.prompts import find_file
 from proto.errors import ModelError
 from proto.head_kinds import (
@@ -191,6 +198,27 @@ def check_mtp(target: Checkpoint) -> None:
         raise ModelError(no_mtp(target.name))
     if target.is_quantised or target.is_wrapped:
         raise ModelError(mtp_not_read(target.name))
+
+
+def mtp_bytes(target: str, revision: str | None) -> int:
+    """Return the size of a target's layer for drafting and of what it shares, by the files here.
+
+    0: not known.
+    """
+    if (config := find_config(target, revision)) is None:
+        return 0
+    own = f"layers.{text_part(read(config)).get('num_hidden_layers')}."
+    try:
+        files = sorted(config.parent.glob(f"*{SAFETENSORS}"))
+        sizes = [item for file in files for item in tensor_bytes(file).items()]
+    except ModelError:  # the node says what is wrong
+        return 0
+    ends = ("embed_tokens.weight", "lm_head.weight")
+    return sum(
+        size
+        for name, size in sizes
+        if own in name or name.startswith("mtp.") or name.endswith(ends)
+    )
 
 
 def _check_medusa(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from coordinator.api.config import REPRODUCIBLE_ROWS, PairConfig
 from coordinator.api.models.folders import weight_bytes
-from coordinator.api.models.heads import find_config, is_whole_model
+from coordinator.api.models.heads import find_config, is_whole_model, mtp_bytes
 from proto.head_kinds import is_mtp
 from proto.messages import Role
 from proto.node_config import NodeConfig
@@ -31,16 +31,15 @@ def node_configs(
     drafter = _drafter(config, endpoint, outside, secret)
     if config.gpu_memory_utilization is None:
         return [target, drafter]
-    return [
-        replace(target, peer_bytes=_weight_bytes(config.drafter, config.drafter_revision)),
-        replace(drafter, peer_bytes=_weight_bytes(config.target, config.target_revision)),
-    ]
+    of_target = _weight_bytes(config.target, config.target_revision)
+    of_drafter = _weight_bytes(config.drafter, config.drafter_revision)
+    if is_mtp(config.drafter):
+        of_drafter = mtp_bytes(config.target, config.target_revision)
+    return [replace(target, peer_bytes=of_drafter), replace(drafter, peer_bytes=of_target)]
 
 
 def _weight_bytes(model: str, revision: str | None) -> int:
     """Return the size of a model's weights by its files on this machine; 0: not known."""
-    if is_mtp(model):
-        return 0  # of a layer of the target, which takes little beside it
     folder = path_of(model) if is_folder(model) else None  # one of GGUF files has no config.json
     if folder is None and (config := find_config(model, revision)) is not None:
         folder = config.parent

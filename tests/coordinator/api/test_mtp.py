@@ -7,6 +7,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from coordinator.api.config import PairConfig
+from coordinator.api.models.heads import mtp_bytes
+from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import look_at
 from coordinator.api.vllm import read
 from proto.errors import ConfigurationError, ModelError
@@ -30,6 +32,18 @@ def test_it_runs_at_home_and_reads_the_last_hidden_state(folder: Path) -> None:
     assert beside.home_drafter == ("mtp", None)
     look_at(beside, drafts=True)
     assert PairConfig(target=str(folder), drafter="mtp", drafter_home="own").has_draft_process
+
+
+def test_its_size_is_that_of_the_layer_and_of_what_it_shares(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    layer = [one for name, one in tensors.items() if f"layers.{NUM_LAYERS}." in name]
+    shared = [tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]]
+    assert mtp_bytes(str(folder), None) == sum(one.nbytes for one in (*layer, *shared))
+    config = PairConfig(
+        target=str(folder), drafter="mtp", drafter_home="own", gpu_memory_utilization=0.5
+    )
+    target, drafter = node_configs(config, endpoint="", outside="", secret="", drafts=True)
+    assert 0 < target.peer_bytes < drafter.peer_bytes
 
 
 def test_a_target_without_one_is_refused() -> None:

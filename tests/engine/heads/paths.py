@@ -1,14 +1,16 @@
 """Passes of a head whose rows are compared with rows that are computed plainly."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any, Protocol
 
 import torch
 
 from engine.heads.eagle import EagleExecutor
 from engine.heads.head_loading import LoadedHead
+from engine.layout.slots import Move
 from tests.engine.heads.conftest import feature
 from tests.engine.heads.plain import Given
 from tests.engine.random_session import Drawn, Path
@@ -70,3 +72,26 @@ def run(executor: EagleExecutor, step: Drawn, given: list[Given], plain: Paths) 
 def features_of(loaded: LoadedHead, path: Path) -> torch.Tensor:
     """The target's feature before a path's last token: the same each time."""
     return feature(zlib.crc32(repr(path[:-1]).encode()), loaded.feature_size)
+
+
+def compare(
+    executor: EagleExecutor, steps: Iterable[Drawn | Move], plain: Paths, seed: int
+) -> tuple[int, int, int]:
+    """Run a session, of whose rows some features are given, some predicted, some unknown.
+
+    Returns the numbers of moves, of rows that were compared, and of absent ones.
+    """
+    random = Random(seed)
+    num_moves = num_there = num_absent = 0
+    for step in steps:
+        if isinstance(step, Move):
+            executor.move(step)
+            num_moves += 1
+            continue
+        given: list[Given] = []
+        for path in step.paths:
+            kind = random.choices((0, 1, 2), (12, 6, 1))[0]
+            given.append((features_of(executor.loaded, path), b"", None)[kind])
+        there = run(executor, step, given, plain)
+        num_there, num_absent = num_there + there, num_absent + len(given) - there
+    return num_moves, num_there, num_absent

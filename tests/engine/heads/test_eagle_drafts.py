@@ -1,7 +1,6 @@
 """Chains, trees, roll-backs and what is fed anew, against rows that are computed plainly."""
 
 from dataclasses import replace
-from random import Random
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,7 +15,15 @@ from engine.heads.eagle import EagleExecutor
 from engine.layout.slots import Feed, Move, SlotMap
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, VOCAB
 from tests.engine.heads.conftest import LoadHead, feature
-from tests.engine.heads.paths import CAPACITY, Paths, as_bytes, assert_close, features_of, run
+from tests.engine.heads.paths import (
+    CAPACITY,
+    Paths,
+    as_bytes,
+    assert_close,
+    compare,
+    features_of,
+    run,
+)
 from tests.engine.heads.plain import Given
 from tests.engine.random_session import Drawn, Path, RandomSession
 
@@ -50,19 +57,7 @@ def test_trees_and_roll_backs_with_what_is_known_of_each_row(
     loaded, head = eagle(layout)
     executor = EagleExecutor(loaded, CAPACITY)
     session = RandomSession(seed, SlotMap(CAPACITY), vocab=VOCAB, prompt_len=70, max_rows=6)
-    random, plain = Random(seed), Paths(head)
-    num_moves = num_there = num_absent = 0
-    for step in session.steps(20):
-        if isinstance(step, Move):
-            executor.move(step)
-            num_moves += 1
-            continue
-        given: list[Given] = []
-        for path in step.paths:
-            kind = random.choices((0, 1, 2), (12, 6, 1))[0]
-            given.append((features_of(loaded, path), b"", None)[kind])
-        there = run(executor, step, given, plain)
-        num_there, num_absent = num_there + there, num_absent + len(given) - there
+    num_moves, num_there, num_absent = compare(executor, session.steps(20), Paths(head), seed)
     assert num_moves >= 2
     assert num_there > 60
     assert num_absent > 3

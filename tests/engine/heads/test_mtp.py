@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path as Folder
-from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +15,20 @@ from engine.errors import ModelError
 from engine.heads.head_loading import LoadedHead, load_head, load_head_engine
 from engine.heads.mtp_executor import MtpExecutor
 from engine.layout.slots import Feed, Move, SlotMap
+from engine.loading import Engine
 from proto.head_kinds import MTP, HeadKind
-from tests.engine.heads.paths import CAPACITY, Paths, as_bytes, assert_close, features_of, run
+from tests.engine.heads.paths import (
+    CAPACITY,
+    Paths,
+    as_bytes,
+    assert_close,
+    compare,
+    features_of,
+    run,
+)
 from tests.engine.heads.plain import Given
 from tests.engine.random_session import Drawn, RandomSession
-from tests.mtp import FAMILIES, NUM_LAYERS, SIZE, VOCAB, Plain
+from tests.mtp import COPIES, FAMILIES, NUM_LAYERS, SIZE, VOCAB, Plain
 from tests.tiny_models import MAX_POSITIONS
 
 Loaded = tuple[LoadedHead, Plain, Folder]
@@ -40,6 +49,22 @@ def mtp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
     return get
 
 
+def engine_of(folder: Folder, **options: Any) -> Engine:
+    """The engine of the layer in a target's folder."""
+    return load_head_engine(
+        MTP,
+        revision=None,
+        target=str(folder),
+        target_revision=None,
+        dtype="auto",
+        device="cpu",
+        max_len=64,
+        warm_rows=(1, 2),
+        say=lambda _: None,
+        **options,
+    )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trees_and_roll_backs_with_what_is_known_of_each_row(
     family: str, mtp: Callable[[str], Loaded]
@@ -47,19 +72,7 @@ def test_trees_and_roll_backs_with_what_is_known_of_each_row(
     loaded, plain, _ = mtp(family)
     executor = MtpExecutor(loaded, CAPACITY)
     session = RandomSession(1, SlotMap(CAPACITY), vocab=VOCAB, prompt_len=70, max_rows=6)
-    random, paths = Random(1), Paths(plain)
-    num_moves = num_there = num_absent = 0
-    for step in session.steps(16):
-        if isinstance(step, Move):
-            executor.move(step)
-            num_moves += 1
-            continue
-        given: list[Given] = []
-        for path in step.paths:
-            kind = random.choices((0, 1, 2), (12, 6, 1))[0]
-            given.append((features_of(loaded, path), b"", None)[kind])
-        there = run(executor, step, given, paths)
-        num_there, num_absent = num_there + there, num_absent + len(given) - there
+    num_moves, num_there, num_absent = compare(executor, session.steps(16), Paths(plain), seed=1)
     assert num_moves > 1
     assert num_there > 60
     assert num_absent > 3
@@ -115,19 +128,7 @@ def test_a_prefix_is_copied_and_a_lane_is_wiped(mtp: Callable[[str], Loaded]) ->
 
 def test_an_engine_of_it_has_the_targets_sizes(mtp: Callable[[str], Loaded]) -> None:
     _, _, folder = mtp("glm4_moe")
-    engine = load_head_engine(
-        MTP,
-        revision=None,
-        target=str(folder),
-        target_revision=None,
-        dtype="auto",
-        device="cpu",
-        max_len=64,
-        num_lanes=2,
-        warm_rows=(1, 2),
-        say=lambda _: None,
-        quantization="int8",
-    )
+    engine = engine_of(folder, num_lanes=2, quantization="int8")
     loaded = engine.loaded
     assert isinstance(loaded, LoadedHead)
     assert (loaded.kind, loaded.layers, loaded.vocab_size) == (HeadKind.MTP, (-1,), VOCAB)
@@ -151,6 +152,21 @@ def test_the_target_itself_does_not_read_it(mtp: Callable[[str], Loaded]) -> Non
     for family in ("deepseek_v3", "mellum"):
         target = load_model(str(mtp(family)[2]), dtype="float32")
         assert target.num_layers == NUM_LAYERS
+
+
+def test_a_target_whose_config_leaves_out_its_last_layer_is_no_such_target(
+    tmp_path: Folder,
+) -> None:
+    plain = Plain("glm4_moe")
+    plain.extra = {}
+    folder = plain.save(tmp_path)
+    path = folder / "config.json"
+    assert json.loads(path.read_text())["num_nextn_predict_layers"] == 1
+    file = folder / "model.safetensors"
+    copies = [f"model.layers.{NUM_LAYERS}.{name}" for name in COPIES["glm4_moe"]]
+    save_file({n: one for n, one in load_file(file).items() if n not in copies}, file)
+    with pytest.raises(ModelError, match="leaves out"):
+        load_model(str(folder), dtype="float32")
 
 
 def test_a_target_without_one_says_so(mtp: Callable[[str], Loaded], tmp_path: Folder) -> None:
@@ -199,14 +215,4 @@ def test_one_that_is_not_finite_is_refused(mtp: Callable[[str], Loaded], tmp_pat
     tensors[f"model.layers.{NUM_LAYERS}.eh_proj.weight"][0, 0] = torch.nan
     save_file(tensors, file)
     with pytest.raises(ModelError, match="not finite"):
-        load_head_engine(
-            MTP,
-            revision=None,
-            target=str(tmp_path),
-            target_revision=None,
-            dtype="float32",
-            device="cpu",
-            max_len=64,
-            warm_rows=(1,),
-            say=lambda _: None,
-        )
+        engine_of(tmp_path)
