@@ -44,6 +44,7 @@ SOURCES = tuple(
         "quantised/cpu_products.cpp",
         "forward/cpu_operators.cpp",
         "forward/cpu_attention.cpp",
+        "choice/cpu_choice.cpp",
     )
 )
 _HEADERS = (Path(__file__).parent / "forward/cpu_numbers.h",)  # that they include

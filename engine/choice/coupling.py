@@ -26,7 +26,8 @@ one float32 result in 2^29.
 
 g falls as `bits` grows. With the best score of a few likely tokens in hand, a token whose logit is
 at most b can only win with noise of at least best - b, which is a limit on its bits: nearly all of
-a large vocabulary is ruled out by comparing integers (`_choose_by_limit`). The result is the same.
+a large vocabulary is ruled out by comparing integers (`_choose_by_limit`; on most CPUs by our C++,
+cpu_choice.cpp). The result is the same.
 
 All tree nodes at one position use the same noise, and so does a later choice at that position. So
 computed rows of noise are cached: computing one takes as long as a forward of a small model.
@@ -38,6 +39,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -54,8 +56,20 @@ from engine.choice.coupling_on_gpu import (
     choose_there,
     rank_there,
 )
-from engine.choice.sampling import LOWEST, Floats, Ids, Sampling, candidates, scaled, to_host
+from engine.choice.cpu_choice import CpuChoice, for_rows
+from engine.choice.sampling import (
+    LOWEST,
+    NOT_FINITE,
+    Floats,
+    Ids,
+    Sampling,
+    kept,
+    scaled,
+    to_host,
+    unchecked,
+)
 from engine.device import is_host
+from engine.errors import NotFinite
 
 Words = npt.NDArray[np.uint64]
 
@@ -112,25 +126,78 @@ def choose_later(
     assert len(positions) == logits.shape[0]
     keys = row_keys(seed, sample_index, positions)
     if is_host(logits):
-        return lambda: _choose_here(to_host(logits, num_valid), sampling, keys)
+        return lambda: _choose_here(logits, num_valid, sampling, keys)
     chosen = choose_there(logits, sampling, keys, num_valid=num_valid)
     return lambda: chosen()[0]
 
 
-def _choose_here(rows: Floats, sampling: Sampling, keys: Sequence[int]) -> list[int]:
+def _choose_here(
+    logits: torch.Tensor, num_valid: int | None, sampling: Sampling, keys: Sequence[int]
+) -> list[int]:
     """Return what `choose` returns, for logits [n, V] on the host."""
+    rows = unchecked(logits, num_valid)
+    if (on_cpu := for_rows(rows)) is not None:
+        return _choose_of_few(on_cpu, rows, sampling, keys)
+    rows = to_host(logits, num_valid)
     if sampling.is_greedy:
         return rows.argmax(axis=1).tolist()  # type: ignore[no-any-return]
-    scores = scaled(rows, sampling)
     if sampling.cuts:
-        kept = candidates(scores, sampling)
-        return [
-            _best(ids, s + _gumbel(_bits(key, ids)))
-            for key, (ids, s) in zip(keys, kept, strict=True)
-        ]
-    if rows.shape[1] >= _LARGE:
+        return _choose_kept(rows, sampling, keys)
+    return _choose_of_all(scaled(rows, sampling), keys)
+
+
+def _choose_of_few(
+    on_cpu: CpuChoice, rows: Floats, sampling: Sampling, keys: Sequence[int]
+) -> list[int]:
+    """Return what `choose` returns, with our C++ in place of what looks at all of a row.
+
+    Raises:
+        NotFinite: the logits are not finite.
+    """
+    best = on_cpu.best(rows)
+    if best.min(initial=0) < 0:
+        raise NotFinite(NOT_FINITE)
+    if sampling.is_greedy:
+        return best.tolist()  # type: ignore[no-any-return]
+    if sampling.cuts:
+        return _choose_kept(rows, sampling, keys)
+    few = on_cpu.may_win(rows, best, sampling.temperature, keys)
+    if few is None:
+        return _choose_of_all(scaled(rows, sampling), keys)
+    if all(len(ids) == 1 for ids in few):
+        return [int(ids[0]) for ids in few]
+    scores = [
+        row[ids] / np.float32(sampling.temperature) for row, ids in zip(rows, few, strict=True)
+    ]
+    return _best_of_each(few, scores, keys)
+
+
+def _choose_kept(rows: Floats, sampling: Sampling, keys: Sequence[int]) -> list[int]:
+    """Return what `choose` returns, for logits [n, V] of which some are cut."""
+    found = list(kept(rows, sampling))
+    return _best_of_each([ids for ids, _ in found], [scores for _, scores in found], keys)
+
+
+def _choose_of_all(scores: Floats, keys: Sequence[int]) -> list[int]:
+    """Return the best sum of score and noise of each row of scores [n, V], by numpy."""
+    if scores.shape[1] >= _LARGE:
         return [_choose_by_limit(row, key) for row, key in zip(scores, keys, strict=True)]
     return _add_noise(scores, keys).argmax(axis=1).tolist()  # type: ignore[no-any-return]
+
+
+def _best_of_each(ids: Sequence[Ids], scores: Sequence[Floats], keys: Sequence[int]) -> list[int]:
+    """Return of each row the token with the best sum of its score and noise.
+
+    ids, scores  of each row [m]: tokens, and their scaled logits
+    """
+    if not ids:
+        return []
+    # All rows at once: numpy takes longer to call than to compute.
+    counts = [len(row) for row in ids]
+    words = np.repeat(np.array(keys, dtype=np.uint64), counts)
+    sums = np.concatenate(scores) + _gumbel(_bits(words, np.concatenate(ids)))
+    ends = accumulate(counts)
+    return [_best(row, sums[end - len(row) : end]) for row, end in zip(ids, ends, strict=True)]
 
 
 def rank_scored(
@@ -183,7 +250,7 @@ def rank_later(
     if ids is not None:
         return lambda: _rank_some(logits, ids, sampling, keys, num_ranked, sharpness, num_valid)
     if is_host(logits):
-        return lambda: _rank_here(to_host(logits, num_valid), sampling, keys, num_ranked, sharpness)
+        return lambda: _rank_here(logits, num_valid, sampling, keys, num_ranked, sharpness)
     if num_ranked > 1:
         return rank_there(logits, sampling, keys, num_ranked, beta=sharpness, num_valid=num_valid)
     chosen = choose_there(logits, sampling, keys, beta=sharpness, num_valid=num_valid)
@@ -195,7 +262,8 @@ def _each_alone(best: list[int], values: list[float]) -> tuple[list[list[int]], 
 
 
 def _rank_here(
-    rows: Floats,
+    logits: torch.Tensor,
+    num_valid: int | None,
     sampling: Sampling,
     keys: Sequence[int],
     num_ranked: int,
@@ -206,19 +274,26 @@ def _rank_here(
 
     known  [columns] ascending: the token of each column; None: its index
     """
+    rows = unchecked(logits, num_valid)
+    if not (sampling.cuts and not sampling.is_greedy) and (on_cpu := for_rows(rows)) is not None:
+        temperature = 0.0 if sampling.is_greedy else sampling.temperature
+        found = on_cpu.rank(rows, temperature, keys, known, num_ranked, sharpness)
+        if found is not None:
+            columns, scores = found
+            return columns, [[max(score, LOWEST) for score in row] for row in scores]
+    rows = to_host(logits, num_valid)
     if sampling.is_greedy:
         return rank(rows.copy() if num_ranked > 1 else rows, num_ranked, sharpness)
-    scores = scaled(rows, sampling)
     if not sampling.cuts:
-        return rank(_add_noise(scores, keys, known), num_ranked, sharpness)
+        return rank(_add_noise(scaled(rows, sampling), keys, known), num_ranked, sharpness)
     ranked: list[list[int]] = []
     scored: list[list[float]] = []
-    for key, (columns, kept) in zip(keys, candidates(scores, sampling), strict=True):
-        order = np.argsort(columns)
-        columns, kept = columns[order], kept[order]
-        ids = columns if known is None else known[columns]
-        (first,), (values,) = rank((kept + _gumbel(_bits(key, ids)))[None], num_ranked, sharpness)
-        ranked.append(columns[first].tolist())
+    for key, (stay, sums) in zip(keys, kept(rows, sampling), strict=True):
+        order = np.argsort(stay)
+        stay, sums = stay[order], sums[order]
+        ids = stay if known is None else known[stay]
+        (first,), (values,) = rank((sums + _gumbel(_bits(key, ids)))[None], num_ranked, sharpness)
+        ranked.append(stay[first].tolist())
         scored.append(values)
     return ranked, scored
 
@@ -236,8 +311,9 @@ def _rank_some(
     known = ids.numpy()
     if num_valid is not None:
         known = known[: np.searchsorted(known, num_valid)]
-    rows = to_host(logits, len(known))
-    found, scores = _rank_here(rows, sampling, keys, num_ranked, sharpness, known)
+    found, scores = _rank_here(
+        logits, len(known), sampling, keys, num_ranked, sharpness, np.ascontiguousarray(known)
+    )
     return [known[columns].tolist() for columns in found], scores
 
 
@@ -446,9 +522,13 @@ def _stream(seed: int, sample_index: int) -> int:
     return _mix_one((_mix_one(seed + GOLDEN) ^ sample_index) + GOLDEN)
 
 
-def _bits(key: int, ids: Ids) -> Words:
-    """Return the 52 hash bits of each token of `ids` under the row key `key`, uint64."""
-    words = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN) + np.uint64(key)
+def _bits(key: int | Words, ids: Ids) -> Words:
+    """Return the 52 hash bits of each token of `ids` under the row key `key`, uint64.
+
+    `key` is one for all tokens, or one for each.
+    """
+    words = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    words += np.uint64(key) if isinstance(key, int) else key
     return _mix(words) >> np.uint64(12)
 
 

@@ -18,7 +18,7 @@ from engine.choice.classical_rules import (
     uniform,
 )
 from engine.choice.judging_on_gpu import CERTAIN, MakeTrial, candidates_there, judge_there
-from engine.choice.sampling import Floats, Ids, Sampling, candidates, scaled, to_host
+from engine.choice.sampling import Floats, Ids, Sampling, kept, scaled, to_host
 
 
 def life_of(sample_index: int, incarnation: int) -> int:
@@ -33,14 +33,13 @@ def life_of(sample_index: int, incarnation: int) -> int:
 def distributions(rows: Floats, sampling: Sampling) -> list[Distribution]:
     """Return the sampling distribution of each row of logits [n, V] float32. Not for greedy."""
     assert not sampling.is_greedy
-    scores = scaled(rows, sampling)
     if not sampling.cuts:
-        ids = np.arange(scores.shape[1], dtype=np.int64)
-        return [_softmax(ids, row) for row in scores]
+        ids = np.arange(rows.shape[1], dtype=np.int64)
+        return [_softmax(ids, row) for row in scaled(rows, sampling)]
     made = []
-    for kept, values in candidates(scores, sampling):
-        order = np.argsort(kept)
-        made.append(_softmax(kept[order], values[order]))
+    for found, values in kept(rows, sampling):
+        order = np.argsort(found)
+        made.append(_softmax(found[order], values[order]))
     return made
 
 

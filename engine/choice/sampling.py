@@ -8,7 +8,9 @@ likeliest tokens that hold a mass of top_p (always at least one). Equal logits a
 id, the lowest first: exactly k tokens stay, and the result is a function of the logits alone.
 
 Work is done on the host in numpy, as far as possible on the tokens that stay instead of the whole
-vocabulary: see `candidates`. `process` returns the same distribution as whole rows.
+vocabulary: see `candidates`. `process` returns the same distribution as whole rows. On a CPU our
+C++ finds the few tokens of a vocabulary that may stay (`cpu_choice.py`), and numpy is left with
+those (`kept`).
 
 Penalties and bans, which depend on the text besides the logits, are applied before all this: see
 `processors.py`.
@@ -24,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.choice.cpu_choice import CpuChoice, for_rows
 from engine.errors import NotFinite
 
 Floats = npt.NDArray[np.float32]
@@ -104,16 +107,15 @@ def process(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """
     rows = to_host(logits)
     if sampling.is_greedy:
-        kept = np.full_like(rows, -np.inf)
+        scores = np.full_like(rows, -np.inf)
         best = rows.argmax(axis=1)[:, None]
-        np.put_along_axis(kept, best, np.take_along_axis(rows, best, axis=1), axis=1)
-        return torch.from_numpy(kept).to(logits.device)
-    scores = scaled(rows, sampling)
-    if sampling.cuts:
-        kept = np.full_like(scores, -np.inf)
-        for row, (ids, values) in enumerate(candidates(scores, sampling)):
-            kept[row, ids] = values
-        scores = kept
+        np.put_along_axis(scores, best, np.take_along_axis(rows, best, axis=1), axis=1)
+        return torch.from_numpy(scores).to(logits.device)
+    if not sampling.cuts:
+        return torch.from_numpy(scaled(rows, sampling)).to(logits.device)
+    scores = np.full_like(rows, -np.inf)
+    for row, (ids, values) in enumerate(kept(rows, sampling)):
+        scores[row, ids] = values
     return torch.from_numpy(scores).to(logits.device)
 
 
@@ -125,12 +127,18 @@ def to_host(logits: torch.Tensor, num_valid: int | None = None) -> Floats:
     Raises:
         NotFinite: a row holds NaN or +inf, or only -inf.
     """
-    assert logits.dim() == 2
-    assert logits.dtype == torch.float32
-    rows: Floats = logits.detach().cpu().numpy()[:, :num_valid]
+    rows = unchecked(logits, num_valid)
     # NaN and infinity show in the maximum.
     if not all(math.isfinite(row.max()) for row in rows):
         raise NotFinite(NOT_FINITE)
+    return rows
+
+
+def unchecked(logits: torch.Tensor, num_valid: int | None = None) -> Floats:
+    """Return what `to_host` returns, without a look at the numbers."""
+    assert logits.dim() == 2
+    assert logits.dtype == torch.float32
+    rows: Floats = logits.detach().cpu().numpy()[:, :num_valid]
     return rows
 
 
@@ -148,6 +156,51 @@ def scaled(rows: Floats, sampling: Sampling) -> Floats:
             tops = rows.max(axis=1, keepdims=True)
             rows = rows - (tops - tops.clip(-LARGEST, LARGEST))
         return rows / np.float32(sampling.temperature)
+
+
+def kept(rows: Floats, sampling: Sampling) -> Iterator[tuple[Ids, Floats]]:
+    """Yield what `candidates` yields, for logits [n, V] that are finite and not yet scaled."""
+    on_cpu = for_rows(rows)
+    found = None if on_cpu is None else _few(on_cpu, rows, sampling)
+    for at, row in enumerate(rows):
+        few = None if found is None else _kept_of_few(row, found[0][at], found[1][at], sampling)
+        yield few or _cut(scaled(row[None], sampling)[0], sampling)
+
+
+def _few(
+    on_cpu: CpuChoice, rows: Floats, sampling: Sampling
+) -> tuple[list[Ids], list[float]] | None:
+    """Return what `CpuChoice.likely` returns."""
+    return on_cpu.likely(rows, on_cpu.best(rows), sampling.temperature)
+
+
+def _kept_of_few(
+    row: Floats, ids: Ids, rest: float, sampling: Sampling
+) -> tuple[Ids, Floats] | None:
+    """Return what `_cut` returns, for a row [V] of logits of which only some tokens are looked at.
+
+    ids   [m] ascending: the likeliest tokens
+    rest  the sum of exp(score - largest score) of all others
+
+    None: more tokens may stay than these.
+    """
+    scores = row[ids] / np.float32(sampling.temperature)
+    # The others are out of the question where the least likely of these is left out.
+    least, are_all = scores.min(), len(ids) == len(row)
+    if sampling.min_p > 0.0:
+        are_all = are_all or least - scores.max() < _min_p_span(sampling)
+    elif sampling.top_k > 0:
+        inside = sampling.top_k < len(ids)
+        are_all = are_all or (
+            inside and np.partition(scores, -sampling.top_k)[-sampling.top_k] > least
+        )
+    else:
+        columns, values = _cut(scores, sampling, rest)
+        return (ids[columns], values) if are_all or values[-1] > least else None
+    if not are_all:
+        return None
+    columns, values = _cut(scores, sampling)
+    return ids[columns], values
 
 
 def candidates(scores: Floats, sampling: Sampling) -> Iterator[tuple[Ids, Floats]]:
@@ -174,18 +227,19 @@ def most_likely(row: Floats, count: int) -> Ids:
     return order
 
 
-def _cut(row: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
+def _cut(row: Floats, sampling: Sampling, rest: float = 0.0) -> tuple[Ids, Floats]:
     """Return ids and scores of the tokens that min-p, top-k and top-p keep, best first.
 
-    row  [V] float32 scaled logits; tokens at -inf are never kept
+    row   [V] float32 scaled logits; tokens at -inf are never kept
+    rest  the sum of exp(score - largest score) of tokens that are not in the row
     """
     if sampling.min_p > 0.0:
-        stay = np.flatnonzero(row - row.max() >= np.float32(math.log(sampling.min_p)))
+        stay = np.flatnonzero(row - row.max() >= _min_p_span(sampling))
         ids, scores = _cut(row[stay], replace(sampling, min_p=0.0))
         return stay[ids], scores
     size = row.shape[0]
     if sampling.top_k == 0 and sampling.top_p < 1.0:
-        ids = _nucleus_of_all(row, sampling.top_p)
+        ids = _nucleus_of_all(row, sampling.top_p, rest)
     else:
         ids = most_likely(row, min(sampling.top_k or size, size))
         if sampling.top_p < 1.0:
@@ -195,11 +249,19 @@ def _cut(row: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
     return ids[:num_finite], scores[:num_finite]
 
 
-def _nucleus_of_all(row: Floats, top_p: float) -> Ids:
-    """Return the ids of the top-p nucleus of `row` [V], best first; ranks no more than it needs."""
+def _min_p_span(sampling: Sampling) -> np.float32:
+    """Return how far below the largest score min-p keeps a token; at most 0."""
+    return np.float32(math.log(sampling.min_p))
+
+
+def _nucleus_of_all(row: Floats, top_p: float, rest: float) -> Ids:
+    """Return the ids of the top-p nucleus of `row` [V], best first; ranks no more than it needs.
+
+    Arguments as for `_cut`. Where the nucleus is larger than the row, all ids are returned.
+    """
     size, count = row.shape[0], _FIRST_CANDIDATES
     top = row.max()
-    wanted = top_p * float(_weights(row, top).sum())
+    wanted = top_p * (float(_weights(row, top).sum()) + rest)
     while True:
         ids = most_likely(row, min(count, size))
         mass = _weights(row[ids], top).cumsum()

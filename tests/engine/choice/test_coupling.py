@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.choice import coupling
+from engine.choice import coupling, cpu_choice
 from engine.choice.coupling import choose, rank_later, rank_scored
 from engine.choice.sampling import Sampling, process
 from engine.errors import EngineError
@@ -177,6 +177,7 @@ def test_the_choice_equals_that_with_all_the_noise(
 
 def test_the_limit_lets_nothing_pass_that_could_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """On small vocabularies and with few likely tokens, so that the limit decides often."""
+    monkeypatch.setattr(cpu_choice, "cpu_choice", lambda: None)
     monkeypatch.setattr(coupling, "_LARGE", 1)
     monkeypatch.setattr(coupling, "_NUM_LIKELY", 2)
     generator = torch.Generator().manual_seed(1)
@@ -190,6 +191,8 @@ def test_tokens_that_are_ruled_out_are_never_chosen(monkeypatch: pytest.MonkeyPa
     logits = torch.full((200, 300), -math.inf)
     logits[:, 17] = 0.0
     logits[:, 250] = 1.0
+    assert set(choose(logits, Sampling(1.0), 1, 0, range(200))) == {17, 250}
+    monkeypatch.setattr(cpu_choice, "cpu_choice", lambda: None)
     for large in (1, 10_000):
         monkeypatch.setattr(coupling, "_LARGE", large)
         assert set(choose(logits, Sampling(1.0), 1, 0, range(200))) == {17, 250}
@@ -292,6 +295,7 @@ def test_noise_that_is_kept_is_that_which_is_computed_and_not_too_much_is(
         torch.randn(6, 100, generator=torch.Generator().manual_seed(5)),
         Sampling(1.0),
     )
+    monkeypatch.setattr(cpu_choice, "cpu_choice", lambda: None)
     monkeypatch.setattr(coupling, "_KEPT_NOISE", 250)
     kept = coupling._Noise()
     monkeypatch.setattr(coupling, "_noise", kept)
