@@ -43,6 +43,7 @@ from engine.model_executor import ModelExecutor
 from engine.places import Places
 from engine.quantised.asked import KEEPING, refuse_elsewhere
 from engine.quantised.linear import is_quantised
+from engine.quantised.reading import choose_reading
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.tensor_parallel.backend import lead
 from engine.tensor_parallel.devices import rank_devices
@@ -185,7 +186,7 @@ def load_engine(
             wanted = dtype, devices, max_len, backend, quantization
             loaded = _load(model, revision, *wanted, on_failure, kept, say)
         tokenizer.check_fits(loaded.vocab_size)
-        _make_products(loaded, fixed_rows, say)
+        _make_products(loaded, fixed_rows, kept, say)
         max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
         executor = make_executor(
             *(loaded, max_len + NUM_TREE_SLOTS),
@@ -314,19 +315,24 @@ def _load_on_ranks(
     return loaded
 
 
-def _make_products(loaded: LoadedModel, fixed_rows: int | None, say: Callable[[str], None]) -> None:
+def _make_products(
+    loaded: LoadedModel, fixed_rows: int | None, kept: Kept, say: Callable[[str], None]
+) -> None:
     """Compile our C++ on a CPU for a quantised model, which needs it, and in reproducible mode.
 
     Other models start without it if it is not there yet (`cpu_library` says how it comes). In
-    reproducible mode the text may not depend on whether somebody has compiled it before.
+    reproducible mode the text may not depend on whether somebody has compiled it before. Then
+    choose how its products read.
     """
-    is_needed = is_quantised(loaded.model) or fixed_rows is not None
-    if loaded.device.type != "cpu" or not is_needed or cpu_library.is_kept():
+    if loaded.device.type != "cpu":
         return
-    say("compiling products for this processor, once")
-    _, why = cpu_library.made()
-    if why is not None:
-        logger.info("matrix products are torch's own: %s", why)
+    is_needed = is_quantised(loaded.model) or fixed_rows is not None
+    if is_needed and not cpu_library.is_kept():
+        say("compiling products for this processor, once")
+        _, why = cpu_library.made()
+        if why is not None:
+            logger.info("matrix products are torch's own: %s", why)
+    choose_reading(kept)
 
 
 def may_be_exact(loaded: LoadedModel, backend: str) -> bool:

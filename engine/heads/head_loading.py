@@ -27,9 +27,11 @@ from engine.heads.mtp import read_mtp_head
 from engine.heads.mtp_executor import MtpExecutor
 from engine.heads.stated import NO_HEAD, medusa_counts
 from engine.heads.target import Target
+from engine.kept import AS_BEFORE
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import Engine, fingerprint
 from engine.memory import USUAL, Utilization, limits
+from engine.quantised.reading import choose_reading
 from engine.quantised.rounding import BITS
 from proto.head_kinds import MTP, HeadKind, head_kind, head_kind_of_tensors, is_mtp
 
@@ -248,7 +250,7 @@ def load_head_engine(
     )
     tokenizer.check_fits(loaded.vocab_size)
     if is_alone and loaded.device.type == "cpu":
-        torch.set_num_threads(usual_num_threads(loaded))
+        _settle_on_cpu(loaded)
     max_len, num_lanes = limits(loaded, max_len, num_lanes, part=part, utilization=utilization)
     executor = _checked_executor(loaded, max_len + NUM_TREE_SLOTS, num_lanes)
     say("warming up")
@@ -272,6 +274,12 @@ _MAKE: Mapping[HeadKind, type[EagleExecutor | MedusaExecutor]] = {
     HeadKind.EAGLE3: EagleExecutor,
     HeadKind.MTP: MtpExecutor,
 }
+
+
+def _settle_on_cpu(loaded: LoadedHead) -> None:
+    """Choose the threads of this process, and how its products read."""
+    torch.set_num_threads(usual_num_threads(loaded))
+    choose_reading(AS_BEFORE)
 
 
 def _checked_executor(

@@ -588,16 +588,23 @@ void block(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, i
   }
 }
 
+// Whether tiles of codes are read one by one, or as many together as `tiles` says. It changes no number. Of some
+// processors memory delivers one stream of bytes faster than several, others hide the latency of sums only by several.
+bool one_by_one = false;
+
 template <class K, int ROWS>
 void some_tiles(const Matrix& a, const Inputs<typename K::X>& in, typename K::X* y, int64_t row, int64_t first,
                 int64_t last) {
   if constexpr (ROWS <= K::Way::most_rows) {
     constexpr int TILES = K::Way::tiles(ROWS);
     if constexpr (requires { K::Way::shape(in, ROWS); }) K::Way::shape(in, ROWS);
+    constexpr bool MAY_BE_ONE_BY_ONE = K::BITS <= 8 && !requires { K::Way::shape(in, ROWS); };
     int64_t tile = first;
-    for (; tile + TILES <= last; tile += TILES) block<K, ROWS, TILES>(a, in, y, row, tile);
-    if constexpr (TILES == 8)
-      for (; tile + 4 <= last; tile += 4) block<K, ROWS, 4>(a, in, y, row, tile);
+    if (!(MAY_BE_ONE_BY_ONE && one_by_one)) {
+      for (; tile + TILES <= last; tile += TILES) block<K, ROWS, TILES>(a, in, y, row, tile);
+      if constexpr (TILES == 8)
+        for (; tile + 4 <= last; tile += 4) block<K, ROWS, 4>(a, in, y, row, tile);
+    }
     for (; tile < last; tile++) block<K, ROWS, 1>(a, in, y, row, tile);
   }
 }
@@ -724,6 +731,8 @@ extern "C" void slipstream_shape_tiles(int rows) {
   shape_tiles(rows, 0, 64);
 #endif
 }
+
+extern "C" void slipstream_read_tiles(int are_read_one_by_one) { one_by_one = are_read_one_by_one; }
 
 extern "C" int slipstream_product(const void* matrix, int is_float32, const void* x, void* y, int64_t rows) {
   const Matrix& a = *(const Matrix*)matrix;

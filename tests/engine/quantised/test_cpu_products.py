@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine import cpu_library
+from engine import cpu_library, kept
 from engine.cpu_library import library, why_not_here
+from engine.kept import Kept
+from engine.quantised import reading
 from engine.quantised.cpu_products import quantised_product, tiled_product
 from engine.quantised.matrix import QuantisedMatrix, stacked
 from tests.engine.forward import test_cpu_attention
@@ -160,6 +162,42 @@ def test_a_row_is_the_same_bits_whatever_other_rows_there_are(
         assert torch.equal(product(x[:num_rows]), torch.stack(rows[:num_rows]))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_that_are_read_one_by_one_give_the_same_bits(kind: str, dtype: torch.dtype) -> None:
+    skip_without_a_library()
+    found = library()
+    assert found is not None
+    product = quantised_product(KINDS[kind](261), None, dtype)  # 17 tiles: no whole number of eight
+    assert product is not None
+    inputs = [numbers(num_rows, NUM_INPUTS).to(dtype) for num_rows in NUM_ROWS]
+    made = []
+    for is_one_by_one in (False, True):
+        found.slipstream_read_tiles(is_one_by_one)
+        made.append(list(map(product, inputs)))
+    assert all(map(torch.equal, *made))
+
+
+def test_how_tiles_are_read_is_timed_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without_a_library()
+    timed = Mock(return_value=reading.ONE_BY_ONE)
+    monkeypatch.setattr(reading, "_quickest", timed)
+    monkeypatch.setattr(kept, "QUIET", 2.0)  # also beside other tests
+    anew = Kept(is_anew=True)
+    for table in (anew, anew, Kept()):
+        reading.choose_reading(table)
+    assert timed.call_count == 1
+    assert reading.is_reading(reading.TOGETHER)
+    assert not reading.is_reading(3)
+
+
+def test_the_quickest_way_of_reading_is_one_of_both() -> None:
+    skip_without_a_library()
+    found = library()
+    assert found is not None
+    assert reading.is_reading(reading._quickest(found))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_stacked_matrices_have_the_outputs_of_all(kind: str) -> None:
     parts = [KINDS[kind](n) for n in (32, 16, 48)]
@@ -248,7 +286,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     assert library() is None
-    assert "cpu_attention.cpp cannot be compiled (no room); name another compiler" in caplog.text
+    assert "cpu_choice.cpp cannot be compiled (no room); name another compiler" in caplog.text
     assert not list(tmp_path.rglob("*.so"))
 
 
