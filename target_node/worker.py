@@ -14,9 +14,9 @@ from engine.choice.coupling_on_gpu import Later
 from engine.choice.judging import judge, life_of
 from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling, sampling_of
-from engine.device import fetch, send
+from engine.device import fetch, is_host, send
 from engine.errors import GrammarError, NotFinite
-from engine.forward.forward import Layers, as_bytes, scored_rows
+from engine.forward.forward import Layers, are_finite, as_bytes, scored_rows
 from engine.forward.not_finite import Again
 from engine.heads.head_loading import LoadedHead
 from engine.loading import Engine
@@ -368,10 +368,10 @@ def _with_features(part: Part, outcome: Outcome, features: torch.Tensor, layers:
         features = torch.cat([features[:, block : block + size] for block in blocks], dim=1)
     rows = rows_on_text(part, outcome)
     there = features[: len(rows)] if rows[-1] == len(rows) - 1 else _picked(features, rows)
-    # Decided on the device: for a chunk of a prompt the host would take longer than the pass.
-    is_finite = there.isfinite().all()[None]
+    # Decided where they are: for a chunk of a prompt the host would take longer than a GPU's pass.
+    is_finite = None if is_host(there) else there.isfinite().all()[None]
     found = fetch(there)
-    if not bool(fetch(is_finite)):
+    if not (are_finite(found) if is_finite is None else bool(fetch(is_finite))):
         return outcome  # a head can do without features
     dtype = str(features.dtype).removeprefix("torch.")
     return replace(outcome, features=FeatureRows(dtype, len(rows), as_bytes(found)))

@@ -155,10 +155,11 @@ def _choose_of_few(
         NotFinite: the logits are not finite.
     """
     best = on_cpu.best(rows)
-    if best.min(initial=0) < 0:
+    likeliest: list[int] = best.tolist()
+    if -1 in likeliest:
         raise NotFinite(NOT_FINITE)
     if sampling.is_greedy:
-        return best.tolist()  # type: ignore[no-any-return]
+        return likeliest
     if sampling.cuts:
         return _choose_kept(rows, sampling, keys)
     few = on_cpu.may_win(rows, best, sampling.temperature, keys)

@@ -26,6 +26,7 @@ import engine.choice.logprobs
 import engine.device
 import engine.forward.graphs
 import engine.forward.operators
+import target_node.worker
 
 UPLOAD, DOWNLOAD = "upload", "download"  # through memory that is pinned; the host goes on
 LAUNCH, KERNEL = "launch", "kernel"  # of a graph, of an operator by itself
@@ -357,9 +358,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     for name in ("tolist", "numpy", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, blocking(getattr(torch.Tensor, name)))
     monkeypatch.setattr(engine.forward.graphs, "RECORDED_DEVICES", ("cpu",))
-    for module in (engine.device, engine.choice.coupling, engine.choice.logprobs):
+    for module in WITH_IS_HOST:
         monkeypatch.setattr(module, "is_host", lambda _: False)
     return made
+
+
+WITH_IS_HOST = engine.device, engine.choice.coupling, engine.choice.logprobs, target_node.worker
 
 
 def _tensors(*trees: object) -> list[torch.Tensor]:

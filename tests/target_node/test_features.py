@@ -38,6 +38,16 @@ def test_whether_features_are_finite_is_decided_where_they_are(
     assert torch.equal(sent, features.view(-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, -math.inf])
+def test_features_that_are_not_finite_are_not_told(bad: float | None, dtype: torch.dtype) -> None:
+    features = torch.tensor([[0.0, -0.0, 1e-8], [6e4, -6e4, 3.0], [1.0, 2.0, 3.0]], dtype=dtype)
+    if bad is not None:
+        features[1, 2] = bad
+    found = _with_features(CHUNK, Outcome(()), features, CHUNK.layers).features
+    assert (found is None) is (bad is not None)
+
+
 @pytest.mark.parametrize("layers", [(1,), (4, 7), (7, 1)])
 def test_of_a_pass_whose_texts_want_different_layers_each_gets_its_own(
     layers: tuple[int, ...],
