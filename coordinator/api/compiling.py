@@ -1,8 +1,10 @@
 """`python -m coordinator.api.compiling`: checks grammars in a process of its own.
 
 Standard input: a line of JSON with the special tokens of the target's tokenizer, then a line for
-each grammar: [kind, source, is_compact]. Standard output: "ready", then a line of JSON for each
-grammar: {"grammar": ...} in llguidance's form, or {"error": ...}. The process ends with its input.
+each question: [kind, source, is_compact], or [FOLLOW, grammar, text] with the bytes of a text in
+hexadecimal digits. Standard output: "ready", then a line of JSON for each answer: {"grammar": ...}
+in llguidance's form, or {"error": ...}; to FOLLOW {"num_fitting": ...}, how many bytes the grammar
+allows. The process ends with its input.
 
 The library cannot be interrupted, and some schemas keep it busy for minutes before its own limits
 count. So whoever asks ends this process if an answer takes too long (`grammars.py`). Grammars are
@@ -27,6 +29,7 @@ from proto.messages import MAX_GRAMMAR_LEN
 # and other texts would wait for them.
 COMPILE_S = 0.5
 NUM_TRIED = 16  # tokens of an answer that are tried out: some grammars fail after the first one
+FOLLOW = "follow"  # in place of a kind of grammar
 LOOK_S = 1.0  # how often it is asked whether the parent is still there
 
 
@@ -44,6 +47,17 @@ def check(known: Vocabulary, kind: str, source: str, *, is_compact: bool) -> dic
     if kind == "json" and not has_an_end(json.loads(source)):
         return {"error": "fits no JSON text: what the schema requires never ends"}
     return {"grammar": grammar}
+
+
+def follow(known: Vocabulary, grammar: str, written: bytes) -> dict[str, int]:
+    """Return {"num_fitting": ...}: how many bytes at the beginning of a text fit a grammar.
+
+    It is all of them too where the grammar, which was checked, becomes too complex on the way.
+    """
+    try:
+        return {"num_fitting": known.num_fitting(grammar, written)}
+    except GrammarError:
+        return {"num_fitting": len(written)}
 
 
 def _written(kind: str, source: str, *, is_compact: bool) -> str:
@@ -88,8 +102,12 @@ def main() -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     while True:
-        kind, source, is_compact = json.loads(_next(lines, parent))
-        answer = check(known, kind, source, is_compact=is_compact)
+        kind, source, more = json.loads(_next(lines, parent))
+        answer: dict[str, str] | dict[str, int]
+        if kind == FOLLOW:
+            answer = follow(known, source, bytes.fromhex(more))
+        else:
+            answer = check(known, kind, source, is_compact=more)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

@@ -15,7 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -30,6 +32,7 @@ PACKAGE = "llguidance"
 # Most seconds of processor time for a grammar: more than the process itself allows (COMPILE_S), for
 # what cannot be interrupted there. And most seconds, also on a busy machine.
 PROCESSOR_S, ANSWER_S = 0.9, 10.0
+FOLLOW = "follow"  # asks the process about a text (`compiling.py`)
 LOOK_S = 0.05  # how often the processor time is looked at
 START_S = 30.0  # until the process is ready
 QUEUE_S = 5.0  # how long a request waits until others' grammars are compiled
@@ -120,6 +123,24 @@ class Grammars:
             raise ConfigurationError(f"{NAME} {TOO_COMPLEX}")
         return whole
 
+    def refuse_unfitting(self, wanted: StructuredOutputsParams, written: Sequence[bytes]) -> None:
+        """Raise ConfigurationError if a text of these tokens is no beginning of what is wanted.
+
+        written  the bytes of each token
+
+        Also raises BusyError. A grammar that takes too long is not asked further: the target will.
+        """
+        answer = self._compiler.ask([FOLLOW, self.of(wanted), b"".join(written).hex()])
+        ends = accumulate(map(len, written))
+        if answer is None:
+            return
+        fitting = int(answer["num_fitting"])
+        if (number := next((n for n, end in enumerate(ends) if end > fitting), None)) is not None:
+            raise ConfigurationError(
+                f"the tokens that are written already do not fit {wanted.name}: number "
+                f"{number + 1} of {len(written)} cannot follow those before it"
+            )
+
     def close(self) -> None:
         """End the process. May be called twice."""
         self._compiler.close()
@@ -136,7 +157,7 @@ class Grammars:
             raise _WrongFormError(TOO_COMPLEX)
         if "error" in answer:
             raise _WrongFormError(answer["error"])
-        return answer["grammar"]
+        return str(answer["grammar"])
 
 
 class Compiler:
@@ -149,7 +170,7 @@ class Compiler:
         self._owner = os.getpid()
         self._is_closed = False
 
-    def ask(self, wanted: Sequence[object]) -> dict[str, str] | None:
+    def ask(self, wanted: Sequence[object]) -> dict[str, Any] | None:
         """Return the process's answer; None: it took too long and was ended, or all is closed.
 
         Raises BusyError, and ConfigurationError: the process cannot be started.
@@ -168,7 +189,7 @@ class Compiler:
             self._lock.release()
         if line is None:
             return None
-        answer: dict[str, str] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _started(self) -> "subprocess.Popen[bytes]":

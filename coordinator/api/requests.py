@@ -121,6 +121,9 @@ class Request:
         for index, tokens in enumerate(written):
             if tokens:
                 self._pair.check_written(len(self._ids), tokens, self._params)
+                form = self._params.structured_outputs
+                if form is not None and self.thoughts is None:  # else they may be thoughts
+                    self._pair.check_form(tokens, form)
             self._resumed[index] = self._assembly(index, 0).resume(tokens) if tokens else ""
         self._written = written
 

@@ -189,7 +189,8 @@ int64_t rank(const float* row, int64_t num, float temperature, int is_greedy, ui
   const int64_t num_found = std::min<int64_t>(count, found.size());
   for (int64_t n = 0; n < num_found; n++) {
     columns[n] = found[n].column;
-    scores[n] = double(beta) * (double(found[n].sum) - most) - log_sum;
+    // The largest sum was only nearly known.
+    scores[n] = std::min(0.0, double(beta) * (double(found[n].sum) - most) - log_sum);
   }
   return num_found;
 }

@@ -126,6 +126,16 @@ class Vocabulary:
             matcher.try_consume_tokens([token])
             check(matcher)
 
+    def num_fitting(self, grammar: str, written: bytes) -> int:
+        """Return how many bytes at the beginning of a text fit a grammar.
+
+        For a vocabulary of bytes. Raises GrammarError: the grammar is too complex there.
+        """
+        matcher = self.matcher(grammar)
+        fitting: int = matcher.try_consume_tokens(self._tokens.tokenize_bytes(written))
+        check(matcher)
+        return fitting
+
     def _compile(self, grammar: str) -> Matcher:
         from llguidance import LLMatcher
 

@@ -174,6 +174,31 @@ def test_what_cannot_go_on_is_refused_with_one_line(
     assert "\n" not in said
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"structured_outputs": {"regex": "[0-9]{4}-[0-9]{2}"}},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+    ],
+)
+def test_tokens_that_do_not_fit_the_form_are_refused(server: Served, form: dict[str, Any]) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0.0, **form}
+    whole = server.complete(**body, return_token_ids=True)["choices"][0]["token_ids"]
+    free = server.complete(prompt=PROMPT, max_tokens=9, return_token_ids=True, temperature=0.0)
+    others = free["choices"][0]["token_ids"]
+    for fitting in (0, 1):
+        written = [*whole[:fitting], *others]
+        answer = server.post("/v1/completions", **body, resume={"token_ids": written})
+        assert answer.status_code == 400, answer.text
+        said = answer.json()["error"]["message"]
+        assert "the tokens that are written already do not fit" in said
+        assert f" of {len(written)} cannot follow" in said
+    if len(whole) > 2:
+        rest = server.complete(**body, resume={"token_ids": whole[:2]}, return_token_ids=True)
+        assert rest["choices"][0]["token_ids"] == whole  # not streamed, it is the whole answer
+
+
 def test_tokens_behind_a_stop_string_are_refused(server: Served) -> None:
     body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
     choice = server.complete(**body, return_token_ids=True)["choices"][0]

@@ -82,7 +82,16 @@ def test_tokens_are_ranked_as_by_numpy(
         assert [tokens for tokens, _ in got] == [tokens for tokens, _ in want]
         for (_, ours), (_, numpys) in zip(got, want, strict=True):
             assert [len(row) for row in ours] == [len(row) for row in numpys]
+            assert all(score <= 0.0 for row in ours for score in row)
             assert all(map(near, ours, numpys))
+
+
+def test_no_score_is_above_zero() -> None:
+    """Where one token is certain, the sum that is nearly known may be below the exact one."""
+    logits = torch.zeros(500, 40)
+    logits[:, 7] = 60.0
+    _, scores = rank_later(logits, Sampling(0.8), 3, 0, range(500), 1)()
+    assert all(-1e-3 < row[0] <= 0.0 for row in scores)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
