@@ -95,6 +95,16 @@ def tiled_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | 
     return TiledProduct(_function(found), (8 * weight.dtype.itemsize, 0), memory, sizes)
 
 
+def four_bits_in_tiles(
+    found: ctypes.CDLL,
+    memory: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    sizes: tuple[int, int, int, int],
+) -> "TiledProduct":
+    """Return the product with codes of 4 bits, float16 scales and offsets that lie in tiles."""
+    form = 4, _FORMS[torch.float16]
+    return TiledProduct(_function(found), form, (*memory, None, None), sizes)
+
+
 def _is_covered(matrix: QuantisedMatrix, dtype: torch.dtype) -> bool:
     num_inputs = matrix.shape[1]
     fits = matrix.group % _INPUTS[matrix.bits] == 0 and num_inputs % matrix.group == 0
