@@ -406,17 +406,6 @@ class Pair:
         (most, num_ids), stop_ids = self._limits(), self.ending(request).stop_ids
         check_written(written, request, num_ids, stop_ids, most - num_prompt)
 
-    def check_form(self, written: tuple[int, ...], form: StructuredOutputsParams) -> None:
-        """Raise ConfigurationError if these tokens are no beginning of a text of this form.
-
-        Nothing is said of added tokens, which a grammar may name: the target finds out.
-        """
-        tokenizer = self._tokenizer()
-        said = list(map(tokenizer.bytes_of, written))
-        if None in said or not tokenizer.raw.get_added_tokens_decoder().keys().isdisjoint(written):
-            return
-        self.grammars.refuse_unfitting(form, [one for one in said if one is not None])
-
     @property
     def drafts_in_other_words(self) -> bool:
         """True if a drafter that has joined has another tokenizer than the target."""

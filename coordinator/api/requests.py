@@ -17,6 +17,7 @@ from coordinator.api.outputs import Assembly, RequestOutput, merged
 from coordinator.api.pair import Pair
 from coordinator.api.params import RequestOutputKind, SamplingParams
 from coordinator.api.reasoning import Marks, Thoughts
+from coordinator.api.resuming import check_form
 from coordinator.api.speculation import TokenTexts
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result
@@ -123,7 +124,7 @@ class Request:
                 self._pair.check_written(len(self._ids), tokens, self._params)
                 form = self._params.structured_outputs
                 if form is not None and self.thoughts is None:  # else they may be thoughts
-                    self._pair.check_form(tokens, form)
+                    check_form(tokens, form, self._pair)
             self._resumed[index] = self._assembly(index, 0).resume(tokens) if tokens else ""
         self._written = written
 

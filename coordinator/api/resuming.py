@@ -1,11 +1,16 @@
 """Checks whether an answer can go on behind tokens that another server has written of it."""
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from coordinator.api.config_base import called
 from coordinator.api.params import SamplingParams
+from coordinator.api.structured import StructuredOutputsParams
 from proto.errors import ConfigurationError
 from proto.messages import GREEDY_BELOW
+
+if TYPE_CHECKING:
+    from coordinator.api.pair import Pair
 
 
 def check_written(
@@ -35,3 +40,17 @@ def check_written(
     if params.seed is None and params.temperature >= GREEDY_BELOW:
         line = "a text that is sampled goes on as it began only with its"
         raise ConfigurationError(f"{line} {called('seed')}; give it")
+
+
+def check_form(written: Sequence[int], form: StructuredOutputsParams, pair: "Pair") -> None:
+    """Raise ConfigurationError if these tokens are no beginning of a text of this form.
+
+    Nothing is said of added tokens, which a grammar may name: the target finds out. Also raises
+    BusyError.
+    """
+    grammars, tokenization = pair.grammars, pair.tokenization
+    assert tokenization is not None, "there are grammars, so there is a tokenizer"
+    said = list(map(tokenization.bytes_of, written))
+    if None in said or not tokenization.raw.get_added_tokens_decoder().keys().isdisjoint(written):
+        return
+    grammars.refuse_unfitting(form, [one for one in said if one is not None])
