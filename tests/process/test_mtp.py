@@ -36,8 +36,9 @@ def test_its_drafts_are_accepted_and_the_text_is_the_targets(
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=4, max_tokens=LEN, ignore_eos=True)
     want = generate(pair, PROMPT, ALONE, params)
-    # How far a drafter gets ahead is a matter of time; under `sync` the target waits for it.
-    least = {"auto": LEN / 6, "pipelined": LEN / 6, "sync": LEN / 2, "tree": LEN / 6}
+    # How far a drafter gets ahead is a matter of time, and by that `auto` decides whether drafts
+    # pay at all, but it tries; under `sync` the target waits for the drafter.
+    least = {"auto": 0, "pipelined": LEN / 6, "sync": LEN / 2, "tree": LEN / 6}
     for policy in least:
         got = generate(pair, PROMPT, SpeculationConfig(policy=policy), params)
         assert got.tokens == want.tokens, policy
