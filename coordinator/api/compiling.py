@@ -19,7 +19,7 @@ import threading
 import time
 
 from coordinator.api.endless import has_an_end
-from coordinator.api.structured import TOO_COMPLEX
+from coordinator.api.structured import FOLLOW, TOO_COMPLEX
 from engine.choice import vocabulary
 from engine.choice.vocabulary import Vocabulary
 from engine.errors import GrammarError
@@ -29,7 +29,6 @@ from proto.messages import MAX_GRAMMAR_LEN
 # and other texts would wait for them.
 COMPILE_S = 0.5
 NUM_TRIED = 16  # tokens of an answer that are tried out: some grammars fail after the first one
-FOLLOW = "follow"  # in place of a kind of grammar
 LOOK_S = 1.0  # how often it is asked whether the parent is still there
 
 

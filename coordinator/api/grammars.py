@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from coordinator.api import own_process
 from coordinator.api.reasoning import Thoughts
-from coordinator.api.structured import NAME, TOO_COMPLEX, StructuredOutputsParams
+from coordinator.api.structured import FOLLOW, NAME, TOO_COMPLEX, StructuredOutputsParams
 from proto.errors import BusyError, ConfigurationError
 from proto.installation import missing
 from proto.messages import MAX_GRAMMAR_LEN
@@ -32,7 +32,6 @@ PACKAGE = "llguidance"
 # Most seconds of processor time for a grammar: more than the process itself allows (COMPILE_S), for
 # what cannot be interrupted there. And most seconds, also on a busy machine.
 PROCESSOR_S, ANSWER_S = 0.9, 10.0
-FOLLOW = "follow"  # asks the process about a text (`compiling.py`)
 LOOK_S = 0.05  # how often the processor time is looked at
 START_S = 30.0  # until the process is ready
 QUEUE_S = 5.0  # how long a request waits until others' grammars are compiled
@@ -137,8 +136,8 @@ class Grammars:
         fitting = int(answer["num_fitting"])
         if (number := next((n for n, end in enumerate(ends) if end > fitting), None)) is not None:
             raise ConfigurationError(
-                f"the tokens that are written already do not fit {wanted.name}: number "
-                f"{number + 1} of {len(written)} cannot follow those before it"
+                f"resume: token {number + 1} of {len(written)} does not fit {wanted.name}; send "
+                "only those before it"
             )
 
     def close(self) -> None:

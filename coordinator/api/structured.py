@@ -12,6 +12,7 @@ from proto.errors import ConfigurationError, did_you_mean, shown
 
 NAME = "structured_outputs"
 TOO_COMPLEX = "is too complex; make it simpler"
+FOLLOW = "follow"  # in place of a kind: asks the process that checks grammars about a text
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 MAX_LEN = 1 << 16  # characters of a schema, pattern or grammar, or of all choices
 MAX_CHOICES = 4096

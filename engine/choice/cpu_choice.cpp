@@ -1,6 +1,8 @@
 // The parts of a choice that look at a whole vocabulary, for CPUs with AVX-512: the largest logit, the tokens
 // that the coupled choice may take, and the tokens that cuts may keep. Of those, few in number, coupling.py and
-// sampling.py compute the rest, exactly, so a choice is the same with and without this file.
+// sampling.py compute the rest as they do without this file, so a choice is the same with and without it. Only where
+// top-p alone cuts is the mass of the unlikely tokens a sum of float32 numbers: the last token that stays may be another
+// one where the mass before it is top-p to within one part in ten million.
 
 #include <algorithm>
 #include <vector>

@@ -2,7 +2,8 @@
 
 Of 49,152 tokens numpy takes 0.5 to 0.8 ms for a row that is sampled, most of it for hashes and for
 the search of the likeliest; ours takes 0.05 (docs/LOG.md). Ours finds a few tokens among which the
-choice must be; their scores are then computed as they are without it, so that a choice is the same.
+choice must be; their scores are then computed as they are without it, so that a choice is the same
+(cpu_choice.cpp names the one case in which it may not be).
 
 Owns the calls of cpu_choice.cpp.
 """

@@ -6,6 +6,7 @@ latency of its sums only by several tiles, those are faster.
 """
 
 import ctypes
+import logging
 import math
 import time
 from functools import cache, partial
@@ -16,6 +17,8 @@ from engine.cpu_library import library
 from engine.kept import Kept
 from engine.quantised.cpu_products import TiledProduct, four_bits_in_tiles
 
+logger = logging.getLogger(__name__)
+
 ONE_BY_ONE, TOGETHER = "one by one", "together"
 
 # Together larger than a core has caches, as a model is: 4 bits, scales and offsets of 32 inputs.
@@ -24,19 +27,18 @@ _NUM_TIMED = 6  # of each way; the quickest counts
 
 
 def choose_reading(kept: Kept) -> None:
-    """Let products of this process read tiles as is fastest here, as found now or before.
-
-    A process asks once, so that models that it loads later do not wait.
-    """
+    """Let products of this process read tiles as is fastest here, as found now or before."""
     found = library(compiles=False)
     if found is not None:
         found.slipstream_read_tiles(_chosen(found, kept) == ONE_BY_ONE)
 
 
-@cache
+@cache  # where the machine is too busy to keep what was found, it is not timed for each model
 def _chosen(found: ctypes.CDLL, kept: Kept) -> str:
     """Return how tiles are read here."""
-    return kept.found("reading", (), partial(_quickest, found), is_reading)
+    name = kept.found("reading", (), partial(_quickest, found), is_reading)
+    logger.info("tiles of quantised weights are read %s", name)
+    return name
 
 
 def is_reading(found: object) -> bool:
