@@ -63,6 +63,7 @@ from engine.forward.timing import Decide
 from engine.layout.slots import LaneLayout, Span
 from engine.quantised.cpu_products import TiledProduct
 from engine.quantised.linear import is_quantised
+from engine.quantised.reading import reading
 from engine.tensor_parallel.split import first_says, joined, summed
 
 logger = logging.getLogger(__name__)
@@ -244,7 +245,8 @@ class FusedBackend(Recordable):
         if self._cpu_layers is None:
             return f"torch's operators ({why_not_used() or 'several ranks, or other norms'})"
         calls = "one call" if self._cpu_layers.is_one_call else "single calls"
-        return f"our C++, layers in {calls}"
+        tiles = f", weights read {reading()}" if self._is_quantised else ""
+        return f"our C++, layers in {calls}{tiles}"
 
     def _own_layers(self) -> CpuLayers | None:
         """Return the layers with our own operators; None: not here, or not for these norms."""

@@ -6,7 +6,6 @@ latency of its sums only by several tiles, those are faster.
 """
 
 import ctypes
-import logging
 import math
 import time
 from functools import cache, partial
@@ -17,9 +16,8 @@ from engine.cpu_library import library
 from engine.kept import Kept
 from engine.quantised.cpu_products import TiledProduct, four_bits_in_tiles
 
-logger = logging.getLogger(__name__)
-
 ONE_BY_ONE, TOGETHER = "one by one", "together"
+_reading = TOGETHER  # as the library begins
 
 # Together larger than a core has caches, as a model is: 4 bits, scales and offsets of 32 inputs.
 _NUM_MATRICES, _OUTPUTS, _INPUTS, _GROUP = 4, 4096, 2048, 32
@@ -28,17 +26,22 @@ _NUM_TIMED = 6  # of each way; the quickest counts
 
 def choose_reading(kept: Kept) -> None:
     """Let products of this process read tiles as is fastest here, as found now or before."""
+    global _reading  # as in the library, of which a process has one
     found = library(compiles=False)
     if found is not None:
-        found.slipstream_read_tiles(_chosen(found, kept) == ONE_BY_ONE)
+        _reading = _chosen(found, kept)
+        found.slipstream_read_tiles(_reading == ONE_BY_ONE)
+
+
+def reading() -> str:
+    """Return how tiles are read in this process."""
+    return _reading
 
 
 @cache  # where the machine is too busy to keep what was found, it is not timed for each model
 def _chosen(found: ctypes.CDLL, kept: Kept) -> str:
     """Return how tiles are read here."""
-    name = kept.found("reading", (), partial(_quickest, found), is_reading)
-    logger.info("tiles of quantised weights are read %s", name)
-    return name
+    return kept.found("reading", (), partial(_quickest, found), is_reading)
 
 
 def is_reading(found: object) -> bool:

@@ -187,6 +187,7 @@ def test_how_tiles_are_read_is_timed_once_and_kept(monkeypatch: pytest.MonkeyPat
     for table in (anew, anew, Kept()):
         reading.choose_reading(table)
     assert timed.call_count == 1
+    assert reading.reading() == reading.ONE_BY_ONE
     assert reading.is_reading(reading.TOGETHER)
     assert not reading.is_reading(3)
 
