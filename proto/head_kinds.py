@@ -27,7 +27,8 @@ class HeadKind(StrEnum):
 # In the place of a head's folder: the layer for drafting in the target's own checkpoint.
 MTP = HeadKind.MTP.value
 _NUM_MTP = ("num_nextn_predict_layers", "num_mtp_layers")
-
+# The families (`model_type`) of targets of which such layers were tried.
+MTP_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "hy_v3", "mellum")
 
 # The first matrix of such a layer behind its prefix, and in the layout with `mtp.` before all.
 JOINED, JOINED_ALONE = "eh_proj.weight", "mtp.fc.weight"

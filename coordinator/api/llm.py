@@ -46,6 +46,7 @@ class LLM:
     """A target and a drafter, loaded and warm. Close it, or use it as a context manager.
 
     model, drafter      folder or Hugging Face name; the drafter may be a head made for the model.
+                        "auto" is what comes with the model (docs/heads.md).
                         Without any model: the embedded pair; without a drafter and a
                         speculative_config: plain decoding with the model alone
     target              another name for model

@@ -89,9 +89,8 @@ class Pair:
     ) -> None:
         self.config = config = reviewed(PairConfig, config, "config")
         check_spare()
-        preflight = None
-        if make_launcher is Launcher:
-            preflight = look_at(config, drafts=with_drafter)
+        self._drafts = with_drafter
+        preflight = look_at(config, drafts=with_drafter) if make_launcher is Launcher else None
         self.tokenization = Tokenization.of_model(config.target, config.target_revision)
         self._references: dict[str, tuple[int, ...]] = {"": ()}  # tokens by file, only the latest
         if check is not None:
@@ -193,7 +192,8 @@ class Pair:
         target, drafters = self.hello(Role.TARGET), self.service.registry.hellos(Role.DRAFTER)
         lines = shortened(self.config, target, drafters, self.num_seqs)
         lines += [*not_smaller(target, drafters), *of_devices(self.config, target, drafters)]
-        return [*self.config.chosen, *lines, *self.open_ends(params)]
+        found = self.config.found_drafter if self._drafts else []
+        return [*self.config.chosen, *found, *lines, *self.open_ends(params)]
 
     def open_ends(self, params: SamplingParams | None = None) -> list[str]:
         """Return a line if the target's files leave open which tokens end a text, else []."""

@@ -154,6 +154,8 @@ def _given(config: BaseModel, names: Iterable[str]) -> list[str]:
     """Return those of the settings that are not the default, as whoever gave them calls them."""
     found = []
     for name in names:
+        if name == "drafter" and isinstance(config, PairConfig) and config.found_drafter:
+            continue
         value = getattr(config, name)
         default = type(config).model_fields[name].get_default(call_default_factory=True)
         if default == DEFAULT and isinstance(config, PairConfig):

@@ -268,7 +268,7 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--target", "~/adapter"], "~/adapter/adapter_config.json: the folder holds an adapter;"),
     # Tokenizers
     (
-        ["a", "--target", "~/bytewise"],
+        ["a", "--target", "~/bytewise", "--drafter", "toy"],
         "the drafter that comes with Slipstream is for its own target, not for ~/bytewise (the "
         f"drafter's vocabulary has 4096 tokens, the target's 257); {NAME}",
     ),

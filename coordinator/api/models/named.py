@@ -5,7 +5,7 @@
              on this machine once `make demo` has fetched it (`from_package.py`)
 
 If neither a target nor a drafter is named, it is smollm2 where it is there, else the toy. This file
-alone chooses; every command and `LLM()` ask it.
+alone chooses; every command and `LLM()` ask it. What drafts for other targets: `found.py`.
 """
 
 import os
@@ -18,6 +18,7 @@ from proto.system import cache_folder, is_folder, path_of
 TOY, SMOLLM2 = "toy", "smollm2"
 DEFAULT = "(default)"  # stands for a model that nobody has named
 NGRAM = "ngram"  # in place of a draft model: the target drafts by copying earlier tokens
+AUTO = "auto"  # in place of a draft model: what comes with the target (`found.py`)
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NAME = "SmolLM2-135M-Instruct"
 HEAD = MODELS / "smollm2-eagle3"  # its head
@@ -77,9 +78,11 @@ def drafter_of(name: str, target: str) -> str:
     """Return what a drafter's name of ours stands for, or what drafts for a target by default.
 
     target  as it was named: smollm2 may also be its file, or the folder that is made of that
+
+    AUTO: it is left to us, and the target is none of ours.
     """
-    if name == DEFAULT:
-        name = SMOLLM2 if _is_smollm2(target) else TOY
+    if name in (DEFAULT, AUTO):
+        name = SMOLLM2 if _is_smollm2(target) else TOY if _is_of_toy(target) else AUTO
     if is_folder(name):
         return name
     if name == SMOLLM2:
@@ -92,7 +95,7 @@ def heads_of(drafter: str, target: str) -> str:
 
     drafter, target  as they were named
     """
-    is_ours = drafter in (DEFAULT, SMOLLM2) and not is_folder(drafter)
+    is_ours = drafter in (DEFAULT, AUTO, SMOLLM2) and not is_folder(drafter)
     return str(HEAD) if is_ours and _is_smollm2(target) and HEAD.is_dir() else ""
 
 

@@ -16,6 +16,7 @@ from pydantic import (
 from coordinator.api.config_base import Frozen, called, named
 from coordinator.api.models import named as ours
 from coordinator.api.models.folders import folder_of_file
+from coordinator.api.models.found import found
 from coordinator.api.models.heads import is_whole_model, kind_of, layers_of
 from coordinator.api.models.named import NGRAM as NGRAM
 from coordinator.api.models.tokenizers import differ
@@ -41,6 +42,12 @@ def located(model: str) -> str:
     return str(path_of(model).absolute()) if is_folder(model) else model
 
 
+def _revision(values: Mapping[str, object]) -> str | None:
+    """Return the target's revision among values that were not checked yet."""
+    revision = values.get("target_revision")
+    return revision if isinstance(revision, str) else None
+
+
 Name = Annotated[str, Field(min_length=1)]
 Model = Annotated[Name, AfterValidator(located)]
 Home = Literal["", "own", "target"]
@@ -64,8 +71,10 @@ class ModelsConfig(Frozen):
             f"small model or of a head of the target ({KINDS}). `ngram` needs no "
             "model: the target copies what followed its last tokens earlier in the "
             "text (prompt lookup). `mtp` is the layer for multi-token prediction in the "
-            "target's own checkpoint, if it has one. Default: ngram for smollm2, beside a "
-            "head of ours, else the toy's drafter."
+            "target's own checkpoint, if it has one. `auto` is what comes with the target: "
+            "that layer, else a head in a folder eagle3, eagle or medusa inside its folder or "
+            "beside it, else ngram. Default: auto; for smollm2 ngram beside a head of ours, for "
+            "the toy its drafter."
         ),
     ] = ours.DEFAULT
     target_revision: Annotated[
@@ -105,6 +114,8 @@ class ModelsConfig(Frozen):
 
     # True: nobody has named the target, and it is smollm2.
     _is_smollm2_by_default: bool = PrivateAttr(default=False)
+    # True: the drafter is what was found for the target.
+    _is_found: bool = PrivateAttr(default=False)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -118,15 +129,19 @@ class ModelsConfig(Frozen):
         if is_unnamed:
             named = (drafter, heads)
             target = ours.default_target(tuple(one for one in named if isinstance(one, str)))
+        is_found = False
         if isinstance(target, str) and isinstance(drafter, str):
             if isinstance(heads, str) and heads == ours.DEFAULT:
                 home = values.get("drafter_home", "")
                 is_free = isinstance(home, str) and not home
                 heads = ours.heads_of(drafter, target) if is_free else ""
             drafter = ours.drafter_of(drafter, target)
+            if is_found := drafter == ours.AUTO:
+                drafter = found(target, located(target), _revision(values))
         made = make({**values, "target": target, "drafter": drafter, "heads": heads})
         is_by_default = is_unnamed and target == ours.SMOLLM2
         BaseModel.__setattr__(made, "_is_smollm2_by_default", is_by_default)
+        BaseModel.__setattr__(made, "_is_found", is_found)
         return made
 
     @model_validator(mode="after")
@@ -171,6 +186,21 @@ class ModelsConfig(Frozen):
         if not self._is_smollm2_by_default:
             return []
         return [f"model: {ours.NAME} ({called('target')} {ours.TOY} is the toy pair)"]
+
+    @property
+    def found_drafter(self) -> list[str]:
+        """Return a line that says what drafts, if it was found for the target (`found.py`)."""
+        if not self._is_found:
+            return []
+        return [f"drafter: {self._drafter_in_words} ({called('drafter')} names another)"]
+
+    @property
+    def _drafter_in_words(self) -> str:
+        if is_mtp(self.drafter):
+            return f"{self.drafter}, the layer in the target's checkpoint"
+        if self.drafter == NGRAM:
+            return f"{NGRAM}, since no drafter came with the target"
+        return f"{self.drafter}, found for the target"
 
     # A checkpoint's files are read only where its kind matters.
 

@@ -21,6 +21,11 @@ OUR_TARGET, OUR_DRAFTER = MODELS / "target", MODELS / "drafter"
 FIX = "choose a drafter with the target's tokenizer: --drafter NAME, or --drafter ngram (no model)"
 
 
+def has_our_tokenizer(folder: Path) -> bool:
+    """True if a target's tokenizer is that of the drafter that comes with Slipstream."""
+    return _same_bytes(folder / TOKENIZER, OUR_DRAFTER / TOKENIZER)
+
+
 def check_size(model: Checkpoint, like: Checkpoint | None = None) -> None:
     """Raise ModelError if the tokenizer has more tokens than the model's vocabulary.
 

@@ -93,10 +93,11 @@ def test_what_drafts_for_the_toy_means_the_toy(drafter: str, fetched: Path) -> N
     assert PairConfig(drafter=NGRAM).target == str(fetched)
 
 
-def test_a_target_of_somebody_else_has_the_drafter_that_it_had() -> None:
+def test_what_drafts_for_a_target_of_somebody_else_is_found() -> None:
     config = PairConfig(target="Qwen/Qwen3-8B")
-    assert (config.target, config.drafter) == ("Qwen/Qwen3-8B", DRAFTER)
+    assert (config.target, config.drafter) == ("Qwen/Qwen3-8B", NGRAM)
     assert not config.has_our_drafter
+    assert PairConfig(target="Qwen/Qwen3-8B", drafter=TOY).drafter == DRAFTER
 
 
 def test_the_chat_model_that_is_not_there_is_missing_in_a_line() -> None:
