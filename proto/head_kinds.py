@@ -6,6 +6,8 @@
     EAGLE-3   the same with features of three layers, and a vocabulary of its own (2503.01840)
     MTP       a layer for multi-token prediction that the target's own checkpoint has (2412.19437);
               it has no folder, so its name is the word `mtp`
+    DFlash    some layers that draft a block of tokens at once, from features of several layers of
+              the target (2602.06036)
 
 Owns the names of the kinds. What a head computes is in `engine/heads`.
 """
@@ -22,7 +24,10 @@ class HeadKind(StrEnum):
     EAGLE = "eagle"
     EAGLE3 = "eagle3"
     MTP = "mtp"
+    DFLASH = "dflash"
 
+
+MAX_LAYERS = 8  # layers of the target whose features a head may read
 
 # In the place of a head's folder: the layer for drafting in the target's own checkpoint.
 MTP = HeadKind.MTP.value
@@ -63,6 +68,7 @@ def num_mtp_layers(config: Mapping[str, object]) -> int:
 # Other models are called Eagle too (Eagle2_5_VLForConditionalGeneration), so the whole name counts.
 _EAGLE3 = re.compile(r"Eagle3\w*(ForCausalLM|Speculator|DraftModel)|\w+ForCausalLMEagle3")
 _EAGLE = re.compile(r"Eagle(?!\d)\w*(ForCausalLM|Speculator|DraftModel)|\w+ForCausalLMEagle")
+_DFLASH = re.compile(r"DFlash2?(DraftModel|ForCausalLM|Speculator)?")
 _MEDUSA_TENSOR = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")
 _EAGLE_TENSOR = re.compile(r"(model\.)?(fc|fusion_fc)\.weight")
 # A Llama of one layer has norms where the first heads of EAGLE have none.
@@ -92,6 +98,8 @@ def head_kind(config: Mapping[str, object]) -> HeadKind | None:
         return HeadKind.MEDUSA
     stated = config.get("architectures")
     names = [str(name) for name in stated] if isinstance(stated, list) else []
+    if "dflash_config" in config or any(map(_DFLASH.fullmatch, names)):
+        return HeadKind.DFLASH
     if "draft_vocab_size" in config or any(map(_EAGLE3.fullmatch, names)):
         return HeadKind.EAGLE3
     return HeadKind.EAGLE if any(map(_EAGLE.fullmatch, names)) else None
@@ -129,6 +137,12 @@ def head_kind_of_tensors(names: Iterable[str]) -> HeadKind | None:
     return HeadKind.EAGLE if is_first else None
 
 
+def dflash_part(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a DFlash head's configuration with what `dflash_config` says in it."""
+    inner = config.get("dflash_config")
+    return {**config, **inner} if isinstance(inner, Mapping) else config
+
+
 def feature_layers(
     kind: HeadKind, config: Mapping[str, object], num_layers: int
 ) -> tuple[int, ...]:
@@ -138,8 +152,16 @@ def feature_layers(
     itself is read with this meaning, as vLLM does. A list in `eagle_config` is read so too, except
     where it begins with 1: then its numbers mean the *output* of a layer, as SGLang reads it
     (sgl-project/sglang#25454), because nobody takes the input of the second layer for the lowest
-    feature. Returns () if config.json has no valid list, or the target is too small.
+    feature. DFlash's numbers mean outputs of layers, of the last one the state after the last norm.
+    Returns () if config.json has no valid list, or the target is too small.
     """
+    if kind is HeadKind.DFLASH:
+        outputs = dflash_part(config).get("target_layer_ids")
+        if not isinstance(outputs, list) or not all(type(i) is int for i in outputs):
+            return ()
+        if len(set(outputs)) < len(outputs) or not all(0 <= i < num_layers for i in outputs):
+            return ()
+        return tuple(-1 if i == num_layers - 1 else i + 1 for i in outputs)
     if kind is not HeadKind.EAGLE3:
         return (-1,)
     field, inner = "eagle_aux_hidden_state_layer_ids", config.get("eagle_config")

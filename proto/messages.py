@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from proto.head_kinds import MAX_LAYERS as MAX_LAYERS
 from proto.sampling import GREEDY_BELOW as GREEDY_BELOW
 from proto.sampling import OFF as OFF
 from proto.sampling import Logprobs as Logprobs
@@ -196,7 +197,6 @@ MAX_NODES_PER_DRAFT = 256
 MAX_TOKENS_PER_VERDICT = 1 << 12
 MAX_SESSIONS = 64
 MAX_SOURCES = 8
-MAX_LAYERS = 8  # layers of the target whose features a head may read
 MAX_FEATURE_BYTES = 1 << 22  # in one message
 MAX_NGRAM = 16
 MAX_REFERENCE_LEN = 1 << 16

@@ -335,7 +335,11 @@ class PairConfig(ModelsConfig):
         kind = self.drafter_head
         if self.drafter == NGRAM and self.heads:
             kind = kind_of(self.heads, self.heads_revision)
-        stays = {HeadKind.MEDUSA: "a Medusa head", HeadKind.MTP: "a layer of the target"}
+        stays = {
+            HeadKind.MEDUSA: "a Medusa head",
+            HeadKind.MTP: "a layer of the target",
+            HeadKind.DFLASH: "a DFlash head",
+        }
         if self.drafter_quantization and (is_none or kind in stays):
             what = "none" if is_none or kind is None else stays[kind]
             raise ConfigurationError(

@@ -51,10 +51,9 @@ class LLM:
                         speculative_config: plain decoding with the model alone
     target              another name for model
     revision            branch, tag or commit of the model
-    speculative_config  a dict: "method" (draft_model; ngram: no draft model; medusa, eagle or
-                        eagle3: "model" is such a head; mtp: the layer in the target's own
-                        checkpoint; or a policy), "model" and "revision" of
-                        the drafter,
+    speculative_config  a dict: "method" (draft_model; ngram: no draft model; medusa, eagle,
+                        eagle3 or dflash: "model" is such a head; mtp: the layer in the target's
+                        own checkpoint; or a policy), "model" and "revision" of the drafter,
                         "policy" (auto, sync, tree ... as `--policy`), "num_speculative_tokens",
                         "window", "adaptive", "rejection_sample_method" (coupled, standard, block);
                         for n-gram drafts "prompt_lookup_max", "prompt_lookup_min", "reference",

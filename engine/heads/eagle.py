@@ -29,6 +29,7 @@ from engine.forward.forward import (
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
 from engine.forward.operators import Product
+from engine.heads.dflash import DFlash
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.eagle_on_cpu import own_layer
 from engine.heads.layouts import rotations
@@ -271,7 +272,7 @@ class Layered(Protocol):
 
 
 def _layered(loaded: LoadedHead) -> Layered:
-    assert not isinstance(loaded.module, Medusa), "Medusa heads have no cache"
+    assert not isinstance(loaded.module, Medusa | DFlash), "these have executors of their own"
     return loaded.module
 
 

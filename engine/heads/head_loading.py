@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from engine.checkpoint.checkpoint import WANTED_OF_HEADS, find_folder
-from engine.checkpoint.files import one_line, read_config
+from engine.checkpoint.files import Object, one_line, read_config
 from engine.checkpoint.model import DTYPES, refuse_unknown_dtype
 from engine.choice.coupling import rare_choices, usual_choices
 from engine.choice.coupling_on_gpu import try_choices
@@ -16,6 +17,8 @@ from engine.device import claim, cpu_is_fast_in, pin
 from engine.errors import ModelError, OutOfMemory
 from engine.fastest import FASTEST, usual_num_threads
 from engine.forward.forward import LAST
+from engine.heads.dflash import DFlash, read_dflash, read_dflash_config
+from engine.heads.dflash_executor import DFlashExecutor
 from engine.heads.eagle import EagleExecutor
 from engine.heads.eagle_layer import EagleHead, read_eagle_head
 from engine.heads.head_tensors import HeadTensors
@@ -35,6 +38,8 @@ from engine.quantised.reading import choose_reading
 from engine.quantised.rounding import BITS
 from proto.head_kinds import MTP, HeadKind, head_kind, head_kind_of_tensors, is_mtp
 
+HeadExecutor = EagleExecutor | MedusaExecutor | DFlashExecutor
+
 # -- selfcheck -------------------------------------------------------------------------------------
 
 # A check made once, when a head is loaded: does it run, and are its logits finite?
@@ -44,7 +49,7 @@ _NUM_ROWS = 8
 _MISFITS = (ValueError, RuntimeError, TypeError, LookupError, ArithmeticError)
 
 
-def check_outputs(executor: EagleExecutor | MedusaExecutor) -> None:
+def check_outputs(executor: HeadExecutor) -> None:
     """Check that a head drafts a chain with finite logits; call it before any text is opened.
 
     The first row gets a random feature, and the rows after it use the features that the head itself
@@ -148,17 +153,8 @@ def load_head(
         raise ModelError(f"{path}: {NO_HEAD}")
     of = Target(target, target_revision, max_len)
     chosen = _choose_dtype(dtype, tensors, where)
-    layers: tuple[int, ...] = (LAST,)
-    longest = of.max_model_len
-    module: Medusa | EagleHead
-    if kind is HeadKind.MEDUSA:
-        num_heads, num_layers = medusa_counts(path, stated)
-        module = read_medusa(num_heads, num_layers, tensors, of, chosen, where)
-    else:
-        config = read_eagle_config(path, stated, kind, of)
-        bits = BITS.get(quantization, 0)
-        module = read_eagle_head(config, tensors, of, chosen, where, bits)
-        layers, longest = config.layers, config.max_model_len
+    bits = BITS.get(quantization, 0)
+    module, layers, longest = _read(kind, (path, stated), tensors, of, chosen, where, bits)
     return LoadedHead(
         kind=kind,
         name=name,
@@ -173,6 +169,34 @@ def load_head(
         module=module,
         feature_dtype=feature_dtype,
     )
+
+
+def _read(
+    kind: HeadKind,
+    config: tuple[Path, Object],
+    tensors: HeadTensors,
+    target: Target,
+    dtype: torch.dtype,
+    device: torch.device,
+    bits: int,
+) -> tuple[Medusa | EagleHead | DFlash, tuple[int, ...], int]:
+    """Return (a head, the target's layers that it reads, how many positions it takes).
+
+    config  path and content of config.json
+
+    Raises ModelError.
+    """
+    if kind is HeadKind.MEDUSA:
+        counts = medusa_counts(*config)
+        medusa = read_medusa(*counts, tensors, target, dtype, device)
+        return medusa, (LAST,), target.max_model_len
+    if kind is HeadKind.DFLASH:
+        sizes = read_dflash_config(*config, target)
+        block = read_dflash(sizes, tensors, target, dtype, device)
+        return block, sizes.layers, sizes.max_model_len
+    of_eagle = read_eagle_config(*config, kind, target)
+    eagle = read_eagle_head(of_eagle, tensors, target, dtype, device, bits)
+    return eagle, of_eagle.layers, of_eagle.max_model_len
 
 
 def _load_mtp(target: Target, dtype: str, device: torch.device, feature_dtype: str) -> LoadedHead:
@@ -268,11 +292,12 @@ def load_head_engine(
     )
 
 
-_MAKE: Mapping[HeadKind, type[EagleExecutor | MedusaExecutor]] = {
+_MAKE: Mapping[HeadKind, type[HeadExecutor]] = {
     HeadKind.MEDUSA: MedusaExecutor,
     HeadKind.EAGLE: EagleExecutor,
     HeadKind.EAGLE3: EagleExecutor,
     HeadKind.MTP: MtpExecutor,
+    HeadKind.DFLASH: DFlashExecutor,
 }
 
 
@@ -282,18 +307,14 @@ def _settle_on_cpu(loaded: LoadedHead) -> None:
     choose_reading(AS_BEFORE)
 
 
-def _checked_executor(
-    loaded: LoadedHead, capacity: int, num_lanes: int
-) -> EagleExecutor | MedusaExecutor:
+def _checked_executor(loaded: LoadedHead, capacity: int, num_lanes: int) -> HeadExecutor:
     """Return what runs a head, after a check of its outputs. Raises ModelError."""
     executor = _MAKE[loaded.kind](loaded, capacity, num_lanes=num_lanes)
     check_outputs(executor)
     return executor
 
 
-def _use_once(
-    executor: EagleExecutor | MedusaExecutor, num_rows: int, num_children: Sequence[int]
-) -> None:
+def _use_once(executor: HeadExecutor, num_rows: int, num_children: Sequence[int]) -> None:
     """Run on a GPU what texts do first, so that none waits until kernels are loaded.
 
     num_rows      most rows of a usual pass

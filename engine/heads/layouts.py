@@ -98,7 +98,7 @@ def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target
     width, num_heads = count(path, part, "hidden_size"), count(path, part, "num_attention_heads")
     num_kv_heads = count(path, part, "num_key_value_heads", num_heads)
     dim = count(path, part, "head_dim", width // num_heads or 1)
-    rope = _rope(path, part, num_heads, dim)
+    rope = rotary_config(path, part, num_heads, dim)
     draft_vocab = target.vocab_size
     if kind is HeadKind.EAGLE3:
         draft_vocab = count(path, stated, "draft_vocab_size", draft_vocab)
@@ -146,7 +146,7 @@ def _residual_is_normed(path: Path, stated: Object, kind: HeadKind) -> bool:
     return bool(found)
 
 
-def _rope(path: Path, part: Object, num_heads: int, dim: int) -> Any:
+def rotary_config(path: Path, part: Object, num_heads: int, dim: int) -> Any:
     """Return a transformers configuration of the head's rotary embedding. Raises ModelError."""
     fields = {field: deepcopy(part[field]) for field in _ROPE if part.get(field) is not None}
     longest = count(path, part, "max_position_embeddings", POSITIONS)

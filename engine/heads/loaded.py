@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.checkpoint.model import DTYPES, LoadedModel
+from engine.heads.dflash import DFlash
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.medusa import Medusa
 from engine.heads.mtp import MtpHead
@@ -16,7 +17,7 @@ from proto.head_kinds import HeadKind
 class LoadedHead:
     """A head on its device, with its properties under the same names as in `LoadedModel`.
 
-    kind          Medusa, EAGLE, EAGLE-3 or MTP
+    kind          Medusa, EAGLE, EAGLE-3, MTP or DFlash
     name          its name as the user gave it
     layers        target layers whose features (hidden states) it reads; -1: after the last norm
     hidden_size   the target's hidden size
@@ -39,13 +40,15 @@ class LoadedHead:
     num_parameters: int
     dtype: torch.dtype
     device: torch.device
-    module: Medusa | EagleHead | MtpHead
+    module: Medusa | EagleHead | MtpHead | DFlash
     feature_dtype: str = "float32"
     rank: Rank | None = None
 
     @property
     def depth(self) -> int | None:
         """Return the most tokens that the head can draft in a row; None: any number."""
+        if isinstance(self.module, DFlash):
+            return self.module.config.block - 1
         return self.module.num_heads if isinstance(self.module, Medusa) else None
 
     @property
@@ -78,6 +81,10 @@ class LoadedHead:
         if isinstance(self.module, MtpHead):
             sizes = self.module.config
             return sizes.slot_bytes + sizes.width * self.module.embeddings.itemsize
+        if isinstance(self.module, DFlash):
+            of = self.module.config
+            num_numbers = 2 * len(of.windows) * of.num_kv_heads * of.dim
+            return num_numbers * self.module.embeddings.itemsize
         config = self.module.config
         num_numbers = 2 * config.num_kv_heads * config.dim + config.width
         return num_numbers * self.module.embeddings.itemsize

@@ -5,7 +5,7 @@ them again.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +22,16 @@ from engine.checkpoint.files import (
 )
 from engine.errors import ModelError
 from proto.head_kinds import (
+    MAX_LAYERS,
     HeadKind,
+    dflash_part,
     feature_layers,
     head_alone,
     is_mtp,
     kind_of_files,
 )
 
-NO_HEAD = "it describes no head that is covered; use one of Medusa, EAGLE or EAGLE-3"
+NO_HEAD = "it describes no head that is covered; use one of Medusa, EAGLE, EAGLE-3 or DFlash"
 _FIX = "use a head made for this target"
 
 # The file names that are tried, in this order: safe formats first.
@@ -39,6 +41,10 @@ _WHOLE, INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "
 # Defaults of the llama family for fields that config.json leaves out.
 EPSILON, POSITIONS = 1e-6, 2048
 MOST_MEDUSA = 1024
+USUAL_BLOCK, MOST_BLOCK = 16, 64  # tokens of a DFlash head's block
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of its layers
+# Sizes that only DFlash's second version has: of its convolutions, and of its choice of a path.
+SECOND = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _EPSILONS = (1e-12, 0.1)
 _ROPES = ("rope_scaling", "rope_parameters")
 # Type of rotary embedding -> the numbers that it needs; transformers has defaults for the others.
@@ -116,6 +122,12 @@ def refuse_other_target(path: Path, stated: Object, kind: HeadKind, target: Targ
                 f"{_FIX}"
             )
     num_layers = target.num_layers
+    meant = stated.get("num_target_layers") if kind is HeadKind.DFLASH else None
+    if None not in (meant, num_layers) and meant != num_layers:
+        raise ModelError(
+            f"{path}: num_target_layers is {as_json(meant)}, but {target.name} has {num_layers}; "
+            f"{_FIX}"
+        )
     if num_layers is not None and not feature_layers(kind, stated, num_layers):
         raise ModelError(
             f"{path}: it reads features of layers that {target.name}, which has {num_layers}, does "
@@ -133,6 +145,10 @@ def refuse_odd_config(path: Path, stated: Object, kind: HeadKind) -> None:
         medusa_counts(path, stated)
         return
     part = layer_config(path, stated)
+    if kind is HeadKind.DFLASH:
+        _refuse_odd_block(path, dflash_part(stated))
+    else:
+        _refuse_more_layers(path, part)
     _refuse_other_forms(path, part)
     width, num_heads = count(path, part, "hidden_size"), count(path, part, "num_attention_heads")
     num_kv_heads = count(path, part, "num_key_value_heads", num_heads)
@@ -162,8 +178,8 @@ def medusa_counts(path: Path, stated: Object) -> tuple[int, int]:
     Raises:
         ModelError: a number is out of range.
     """
-    num_heads = _in_range(path, stated, "medusa_num_heads", 1, (1, MOST_MEDUSA))
-    return num_heads, _in_range(path, stated, "medusa_num_layers", 1, (0, MOST_MEDUSA))
+    num_heads = in_range(path, stated, "medusa_num_heads", 1, (1, MOST_MEDUSA))
+    return num_heads, in_range(path, stated, "medusa_num_layers", 1, (0, MOST_MEDUSA))
 
 
 def layer_config(path: Path, stated: Object) -> Object:
@@ -180,18 +196,22 @@ def count(path: Path, part: Object, field: str, default: int | None = None) -> i
     Raises:
         ModelError: the field is something else, or absent without a default.
     """
-    return _in_range(path, part, field, default, (1, (1 << 31) - 1))
+    return in_range(path, part, field, default, (1, (1 << 31) - 1))
 
 
-def _in_range(
-    path: Path, part: Object, field: str, default: int | None, between: tuple[int, int]
+def in_range(
+    path: Path,
+    part: Mapping[str, object],
+    field: str,
+    default: int | None,
+    between: tuple[int, int],
 ) -> int:
     """Return a field's whole number, or `default`. Raises ModelError if not in `between`."""
     found, (least, most) = part.get(field), between
     if found is None:
         found = default
     if type(found) is not int or not least <= found <= most:
-        to = f"to {most}" if most == MOST_MEDUSA else "on"
+        to = "on" if most == (1 << 31) - 1 else f"to {most}"
         raise ModelError(
             f"{path}: {field} is {as_json(part.get(field))}; it must be a whole number from "
             f"{least} {to}"
@@ -199,11 +219,39 @@ def _in_range(
     return found
 
 
-def _refuse_other_forms(path: Path, part: Object) -> None:
-    """Raise ModelError if an EAGLE head's layer has a form that is not covered."""
+def _refuse_more_layers(path: Path, part: Object) -> None:
+    """Raise ModelError if an EAGLE head has several layers."""
     num_layers = count(path, part, "num_hidden_layers", 1)
     if num_layers != 1:
         raise ModelError(f"{path}: the head has {num_layers} layers; use one with a single layer")
+
+
+def _refuse_odd_block(path: Path, part: Mapping[str, object]) -> None:
+    """Raise ModelError if what config.json says of a DFlash head's block is missing or odd."""
+    num_layers = in_range(path, part, "num_hidden_layers", 1, (1, MOST_BLOCK))
+    in_range(path, part, "block_size", USUAL_BLOCK, (2, MOST_BLOCK))
+    in_range(path, part, "mask_token_id", None, (0, (1 << 31) - 1))
+    read = part.get("target_layer_ids")
+    if isinstance(read, list) and len(read) > MAX_LAYERS:
+        raise ModelError(
+            f"{path}: it reads features of {len(read)} layers, and at most {MAX_LAYERS} are sent; "
+            "use another head"
+        )
+    kinds = part.get("layer_types") or [FULL] * num_layers
+    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {FULL, SLIDING}:
+        raise ModelError(
+            f"{path}: layer_types is {as_json(kinds)}; it must name each of its {num_layers} "
+            f"layers {FULL} or {SLIDING}"
+        )
+    if SLIDING in kinds:
+        in_range(path, part, "sliding_window", None, (1, (1 << 31) - 1))
+    if any(part.get(field) is not None for field in SECOND):
+        for field in SECOND:
+            in_range(path, part, field, None, (1, (1 << 31) - 1))
+
+
+def _refuse_other_forms(path: Path, part: Object) -> None:
+    """Raise ModelError if a head's layers have a form that is not covered."""
     if part.get("hidden_act", "silu") != "silu":
         raise ModelError(
             f"{path}: hidden_act is {as_json(part['hidden_act'])}; only heads with silu are covered"

@@ -312,10 +312,10 @@ GENERATE: list[tuple[list[str], str]] = [
         + HEAD,
     ),
     (["a", "--heads", "~/empty-head"], "~/empty-head"),
-    (["a", "--heads", "~/sound"], "--heads: ~/sound is none of Medusa, EAGLE, EAGLE-3; a draft"),
+    (["a", "--heads", "~/sound"], "--heads: ~/sound is none of Medusa, EAGLE, EAGLE-3, DFlash;"),
     (
         ["a", "--drafter", "ngram", "--drafter-home", "target"],
-        "--drafter-home says where a draft model or a head (Medusa, EAGLE, EAGLE-3) runs",
+        "--drafter-home says where a draft model or a head (Medusa, EAGLE, EAGLE-3, DFlash) runs",
     ),
     # Devices
     (

@@ -4,8 +4,9 @@ The first that there is, and that fits the target:
 
     what drafts for a model of ours (`named.py`), also for a copy of the toy that has its tokenizer
     the layer for multi-token prediction in the target's checkpoint
-    a head in a folder eagle3, eagle or medusa inside the target's folder; beside it in a folder of
-        the target's name and -eagle3, -eagle or -medusa; beside it in such a folder alone
+    a head in a folder dflash, eagle3, eagle or medusa inside the target's folder; beside it in a
+        folder of the target's name and -dflash, -eagle3, -eagle or -medusa; beside it in such a
+        folder alone
     n-grams, which need no model
 
 Only files are looked at: of a model on the hub its config.json, which is fetched for this.
@@ -23,7 +24,8 @@ from proto.errors import ConfigurationError, ModelError
 from proto.head_kinds import MTP, MTP_FAMILIES, HeadKind
 from proto.system import is_folder, path_of
 
-_KINDS = (HeadKind.EAGLE3, HeadKind.EAGLE, HeadKind.MEDUSA)  # the best first
+# The best first.
+_KINDS = (HeadKind.DFLASH, HeadKind.EAGLE3, HeadKind.EAGLE, HeadKind.MEDUSA)
 
 
 def found(named: str, target: str, revision: str | None) -> str:

@@ -25,7 +25,7 @@ from proto.head_kinds import HeadKind, is_mtp
 from proto.installation import MODELS
 from proto.system import is_folder, path_of
 
-KINDS = "Medusa, EAGLE, EAGLE-3"
+KINDS = "Medusa, EAGLE, EAGLE-3, DFlash"
 
 
 def located(model: str) -> str:
@@ -72,8 +72,8 @@ class ModelsConfig(Frozen):
             "model: the target copies what followed its last tokens earlier in the "
             "text (prompt lookup). `mtp` is the layer for multi-token prediction in the "
             "target's own checkpoint, if it has one. `auto` is what comes with the target: "
-            "that layer, else a head in a folder eagle3, eagle or medusa inside its folder or "
-            "beside it, else ngram. Default: auto; for smollm2 ngram beside a head of ours, for "
+            "that layer, else a head in a folder dflash, eagle3, eagle or medusa inside its folder "
+            "or beside it, else ngram. Default: auto; for smollm2 ngram beside a head of ours, for "
             "the toy its drafter."
         ),
     ] = ours.DEFAULT
@@ -96,7 +96,7 @@ class ModelsConfig(Frozen):
             description="Where the drafter runs, a draft model or a head.\n"
             "own: in a process of its own, on --drafter-device.\n"
             "target: in the target's process and on its device, in turns with it.\n"
-            "Default: target for Medusa heads and mtp, else own."
+            "Default: target for Medusa and DFlash heads and mtp, else own."
         ),
     ] = ""
     heads: Annotated[
@@ -243,7 +243,7 @@ class ModelsConfig(Frozen):
         """True if the drafter runs in the target's process."""
         if self.drafter_home:
             return self.drafter_home == "target"
-        return self.drafter_head in (HeadKind.MEDUSA, HeadKind.MTP)
+        return self.drafter_head in (HeadKind.MEDUSA, HeadKind.MTP, HeadKind.DFLASH)
 
     @property
     def layers(self) -> tuple[int, ...]:

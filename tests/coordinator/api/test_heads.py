@@ -246,7 +246,11 @@ def test_a_target_without_a_drafters_process_waits_for_nobody(
             "would both run in the target's",
         ),
         ("medusa", {"heads": "eagle"}, "would both run in the target's process; give one of them"),
-        ("eagle", {"heads": "shallow"}, "shallow is none of Medusa, EAGLE, EAGLE-3; a draft model"),
+        (
+            "eagle",
+            {"heads": "shallow"},
+            "shallow is none of Medusa, EAGLE, EAGLE-3, DFlash; a draft",
+        ),
         ("eagle", {"drafter_device": "cuda:0,cuda:1"}, "a head runs in one process; give it one"),
     ],
 )

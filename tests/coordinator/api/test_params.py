@@ -58,7 +58,7 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
     [
         (
             {"speculative_config": {"method": "magic"}},
-            "draft_model, ngram, medusa, eagle, eagle3, mtp, auto, ",
+            "draft_model, ngram, medusa, eagle, eagle3, mtp, dflash, auto, ",
         ),
         ({"speculative_config": {"K": 3}}, "speculative_config has no 'K'; there are method"),
         ({"speculative_config": {"num_speculative_tokens": 0}}, "num_speculative_tokens: "),
@@ -67,14 +67,20 @@ def test_a_bad_sampling_parameter_is_one_line(values: dict[str, Any], line: str)
             {"speculative_config": {"method": "ngram", "model": "b"}},
             "the method ngram has no model",
         ),
-        ({"speculative_config": {"also_ngram": True, "verify": "block"}}, "not block: to choose"),
+        (
+            {"drafter": "toy", "speculative_config": {"also_ngram": True, "verify": "block"}},
+            "not block: to choose",
+        ),
         ({"speculative_config": {"remember": True, "verify": "token"}}, "not token: copies"),
         (
             {"speculative_config": {"prompt_lookup_min": 5, "prompt_lookup_max": 4}},
             "ngram_min is 5, which is above ngram",
         ),
         ({"speculative_config": {"prompt_lookup_max": 17}}, "prompt_lookup_max: "),
-        ({"speculative_config": {"reference": "x.py"}}, "choose the drafter ngram or also_ngram"),
+        (
+            {"drafter": "toy", "speculative_config": {"reference": "x.py"}},
+            "choose the drafter ngram or also_ngram",
+        ),
         ({"reproducible": True, "speculative_config": {"num_speculative_tokens": 16}}, "is 16"),
         ({"max_model_len": 1}, "max_model_len: "),
         ({"speculative_config": "ngram"}, "speculative_config: expected a dict of method, model,"),

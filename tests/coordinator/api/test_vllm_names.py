@@ -166,7 +166,7 @@ def test_the_length_of_an_n_gram_that_is_not_given_fits_the_other(
     [
         (
             {"method": "mlp"},
-            '["method"] is one of draft_model, ngram, medusa, eagle, eagle3, mtp, auto',
+            '["method"] is one of draft_model, ngram, medusa, eagle, eagle3, mtp, dflash, ',
         ),
         ({"method": "sync", "policy": "tree"}, 'a policy twice: "method" is sync, "policy" is'),
         ({"rejection_sample_method": "synthetic"}, "speculative_config, rejection_sample_method: "),

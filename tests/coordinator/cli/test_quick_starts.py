@@ -64,7 +64,9 @@ def test_it_means_the_same_here(row: tuple[str, str, dict[str, Any]]) -> None:
     name, *arguments = words(row)
     before, given = usual(COMMANDS[name]), settings(COMMANDS[name], arguments)
     changed = {key: value for key, value in given.items() if value != before[key]}
-    assert changed == row[2]
+    # Of a model that is not here nothing is known to draft.
+    found = {"drafter": "ngram"} if "target" in row[2] else {}
+    assert changed == found | row[2]
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if isinstance(row[2], str)], ids=str)
