@@ -69,6 +69,13 @@ def num_mtp_layers(config: Mapping[str, object]) -> int:
 _EAGLE3 = re.compile(r"Eagle3\w*(ForCausalLM|Speculator|DraftModel)|\w+ForCausalLMEagle3")
 _EAGLE = re.compile(r"Eagle(?!\d)\w*(ForCausalLM|Speculator|DraftModel)|\w+ForCausalLMEagle")
 _DFLASH = re.compile(r"DFlash2?(DraftModel|ForCausalLM|Speculator)?")
+# What vLLM's project `speculators` calls them.
+_SPECULATORS = {
+    "eagle": HeadKind.EAGLE,
+    "eagle3": HeadKind.EAGLE3,
+    "dflash": HeadKind.DFLASH,
+    "dflash2": HeadKind.DFLASH,
+}
 _MEDUSA_TENSOR = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")
 _EAGLE_TENSOR = re.compile(r"(model\.)?(fc|fusion_fc)\.weight")
 # A Llama of one layer has norms where the first heads of EAGLE have none.
@@ -93,7 +100,7 @@ def head_kind(config: Mapping[str, object]) -> HeadKind | None:
     """
     speculators = config.get("speculators_model_type")
     if speculators is not None:
-        return {"eagle": HeadKind.EAGLE, "eagle3": HeadKind.EAGLE3}.get(str(speculators))
+        return _SPECULATORS.get(str(speculators))
     if "medusa_num_heads" in config:
         return HeadKind.MEDUSA
     stated = config.get("architectures")
@@ -138,9 +145,21 @@ def head_kind_of_tensors(names: Iterable[str]) -> HeadKind | None:
 
 
 def dflash_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return a DFlash head's configuration with what `dflash_config` says in it."""
-    inner = config.get("dflash_config")
-    return {**config, **inner} if isinstance(inner, Mapping) else config
+    """Return a DFlash head's configuration as one object, under the names of z-lab's files.
+
+    There it is config.json and `dflash_config` in it; in those of `speculators` config.json and
+    `transformer_layer_config`, and layers are counted by their inputs.
+    """
+    inner, layer = config.get("dflash_config"), config.get("transformer_layer_config")
+    if isinstance(inner, Mapping):
+        return {"is_causal": inner.get("causal"), **config, **inner}
+    if not isinstance(layer, Mapping):
+        return config
+    inputs = config.get("aux_hidden_state_layer_ids")
+    if isinstance(inputs, list):
+        inputs = [i - 1 if type(i) is int else i for i in inputs]
+    is_causal = False if config.get("sliding_window_non_causal") is True else None
+    return {**layer, **config, "target_layer_ids": inputs, "is_causal": is_causal}
 
 
 def feature_layers(

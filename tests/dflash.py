@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.engine.heads.checkpoints import HIDDEN, LAYERS, VOCAB, Checkpoint, Tensors
+from tests.engine.heads.checkpoints import (
+    DRAFT_VOCAB,
+    HIDDEN,
+    LAYERS,
+    VOCAB,
+    Checkpoint,
+    Tensors,
+)
 
 BLOCK, MASK = 5, 7
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, DIM, INNER = 2, 4, 2, 16, 96
@@ -41,6 +48,7 @@ FORMS: dict[str, dict[str, Any]] = {
     },
     "logits": {"final_logit_softcapping": 3.0, "output_multiplier": 0.5},
     "second": SECOND,
+    "speculators": {},
 }
 
 
@@ -51,8 +59,8 @@ def config_of(form: str) -> dict[str, Any]:
     more = FORMS[form]
     inner |= {name: value for name, value in more.items() if name not in outer}
     second = "2" if form == "second" else ""
-    return {
-        "architectures": [f"DFlash{second}DraftModel"],
+    architecture = {"architectures": [f"DFlash{second}DraftModel"]}
+    layers = {
         "model_type": "qwen3",
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
@@ -66,9 +74,13 @@ def config_of(form: str) -> dict[str, Any]:
         "rope_theta": THETA,
         "max_position_embeddings": 512,
         "vocab_size": VOCAB,
-        "dflash_config": inner,
         **{name: value for name, value in more.items() if name in outer},
     }
+    if form != "speculators":
+        return {**architecture, **layers, "dflash_config": inner}
+    inner["aux_hidden_state_layer_ids"] = [i + 1 for i in inner.pop("target_layer_ids")]
+    own = {"speculators_model_type": "dflash", "draft_vocab_size": DRAFT_VOCAB}
+    return {**architecture, **own, **inner, "transformer_layer_config": layers}
 
 
 def checkpoint(form: str = "first", seed: int = 0) -> Checkpoint:
@@ -100,6 +112,8 @@ def checkpoint(form: str = "first", seed: int = 0) -> Checkpoint:
         for book in ("predecessor", "successor"):
             sizes[f"candidate_selector.{book}_codebook"] = VOCAB, SECOND["selector_rank"]
         sizes["candidate_selector.hidden_projection.weight"] = SECOND["selector_rank"], HIDDEN
+    if form == "speculators":
+        sizes["lm_head.weight"] = DRAFT_VOCAB, HIDDEN
     for layer in range(NUM_LAYERS):
         sizes |= {f"layers.{layer}.{name}": size for name, size in of_layer.items()}
     drawing = torch.Generator().manual_seed(seed)
@@ -109,6 +123,10 @@ def checkpoint(form: str = "first", seed: int = 0) -> Checkpoint:
         # The books are wide, so that the token before decides now and then.
         width = 1.0 if "codebook" in name else 0.8 / size[-1] ** 0.5
         files[name] = 1 + 0.2 * drawn if len(size) == 1 else drawn * width
+    if form == "speculators":
+        drawn = torch.randperm(VOCAB, generator=drawing)[:DRAFT_VOCAB].sort().values
+        files["d2t"] = drawn - torch.arange(DRAFT_VOCAB)
+        files["t2d"] = torch.isin(torch.arange(VOCAB), drawn)
     return Checkpoint(config_of(form), files)
 
 
@@ -163,6 +181,11 @@ class Plain:
             window = WINDOW if is_near else 1000
             rows = self._layer(f"layers.{layer}.", rows, text, window, is_causal=is_causal)
         states = torch.stack([_norm(row, w["norm.weight"]) for row in rows[1:]])
+        if self.form == "speculators":
+            found = torch.full((BLOCK - 1, len(self.embeddings)), -torch.inf)
+            targets = torch.arange(DRAFT_VOCAB) + w["d2t"]
+            found[:, targets] = states @ w["lm_head.weight"].T
+            return found, states
         logits = states @ self.lm_head.T * more.get("output_multiplier", 1.0)
         if cap := more.get("final_logit_softcapping"):
             logits = cap * torch.tanh(logits / cap)

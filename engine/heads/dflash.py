@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from engine.checkpoint.files import Object
 from engine.checkpoint.model import max_model_len
 from engine.errors import ModelError
+from engine.forward.forward import over_all
 from engine.forward.operators import Packer, Product, at_once
 from engine.heads.head_tensors import HeadTensors
 from engine.heads.layouts import rotary_config
@@ -43,6 +44,9 @@ from engine.heads.stated import (
 from engine.heads.target import Target
 from proto.head_kinds import HeadKind, dflash_part, feature_layers
 
+# Endings of tensors in some checkpoints that are not needed, as in `eagle_layer.py`.
+_UNUSED = ("t2d", "inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
+
 
 @dataclass(frozen=True, slots=True)
 class DFlashConfig:
@@ -54,6 +58,7 @@ class DFlashConfig:
     epsilon      epsilon of its norms
     layers       target layers whose features it reads, as in `EagleConfig`
     block        tokens of a block: the text's last one and the masks
+    draft_vocab  number of tokens that it can draft
     mask_token   token id whose embedding stands for a token that is not known yet
     windows      per layer: so many positions are seen at most, this one included; None: all
     are_causal   per layer: True if a row of the block does not see the rows behind it
@@ -73,6 +78,7 @@ class DFlashConfig:
     epsilon: float
     layers: tuple[int, ...]
     block: int
+    draft_vocab: int
     mask_token: int
     windows: tuple[int | None, ...]
     are_causal: tuple[bool, ...]
@@ -121,6 +127,7 @@ def read_dflash_config(path: Path, stated: Object, target: Target) -> DFlashConf
         epsilon=float(part.get("rms_norm_eps") or EPSILON),
         layers=feature_layers(HeadKind.DFLASH, stated, target.num_layers),
         block=count(path, part, "block_size", USUAL_BLOCK),
+        draft_vocab=count(path, part, "draft_vocab_size", target.vocab_size),
         mask_token=int(part["mask_token_id"]),
         windows=tuple(part["sliding_window"] if kind == SLIDING else None for kind in kinds),
         # Where config.json does not say, layers with a window are causal, as they were trained.
@@ -231,6 +238,7 @@ class DFlash:
     context     function: features [n, feature_size] -> c [n, width]
     stack       its layers
     last_norm   norm before `output`, which gives logits
+    targets     [draft_vocab] int64: the target's token of each column of `output`; None: the same
     """
 
     config: DFlashConfig
@@ -241,6 +249,7 @@ class DFlash:
     stack: Sequence[BlockLayer]
     last_norm: Product
     output: Product
+    targets: torch.Tensor | None
     selector: Selector | None
     dtype: torch.dtype
     device: torch.device
@@ -277,7 +286,7 @@ class DFlash:
         logits = self.output(rows).float() * config.multiplier
         if config.softcap:
             logits = torch.tanh(logits / config.softcap) * config.softcap
-        return logits, rows
+        return over_all(logits, self.targets, self.vocab_size), rows
 
     def _through(
         self,
@@ -351,7 +360,7 @@ def read_dflash(
             embedding of the mask token.
     """
     made = _Reader(config, tensors, target, dtype, device).head()
-    tensors.refuse_rest("rotary_emb.inv_freq")
+    tensors.refuse_rest(*_UNUSED)
     return made
 
 
@@ -380,6 +389,7 @@ class _Reader:
                 f"{self._target.name} has {len(embeddings)} embeddings; use a head made for this "
                 "target"
             )
+        targets = self._tensors.targets(config.draft_vocab, self._target.vocab_size)
         entry = self._product(("fc", width, len(config.layers) * width))
         norm = self._norm("hidden_norm", width)
         return DFlash(
@@ -391,6 +401,7 @@ class _Reader:
             stack=[self._layer(f"layers.{number}") for number in range(len(config.windows))],
             last_norm=self._norm("norm", width),
             output=self._output(),
+            targets=None if targets is None else targets.to(self._device),
             selector=self._selector() if config.rank else None,
             dtype=self._dtype,
             device=self._device,
@@ -444,10 +455,11 @@ class _Reader:
         return found.to(self._device, self._dtype)
 
     def _output(self) -> Product:
-        part = self._target.output()
-        if "lm_head.weight" in self._tensors:
-            sizes = self._target.vocab_size, self._config.width
-            part = self._tensors.linear("lm_head", *sizes)
+        config = self._config
+        if "lm_head.weight" in self._tensors or config.draft_vocab != self._target.vocab_size:
+            part = self._tensors.linear("lm_head", config.draft_vocab, config.width)
+        else:
+            part = self._target.output()
         return self._packer.take([part.to(self._device, self._dtype)])
 
     def _product(self, *parts: tuple[str, int, int]) -> Product:

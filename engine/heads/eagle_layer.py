@@ -166,7 +166,7 @@ class _Reader:
         sizes = (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
         qkv = [self._linear(f"{layer}.self_attn.{x}", size, entering) for x, size in sizes]
         feeding = [self._linear(f"{layer}.mlp.{x}", inner, width) for x in ("gate_proj", "up_proj")]
-        targets = self._targets()
+        targets = self._tensors.targets(config.draft_vocab, self._target.vocab_size)
         states, front = self._third_front() if is_third else (_same, self._first_front())
         last_norm = self._last_norm() if is_third else None
         before_mlp = self._weight(f"{layer}.post_attention_layernorm", width)
@@ -255,29 +255,6 @@ class _Reader:
             return self._weight("norm", self._config.width)
         self._refuse_another_width("last norm")
         return self._target.last_norm().to(self._device, self._dtype)
-
-    def _targets(self) -> torch.Tensor | None:
-        """Return the target's token i + d2t[i] of each draft token i, int64; None: equal ids.
-
-        Raises:
-            ModelError: d2t names tokens that the target lacks, or names a token twice.
-        """
-        count, vocab_size = self._config.draft_vocab, self._target.vocab_size
-        if count == vocab_size and "d2t" not in self._tensors:
-            return None
-        own = torch.arange(count)
-        found = own + self._tensors.take_whole("d2t", count)
-        if int(found.min()) < 0 or int(found.max()) >= vocab_size:
-            raise ModelError(
-                f"{self._tensors.path}: d2t leads to the tokens {int(found.min())} to "
-                f"{int(found.max())}, but {self._target.name} has 0 to {vocab_size - 1}; use a "
-                "head made for this target"
-            )
-        if len(set(found.tolist())) < count:
-            raise ModelError(
-                f"{self._tensors.path}: d2t leads to a token twice; get the head again"
-            )
-        return None if count == vocab_size and torch.equal(found, own) else found
 
     def _refuse_another_width(self, what: str) -> None:
         """Raise ModelError if the head cannot share `what` with the target: widths differ."""

@@ -120,6 +120,28 @@ class HeadTensors:
         bias = self.take(f"{name}.bias", rows) if f"{name}.bias" in self else None
         return linear(weight, bias)
 
+    def targets(self, draft_vocab: int, vocab_size: int) -> torch.Tensor | None:
+        """Return the target's token i + d2t[i] of each draft token i, int64; None: equal ids.
+
+        draft_vocab  number of tokens that the head can draft
+        vocab_size   number of tokens of the target
+
+        Raises:
+            ModelError: d2t names tokens that the target lacks, or names a token twice.
+        """
+        if draft_vocab == vocab_size and "d2t" not in self:
+            return None
+        own = torch.arange(draft_vocab)
+        found = own + self.take_whole("d2t", draft_vocab)
+        if int(found.min()) < 0 or int(found.max()) >= vocab_size:
+            raise ModelError(
+                f"{self.path}: d2t leads to the tokens {int(found.min())} to {int(found.max())}, "
+                f"but {self._target} has 0 to {vocab_size - 1}; use a head made for this target"
+            )
+        if len(set(found.tolist())) < draft_vocab:
+            raise ModelError(f"{self.path}: d2t leads to a token twice; get the head again")
+        return None if draft_vocab == vocab_size and torch.equal(found, own) else found
+
     def refuse_rest(self, *unused: str) -> None:
         """Raise ModelError if a tensor was not taken: without it, it would be another model.
 

@@ -190,7 +190,7 @@ def layer_config(path: Path, stated: Object) -> Object:
     return part
 
 
-def count(path: Path, part: Object, field: str, default: int | None = None) -> int:
+def count(path: Path, part: Mapping[str, object], field: str, default: int | None = None) -> int:
     """Return a field's whole number, 1 or more; `default` if it is absent.
 
     Raises:
@@ -231,6 +231,12 @@ def _refuse_odd_block(path: Path, part: Mapping[str, object]) -> None:
     num_layers = in_range(path, part, "num_hidden_layers", 1, (1, MOST_BLOCK))
     in_range(path, part, "block_size", USUAL_BLOCK, (2, MOST_BLOCK))
     in_range(path, part, "mask_token_id", None, (0, (1 << 31) - 1))
+    if part.get("sample_from_anchor"):
+        raise ModelError(
+            f"{path}: heads that sample from the anchor (sample_from_anchor) are not covered; use "
+            "another head"
+        )
+    count(path, part, "draft_vocab_size", 1)
     read = part.get("target_layer_ids")
     if isinstance(read, list) and len(read) > MAX_LAYERS:
         raise ModelError(

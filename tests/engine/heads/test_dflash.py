@@ -264,6 +264,8 @@ def test_an_odd_block_is_refused_in_a_line(
         ({"num_hidden_layers": 3}, "lacks the tensor layers.2"),
         ({"num_hidden_layers": 1}, "nobody here knows its tensor layers.1"),
         ({"hidden_act": "gelu"}, "only heads with silu"),
+        ({"sample_from_anchor": True}, "sample from the anchor"),
+        ({"draft_vocab_size": 40}, "lacks the tensor d2t"),
     ],
 )
 def test_a_head_of_another_form_is_refused_in_a_line(
