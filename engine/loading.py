@@ -34,6 +34,7 @@ from engine.fastest import (
 from engine.forward.cpu_attention import NAMES
 from engine.forward.forward import Layers, Say, silent
 from engine.forward.llama_parts import why_not_fused
+from engine.forward.short_conv import keep_in_slots
 from engine.heads.loaded import Loaded
 from engine.heads.stated import refuse_head
 from engine.kept import AS_BEFORE, Kept
@@ -280,7 +281,9 @@ def _load(
         find = partial(fastest_dtype, load, device=device, make_executor=make)
         dtype = kept.found("number type", about, find, is_dtype)
     say("loading weights")
-    return load(dtype=dtype, max_len=max_len)
+    loaded = load(dtype=dtype, max_len=max_len)
+    keep_in_slots(loaded.model)  # before its cache is measured
+    return loaded
 
 
 def _load_on_ranks(

@@ -58,6 +58,11 @@ _ROUTED: Mapping[str, Any] = {
     "n_group": 2,
     "topk_group": 1,
 }
+_CONVOLVED: Mapping[str, Any] = {
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "block_auto_adjust_ff_dim": False,
+    "conv_bias": True,
+}
 _LATENT: Mapping[str, Any] = {
     **_ROUTED,
     "num_key_value_heads": 4,
@@ -132,6 +137,8 @@ FULL: Mapping[str, Mapping[str, Any]] = {
     "granite": _MULTIPLIERS,
     "granitemoe": {**_MULTIPLIERS, **_EXPERTS},
     "hunyuan_v1_dense": _WIDE,
+    "lfm2": _CONVOLVED,
+    "lfm2_moe": {**_CONVOLVED, **_FEW, "num_dense_layers": 1},
     "llama": {},
     "llama-linear": _rope("linear"),
     "llama-llama3": _rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0),
@@ -177,8 +184,9 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "ministral3-yarn": {**_WIDE, **_rope("yarn", llama_4_scaling_beta=0.5)},
 }
 ALL: Mapping[str, Mapping[str, Any]] = {**FAMILIES, **FORMS}
-# Tested where there is little time: a window in some layers, in all layers, chunks, experts, sinks.
-USUAL = ("gemma3_text", "gpt_oss", "llama4_text", "mistral-window", "qwen3_moe")
+# Tested where there is little time: a window in some layers, in all layers, chunks, experts, sinks,
+# short convolutions.
+USUAL = ("gemma3_text", "gpt_oss", "lfm2", "llama4_text", "mistral-window", "qwen3_moe")
 # Model types with one key-value head per query head, whose configurations have no other number.
 _ONE_EACH = ("falcon", "gpt2", "gpt_neox", "opt", "persimmon")
 # How wide the matrices are drawn; where the usual is not enough, texts would repeat themselves.

@@ -68,7 +68,12 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     "gemma4_text": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
     "gemma3n_text": {"laurel_rank": 8, "activation_sparsity_pattern": [0.0, 0.0]},
     "helium": {"head_dim": 8},  # hidden_size / num_attention_heads
-    "lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_dense_layers": 1},
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+    },
 }
 
 

@@ -1,7 +1,8 @@
 """Which model families this engine cannot run, decided from config.json alone.
 
-For each token the engine keeps a key and a value that it can drop, move and hide behind a mask. A
-layer that keeps anything else cannot be rolled back after rejected drafts. One table serves both
+For each token the engine keeps a key and a value that it can drop, move and hide behind a mask; of
+a short convolution what the token gives to later ones, in their place. A layer that keeps anything
+else cannot be rolled back after rejected drafts. One table serves both
 sides: the coordinator asks it with the content of config.json before it starts a node; the node
 does the same, and asks again with transformers' configuration made of that. So the table also says
 what a family does where config.json is silent. It names every causal language model of the
@@ -24,6 +25,7 @@ Stated = Mapping[str, Any]
 _PLAIN = {"full_attention", "attention"}
 _SLIDING = {"sliding_attention", "reference_sliding_attention"}
 _CHUNKED = "chunked_attention"
+_CONVOLUTION = "conv"
 _WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent", "mamba"}
 
 RECURRENT = "recurrent layers, whose state cannot be rolled back"
@@ -85,6 +87,8 @@ _WITH_WINDOWS = {
     *("modernbert-decoder", "olmo3", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("smollm3", "starcoder2", "vaultgemma"),
 }
+# Model types whose short convolutions run (`forward/short_conv.py`).
+_WITH_CONVOLUTIONS = {"lfm2", "lfm2_moe"}
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
 _ONE_WINDOW = {
     *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),
@@ -263,6 +267,8 @@ def _why_not(kind: str, text: Stated) -> str | None:
         return f"sliding-window attention{of}, of which this engine does not know the masks"
     if _CHUNKED in types and not has_windows:
         return CHUNKED
+    if kinds <= _WITH_CONVOLUTIONS:
+        types -= {_CONVOLUTION}
     if types & _WITH_STATE:
         return RECURRENT
     types -= _SLIDING | {_CHUNKED}
@@ -279,6 +285,7 @@ class Family:
     refused      why it is refused where config.json is silent; None: it is not
     has_windows  True: sliding windows or chunks run, if config.json states them
     has_chunks   True: these are chunks
+    has_convolutions  True: short convolutions run, if config.json states them
     is_fused     True: our own forward runs it
     is_by_row    True: on a CPU its rows do not depend on each other (docs/models.md, exact targets)
     experts      "": it has none; "common" or "own": whose code computes them
@@ -291,6 +298,7 @@ class Family:
     refused: str | None
     has_windows: bool
     has_chunks: bool
+    has_convolutions: bool
     is_fused: bool
     is_by_row: bool
     experts: str
@@ -308,6 +316,7 @@ def family(kind: str) -> Family:
         refused,
         has_windows=kind in _WITH_WINDOWS,
         has_chunks=kind in _BY_DEFAULT[_CHUNKED],
+        has_convolutions=kind in _WITH_CONVOLUTIONS,
         is_fused=kind in FUSED,
         is_by_row=kind in FUSED or kind in BY_ROW,
         experts="common" if kind in _MIXTURES else own,

@@ -69,10 +69,12 @@ class SlotCache(Cache):
         capacity: int,
         device: torch.device,
         of_layers: Sequence[int] = (),
+        num_before: int = 0,
     ) -> None:
         """Allocate the buffers.
 
         of_layers  per layer, which of a pass's `lengths` it sees (`begin`); (): the first
+        num_before  how many tokens before a row its layers ask for (`before`)
         """
         shapes = _layer_shapes(model, device)
         kinds = [kind for layer in shapes for kind in layer]
@@ -86,6 +88,13 @@ class SlotCache(Cache):
         self.first_slot: int | None = None
         self.slots = torch.empty(0, dtype=torch.int64, device=device)
         self.batch: Batch | None = None
+        self._start = 0  # the first slot that a pass of one lane sees
+        # The position of the token in each slot; per row of the running pass, where the tokens
+        # before it lie, and whether there are any (`see`).
+        self._num_before = num_before
+        size = capacity if num_before else 0
+        self._positions = torch.zeros(size, dtype=torch.int64, device=device)
+        self._before = self._are_before = self._positions
         # What the layers' views show: the slots before `end`, as many as `lengths` (`begin`).
         self._shown: tuple[int, tuple[int, ...]] = capacity, (capacity,)
         # Upper layers of some families have no keys of their own, but those of a layer below.
@@ -112,7 +121,7 @@ class SlotCache(Cache):
         lengths      per kind of layer, the number of slots that its mask covers
         """
         self.slots, self.first_slot, self.num_visible = slots, first_slot, max(lengths)
-        self.batch = None
+        self.batch, self._start = None, end - self.num_visible
         if (end, lengths) != self._shown:
             self._shown = end, lengths
             for layer, kind in zip(self._slot_layers, self._of_layers, strict=True):
@@ -135,6 +144,42 @@ class SlotCache(Cache):
             picked = (first[:, None] + torch.arange(num_visible, device=first.device)).view(-1)
         self.batch = Batch(slots.reshape(-1), len(slots), picked)
 
+    def see(self, positions: torch.Tensor, mask: torch.Tensor) -> None:
+        """Find the tokens before each row of the pass, on its path; call it after `begin`.
+
+        Recordings can hold it: nothing waits for the device.
+
+        positions  [lanes, n] int64: of the rows
+        mask       [lanes, 1, n, num_visible]: added to the scores, 0 for what a row sees
+        """
+        if not self._num_before:
+            return
+        batch, num_visible = self.batch, self.num_visible
+        written = self.slots if batch is None else batch.written
+        self._positions.index_copy_(0, written, positions.reshape(-1))
+        if batch is None:
+            there = self._positions.narrow(0, self._start, num_visible)[None]
+        elif batch.picked is None:
+            there = self._positions.view(batch.num_lanes, -1)[:, :num_visible]
+        else:
+            there = self._positions.index_select(0, batch.picked).view(batch.num_lanes, -1)
+        back = (positions[:, :, None] - there[:, None]).masked_fill_(mask[:, 0] < -1, 0)
+        at = [back == distance for distance in range(1, self._num_before + 1)]
+        self._before = torch.stack([one.to(torch.uint8).argmax(-1) for one in at], dim=-1)
+        self._are_before = torch.stack([one.any(-1) for one in at], dim=-1)
+
+    def before(self, seen: torch.Tensor) -> torch.Tensor:
+        """Return what was kept of the tokens before each row [lanes, n, num_before, dim], or zeros.
+
+        The nearest token comes first.
+
+        seen  [lanes, num_visible, dim]: what was kept of all tokens that the pass sees
+        """
+        lanes, num_rows, count = self._before.shape
+        index = self._before.view(lanes, -1, 1).expand(-1, -1, seen.shape[-1])
+        found = seen.gather(1, index).view(lanes, num_rows, count, -1)
+        return found.masked_fill_(self._are_before.logical_not()[..., None], 0)
+
     def update(
         self,
         key_states: torch.Tensor,
@@ -155,11 +200,16 @@ class SlotCache(Cache):
         """Copy slots as `move` does; [n] int64, on the cache's device."""
         for buffer in self.buffers.values():
             buffer.index_copy_(3, targets, buffer.index_select(3, sources))
+        if self._num_before:
+            self._positions.index_copy_(0, targets, self._positions.index_select(0, sources))
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy `length` slots starting at `source` to those starting at `target`; no overlap."""
         for buffer in self.buffers.values():
             buffer.narrow(3, target, length).copy_(buffer.narrow(3, source, length))
+        if self._num_before:
+            there = self._positions.narrow(0, target, length)
+            there.copy_(self._positions.narrow(0, source, length))
 
     def wipe(self, first: int, length: int) -> None:
         """Write zeros to `length` slots, starting at slot `first`."""
@@ -300,8 +350,12 @@ def _layer_shapes(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]
     return _SHAPES[model]
 
 
+class ShapeCache(DynamicCache):
+    """The cache of the one token that is run to learn shapes: layers use it as a `SlotCache`."""
+
+
 def _shapes_by_running(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]:
-    cache = DynamicCache()
+    cache = ShapeCache()
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
     with torch.inference_mode():
         model(token, past_key_values=cache, use_cache=True)

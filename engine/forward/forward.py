@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from engine.forward.by_row import ByRow
 from engine.forward.cache_tensors import SlotCache, first_not_finite
 from engine.forward.experts import RecordedExperts
 from engine.forward.masks import KindMasks, as_words, window_words
+from engine.forward.short_conv import CONVOLVED, keep_in_slots, num_before
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed, LaneLayout, Span
 from engine.quantised.linear import is_quantised
@@ -374,7 +376,11 @@ class HuggingFaceBackend(Recordable):
         self.kinds = loaded.kinds.within(lanes.num_slots)
         self._masks = KindMasks(self.kinds, loaded.device, loaded.dtype)
         self.experts = RecordedExperts(loaded.model)
-        self.cache = SlotCache(loaded.model, lanes.total, loaded.device, self.kinds.of_layers)
+        keep_in_slots(loaded.model)
+        before = num_before(loaded.model)
+        self._names = CONVOLVED if before else self.kinds.layer_types
+        where = lanes.total, loaded.device
+        self.cache = SlotCache(loaded.model, *where, self.kinds.of_layers, before)
         parameters = inspect.signature(loaded.model.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
         self._by_row: ByRow | None = None  # linear layers and attention of our own, on CPUs
@@ -423,6 +429,7 @@ class HuggingFaceBackend(Recordable):
         first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
         lengths = tuple(mask.shape[3] for mask in masks)
         self.cache.begin(slots, first_slot, span.first_slot + num_visible, lengths)
+        self.cache.see(positions[None], masks[0])
         if self._by_row is not None:
             self._by_row.see(rows, (span,))
         options: dict[str, Any] = {}
@@ -445,10 +452,10 @@ class HuggingFaceBackend(Recordable):
 
         masks  per kind of layer, [lanes, 1, n, slots that it sees]
         """
-        if self.kinds.is_uniform:
+        if self.kinds.is_uniform and self._names is not CONVOLVED:
             mask: Any = masks[0]
         else:  # transformers' models with layers of several kinds take their masks by name
-            mask = dict(zip(self.kinds.layer_types, masks, strict=True))
+            mask = dict(zip_longest(self._names, masks))
         linear_layers = nullcontext() if self._by_row is None else self._by_row.linear_layers()
         with self.experts, linear_layers:
             out = self._model(
@@ -500,6 +507,7 @@ class HuggingFaceBackend(Recordable):
         ids, positions, slots = rows[:3].reshape(3, *shape).unbind()
         self.cache.begin_lanes(slots, masks[0].shape[3], self._lanes)
         by_lane = [mask.view(shape[0], 1, shape[1], -1) for mask in masks]
+        self.cache.see(positions, by_lane[0])
         return self._call(ids, positions, by_lane, layers, {})
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -1,0 +1,71 @@
+"""Short convolutions (LFM2): layers that mix each token with the few tokens before it.
+
+    [b, c, x] = W_in h          o_t = W_out (c_t * sum over d of w_d * (b x)_(t-d))      d = 0, 1, 2
+
+What a token gives to the sums of later ones, b x, is kept in the token's slot, half of it in the
+place of a key and half in that of a value. So rolling back, moving and copying need nothing else. A
+row takes them from the tokens before it on its path, wherever these lie (`SlotCache.see`). The sum
+has one order, in float32, so a row does not depend on the rest of its pass.
+
+The modules stay transformers'; where the cache is ours, their forward is this one.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from engine.forward.cache_tensors import ShapeCache, SlotCache
+
+CONVOLVED = "full_attention", "conv"  # transformers' names of such a model's kinds of layers
+_CLASSES = ("Lfm2ShortConv", "Lfm2MoeShortConv")
+
+
+def num_before(model: Any) -> int:
+    """Return how many tokens before a row its layers' convolutions read; 0: it has none."""
+    return max((len(_weights(one)) - 1 for one in _convolutions(model)), default=0)
+
+
+def keep_in_slots(model: Any) -> None:
+    """Let a model's short convolutions use slots, where the cache has them; done once."""
+    for module in _convolutions(model):
+        if "forward" not in vars(module):
+            module.forward = partial(_forward, module, module.forward)
+
+
+def _convolutions(model: Any) -> list[Any]:
+    return [one for one in model.modules() if type(one).__name__ in _CLASSES]
+
+
+def _weights(module: Any) -> torch.Tensor:
+    """Return the weights [taps, width], of the row itself last."""
+    weights: torch.Tensor = module.conv.weight
+    return weights[:, 0].t()
+
+
+def _forward(
+    module: Any,
+    usual: Any,
+    hidden_states: torch.Tensor,
+    past_key_values: Any = None,
+    attention_mask: Any = None,
+    **more: Any,
+) -> torch.Tensor:
+    """Return the layer's outputs [lanes, n, width]; `usual` is transformers' forward."""
+    if not isinstance(past_key_values, SlotCache | ShapeCache):
+        found: torch.Tensor = usual(hidden_states, past_key_values, attention_mask, **more)
+        return found
+    gate, out_gate, inner = module.in_proj(hidden_states).chunk(3, dim=-1)
+    own = gate * inner
+    halves = [half[:, None] for half in own.chunk(2, dim=-1)]
+    seen = past_key_values.update(*halves, module.layer_idx)
+    weights = _weights(module).float()
+    mixed = weights[-1] * own.float()
+    if isinstance(past_key_values, SlotCache):
+        before = torch.cat([past_key_values.before(part[:, 0]) for part in seen], dim=-1)
+        for back, weight in enumerate(weights[:-1].flip(0)):
+            mixed = mixed + weight * before[:, :, back].float()
+    if module.conv.bias is not None:
+        mixed = mixed + module.conv.bias.float()
+    made: torch.Tensor = module.out_proj(out_gate * mixed.to(own.dtype))
+    return made
