@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from coordinator.api.models import folders
 from coordinator.api.models.settings import located
 from coordinator.api.prompts import Tokenization
-from lab.training.features import layers_of
+from lab.training.features import NUM_BLOCK_LAYERS, layers_of
 from proto.errors import ConfigurationError, ModelError, OutputError, SlipstreamError
 from proto.head_kinds import HeadKind
 from proto.installation import MODELS
@@ -58,8 +58,8 @@ Target = Annotated[
     ),
 ]
 Kind = Annotated[
-    Literal["eagle3", "eagle", "medusa"],
-    typer.Option(metavar="NAME", help="What to train: eagle3, eagle or medusa."),
+    Literal["eagle3", "eagle", "medusa", "dflash"],
+    typer.Option(metavar="NAME", help="What to train: eagle3, eagle, medusa or dflash."),
 ]
 TextFile = Annotated[
     Path | None,
@@ -296,7 +296,8 @@ def _check_room(
         return
     of_eagle3 = num_draft_tokens or min(32_000, vocab_size // 2)
     num_rows = {HeadKind.MEDUSA: 4 * vocab_size, HeadKind.EAGLE3: of_eagle3}
-    num_parameters = TRANSFORMER_BLOCK * width**2 + num_rows.get(kind, 0) * width
+    num_blocks = NUM_BLOCK_LAYERS if kind is HeadKind.DFLASH else 1
+    num_parameters = num_blocks * TRANSFORMER_BLOCK * width**2 + num_rows.get(kind, 0) * width
     out = folder.out
     above = next(one for one in (out, *out.absolute().parents) if one.exists())
     needed, free = 2 * STATE_BYTES * num_parameters, shutil.disk_usage(above).free

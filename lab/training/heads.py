@@ -1,4 +1,4 @@
-"""The draft heads of a target, as modules that can be trained: Medusa, EAGLE, EAGLE-3.
+"""The draft heads of a target, as modules that can be trained: Medusa, EAGLE, EAGLE-3, DFlash.
 
 This file defines what a head computes, which feature belongs to which token, and the files of a
 head. It knows neither texts nor training.
@@ -9,6 +9,7 @@ at step s it holds token i + 1 + s and predicts the next token, as p_(i + 1 + s)
 input is that token with f_i, the target's features of the token before it; later it is the token
 with the state that the head itself gave the row at step s - 1. So in training the text is the true
 one and the states are the head's own: the training-time test of EAGLE-3 (2503.01840, figure 6).
+Medusa's and DFlash's steps do not depend on each other.
 """
 
 import json
@@ -23,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from lab.training.features import BLOCK, NUM_BLOCK_LAYERS
 from lab.training.files import write_tensors, write_text
 from proto.head_kinds import HeadKind
 
@@ -32,6 +34,7 @@ FILES = {
     HeadKind.MEDUSA: "medusa_lm_head.safetensors",
     HeadKind.EAGLE: "model.safetensors",
     HeadKind.EAGLE3: "model.safetensors",
+    HeadKind.DFLASH: "model.safetensors",
 }
 # The fields that a head's config.json shares with that of a llama.
 LLAMA_FIELDS = (
@@ -358,11 +361,130 @@ class Eagle3(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
 
-Head = Medusa | Eagle | Eagle3
+class BlockAttention(nn.Module):
+    """The attention of blocks over the text before them and over themselves."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_dim, self.theta = config.head_dim, rope_theta(config)
+        width, dim = config.hidden_size, config.head_dim
+        heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(width, heads * dim, bias=False)
+        self.k_proj = nn.Linear(width, key_heads * dim, bias=False)
+        self.v_proj = nn.Linear(width, key_heads * dim, bias=False)
+        self.o_proj = nn.Linear(heads * dim, width, bias=False)
+        self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+
+    def forward(self, blocks: Tensor, text: Tensor) -> Tensor:
+        """Return [B, N, M, H] for blocks [B, N, M, H]; block i sees rows 0 .. i of text [B, N, H].
+
+        Row j of block i stands at position i + 1 + j, row i of the text at position i.
+        """
+        num_blocks, size = blocks.shape[1:3]
+        at = torch.arange(num_blocks, device=blocks.device)
+        places = at[:, None] + 1 + torch.arange(size, device=blocks.device)
+        query = self.turned(self.q_norm(self.heads(self.q_proj(blocks))), places)
+        own = self.turned(self.k_norm(self.heads(self.k_proj(blocks))), places)
+        key = self.turned(self.k_norm(self.heads(self.k_proj(text))), at)
+        values = self.heads(self.v_proj(blocks)), self.heads(self.v_proj(text))
+        group = query.shape[-2] // key.shape[-2]
+        query = query.unflatten(-2, (-1, group)) / math.sqrt(self.head_dim)
+        before = torch.einsum("bnmkgd,btkd->bkgnmt", query, key)
+        hidden = at > at[:, None, None]
+        before = before.masked_fill(hidden, -torch.inf)
+        among = torch.einsum("bnmkgd,bnskd->bkgnms", query, own)
+        weights = torch.cat((before, among), dim=-1).softmax(dim=-1).to(query.dtype)
+        seen, selves = weights.split((num_blocks, size), dim=-1)
+        mixed = torch.einsum("bkgnms,bnskd->bnmkgd", selves, values[0])
+        mixed = mixed + torch.einsum("bkgnmt,btkd->bnmkgd", seen, values[1])
+        return self.o_proj(mixed.flatten(-3))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """Return [..., heads * head_dim] split into [..., heads, head_dim]."""
+        return x.unflatten(-1, (-1, self.head_dim)).float()
+
+    def turned(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Return heads [..., *positions, heads, head_dim] turned by the rotary embedding."""
+        pairs = torch.arange(0, self.head_dim, 2, device=heads.device) / self.head_dim
+        angles = (positions[..., None] * self.theta**-pairs).repeat(*[1] * positions.dim(), 2)
+        return rotated(heads, angles[..., None, :])
+
+
+class BlockLayer(nn.Module):
+    """A layer of a DFlash head."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = norm(config), norm(config)
+        self.self_attn = BlockAttention(config)
+        self.mlp = FeedForward(config)
+
+    def forward(self, blocks: Tensor, text: Tensor) -> Tensor:
+        """Return [B, N, M, H] for blocks [B, N, M, H] behind a text [B, N, H]."""
+        blocks = blocks + self.self_attn(self.input_layernorm(blocks), text)
+        y: Tensor = blocks + self.mlp(self.post_attention_layernorm(blocks))
+        return y
+
+
+class DFlash(nn.Module):
+    """DFlash (2602.06036): reads some features of all tokens, and drafts a block at once.
+
+    Embeddings and output matrix are the target's, so they are not among the head's weights.
+    """
+
+    embedding: Tensor
+    output: Tensor
+
+    def __init__(self, shared: Shared, mask_token: int) -> None:
+        super().__init__()
+        config, size = shared.config, shared.config.hidden_size
+        self.mask_token = mask_token
+        self.register_buffer("embedding", shared.embedding, persistent=False)
+        self.register_buffer("output", shared.output, persistent=False)
+        self.register_buffer("bias", shared.bias, persistent=False)
+        self.fc = nn.Linear(len(shared.layers) * size, size, bias=False)
+        self.hidden_norm = norm(config)
+        self.layers = nn.ModuleList([BlockLayer(config) for _ in range(NUM_BLOCK_LAYERS)])
+        self.norm = norm(config)
+        self.norm.weight.data.copy_(shared.last_norm)
+
+    def states(self, features: Tensor, text: Tensor, num_steps: int) -> list[Tensor]:
+        """Return for each step the rows' states [B, T - num_steps, H], after the last norm.
+
+        Arguments as for `Eagle.states`.
+        """
+        num_rows = text.shape[1] - num_steps
+        before = self.hidden_norm(self.fc(features[:, :num_rows]).float())
+        first = F.embedding(at_step(text, 0, num_rows), self.embedding)[:, :, None]
+        masks = self.embedding[self.mask_token].expand(*first.shape[:2], BLOCK - 1, -1)
+        blocks = torch.cat((first, masks), dim=2)
+        for layer in self.layers:
+            blocks = layer(blocks, before)
+        return list(self.norm(blocks)[:, :, 1 : 1 + num_steps].float().unbind(dim=2))
+
+    def factors(self, state: Tensor, _step: int) -> Factors:
+        """Return what makes the logits [..., V] for the states [..., H]."""
+        return Factors(state, self.output, self.bias)
+
+    @property
+    def ids(self) -> None:
+        """Return None: the head has the target's vocabulary."""
+        return None
+
+    def of_target(self, logits: Tensor) -> Tensor:
+        """Return the logits unchanged: the head has the target's vocabulary."""
+        return logits
+
+
+Head = Medusa | Eagle | Eagle3 | DFlash
 
 
 def new_head(kind: HeadKind, shared: Shared, ids: Tensor) -> Head:
-    """Return an untrained head; `ids` are the tokens of EAGLE-3's vocabulary, ascending."""
+    """Return an untrained head.
+
+    ids  the tokens of EAGLE-3's vocabulary, ascending; of DFlash one, which stands for a mask
+    """
     match kind:
         case HeadKind.MEDUSA:
             head: Head = Medusa(shared)
@@ -370,6 +492,8 @@ def new_head(kind: HeadKind, shared: Shared, ids: Tensor) -> Head:
             head = Eagle(shared)
         case HeadKind.EAGLE3:
             head = Eagle3(shared, ids.to(shared.output.device))
+        case HeadKind.DFLASH:
+            head = DFlash(shared, int(ids[0]))
     return head.to(shared.output.device)
 
 
@@ -383,6 +507,11 @@ def fields_of(head: Head, kind: HeadKind, shared: Shared) -> dict[str, object]:
     fields = {key: config[key] for key in LLAMA_FIELDS}
     fields |= {"num_hidden_layers": 1, "rope_theta": rope_theta(shared.config), "use_cache": True}
     fields |= {"tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+    if isinstance(head, DFlash):
+        outputs = [layer - 1 for layer in shared.layers]  # counted by what a layer gives
+        inner = {"mask_token_id": head.mask_token, "block_size": BLOCK, "target_layer_ids": outputs}
+        fields |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}
+        return fields | {"num_hidden_layers": NUM_BLOCK_LAYERS, "dflash_config": inner}
     if kind is HeadKind.EAGLE:
         return fields | {"architectures": ["LlamaForCausalLM"], "bias": True}
     fields["architectures"] = ["LlamaForCausalLMEagle3"]
@@ -408,6 +537,10 @@ def load_head(kind: HeadKind, shared: Shared, folder: Path) -> Head:
     """Load and return a head that `write_head` wrote, in float32."""
     tensors = load_file(folder / FILES[kind])
     ids = tensors.get("d2t", torch.empty(0, dtype=torch.int64))
-    head = new_head(kind, shared, ids + torch.arange(len(ids)))
+    ids = ids + torch.arange(len(ids))
+    if kind is HeadKind.DFLASH:
+        stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        ids = torch.tensor([stated["dflash_config"]["mask_token_id"]])
+    head = new_head(kind, shared, ids)
     head.load_state_dict(tensors)
     return head.eval()

@@ -202,14 +202,14 @@ def head_config(loaded: LoadedModel, target: Target) -> LlamaConfig:
 def _output(target: Target, loaded: LoadedModel, kind: HeadKind) -> Any:
     """Return the target's output matrix.
 
-    An EAGLE head uses it in the engine too, which reads it from the files. Other heads only begin
-    with it, so it may have another name there. Raises ModelError.
+    EAGLE and DFlash heads use it in the engine too, which reads it from the files. Others only
+    begin with it, so it may have another name there. Raises ModelError.
     """
     try:
         return target.output()
     except EngineError:
         module = loaded.model.get_output_embeddings()
-        if kind is HeadKind.EAGLE or not isinstance(module, torch.nn.Linear):
+        if kind in (HeadKind.EAGLE, HeadKind.DFLASH) or not isinstance(module, torch.nn.Linear):
             raise
         return module
 

@@ -1,4 +1,4 @@
-"""Trains a draft head of a target: Medusa, EAGLE or EAGLE-3. `heads` has what they compute.
+"""Trains a draft head of a target: Medusa, EAGLE, EAGLE-3 or DFlash. `heads` has what they compute.
 
 A run has two parts, and both go on after it was killed at any moment. From the first checkpoint on
 there is also a head that can be used.
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from engine.checkpoint.files import one_line
 from engine.device import free_bytes
+from lab.training.features import BLOCK
 from lab.training.files import write_tensors
 from lab.training.first_choices import Quality, Watched
 from lab.training.head_texts import SEED, Texts
@@ -70,7 +71,7 @@ FEATURE_SHARE = 0.3  # of the host's free memory, for features that are kept
 CHECKPOINT_S = 30.0  # seconds of computing between two checkpoints
 WATCH_S = 60.0  # seconds between two looks at how good the head is
 NUM_WATCHED = 6  # held-out texts for that
-LR_MAX = {HeadKind.MEDUSA: 1e-3, HeadKind.EAGLE: 1.5e-3, HeadKind.EAGLE3: 1.5e-3}
+LR_MAX = {HeadKind.MEDUSA: 1e-3, **dict.fromkeys((*HeadKind,)[1:], 1.5e-3)}
 LR_WIDTH = 384  # the width of the target for which these are; a wider one learns more slowly
 
 
@@ -103,6 +104,8 @@ class Plan:
         whole = max(1, batch_tokens // WINDOW)
         if self.kind is HeadKind.MEDUSA:
             return whole, NUM_MEDUSA_HEADS
+        if self.kind is HeadKind.DFLASH:  # whose steps are all made at once
+            return max(1, whole // 2), BLOCK - 1
         if self.start_from is None and progress < ONE_STEP_UNTIL:
             return whole, 1
         return max(1, whole // 2), NUM_STEPS
@@ -184,9 +187,15 @@ def writes(teacher: Teacher) -> OpenWriter:
     return lambda: nullcontext(write)
 
 
-def commonest(windows: Tensor, count: int, vocab_size: int) -> Tensor:
-    """Return int64 [count]: the most frequent tokens of the windows, ascending."""
+def tokens_of(kind: HeadKind, windows: Tensor, count: int, vocab_size: int) -> Tensor:
+    """Return the tokens of a new head as `new_head` takes them: int64, ascending.
+
+    They are the `count` most frequent of the windows; of DFlash the least frequent one, since a
+    mask should look like no token.
+    """
     counts = windows[windows != ENDED].bincount(minlength=vocab_size)
+    if kind is HeadKind.DFLASH:
+        return counts.argmin()[None]
     return counts.topk(count).indices.sort().values
 
 
@@ -435,7 +444,9 @@ def train(
         windows, spent_s = own_windows(open_writer or writes(teacher), texts, plan, work, say)
     torch.manual_seed(SEED)
     num_ids = min(plan.num_draft_tokens or shared.num_draft_tokens, teacher.vocab_size)
-    head = started or new_head(plan.kind, shared, commonest(windows, num_ids, teacher.vocab_size))
+    head = started or new_head(
+        plan.kind, shared, tokens_of(plan.kind, windows, num_ids, teacher.vocab_size)
+    )
     with autocast(device):
         lessons = Lessons(teacher, windows, head.ids)
     run = Run(head, plan, work / "checkpoint.safetensors", shared.config.hidden_size, spent_s, keep)

@@ -10,19 +10,26 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
+from engine.heads.dflash_executor import DFlashExecutor
+from engine.heads.head_loading import load_head as engine_head
+from engine.layout.slots import Feed
 from lab.training import train_heads
+from lab.training.features import BLOCK
 from lab.training.first_choices import NUM_DRAFTS, head_hits, rates
 from lab.training.heads import (
     FILES,
     NUM_MEDUSA_HEADS,
     Attention,
+    DFlash,
     Eagle,
     Eagle3,
     Factors,
     Head,
     Medusa,
     Shared,
+    load_head,
     new_head,
+    write_head,
 )
 from lab.training.teacher import Teacher, load_teacher
 from lab.training.train_heads import LAST, Plan
@@ -167,6 +174,28 @@ def test_features_are_what_enters_a_layer_and_what_the_output_matrix_multiplies(
     torch.testing.assert_close(F.linear(last, teacher.shared.output), logits)
     torch.testing.assert_close(logits, want)
     torch.testing.assert_close(teacher.shared.last_norm, model.model.norm.weight)
+
+
+def test_every_block_is_as_the_engine_drafts_it(folder: Path, text: Tensor, tmp_path: Path) -> None:
+    teacher = teacher_of(folder, HeadKind.DFLASH)
+    head = widened(HeadKind.DFLASH, teacher.shared)
+    assert isinstance(head, DFlash)
+    write_head(head, HeadKind.DFLASH, teacher.shared, tmp_path)
+    head = load_head(HeadKind.DFLASH, teacher.shared, tmp_path)  # its weights are bfloat16 now
+    loaded = engine_head(str(tmp_path), target=str(folder), dtype="float32")
+    assert (loaded.layers, loaded.depth) == (teacher.shared.layers, BLOCK - 1)
+    features = teacher.read(text, teacher.shared.layers)[0]
+    states = head.states(features, text, 4)
+    for b, last in ((0, 1), (1, LENGTH - 4)):  # the last committed token
+        executor, where = DFlashExecutor(loaded, 64), tuple(range(last + 1))
+        given = (None, *(one.numpy().tobytes() for one in features[b, :last]))
+        tokens = tuple(text[b, : last + 1].tolist())
+        got = [executor.run(Feed(tokens, where, where, 0, None, features=given), (last,))]
+        at = tuple(range(last + 1, last + 4))
+        got.append(executor.run(Feed((1, 2, 3), at, at, last + 1, (1, 3, 7)), range(3)))
+        for step, logits in enumerate(torch.cat(got)):
+            want = head.factors(states[step][b, last - 1], step).logits()
+            torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
 
 
 class AllKnowing(Eagle):

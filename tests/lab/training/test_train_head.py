@@ -3,7 +3,7 @@
 import json
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from coordinator.api.prompts import Tokenization
 from coordinator.cli.app import EXIT_FAILED, EXIT_USAGE, command_line, run
+from engine.heads.dflash_executor import DFlashExecutor
 from engine.heads.eagle import EagleExecutor
 from engine.heads.head_loading import load_head as load_for_engine
 from engine.heads.medusa_executor import MedusaExecutor
@@ -33,7 +34,7 @@ from tests.tiny_tokenizer import VOCAB_SIZE, save_bytewise_tokenizer
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
 PROMPTS = "\n".join(f"the cat number {i} says {i * 7919 % 1000} to the dog" for i in range(80))
-KINDS = [HeadKind.EAGLE3, HeadKind.EAGLE, HeadKind.MEDUSA]
+KINDS = [HeadKind.EAGLE3, HeadKind.EAGLE, HeadKind.MEDUSA, HeadKind.DFLASH]
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +199,11 @@ def test_what_is_written_has_in_the_engine_the_logits_of_the_plain_implementatio
         ]
     # The last row of the plain head holds token 9 at step 0: it and those before it have features.
     given = [b"", *(row.numpy().tobytes() for row in features[0, :9])]
-    is_medusa = kind is HeadKind.MEDUSA
-    executor = (MedusaExecutor if is_medusa else EagleExecutor)(loaded, 64)
+    others: Mapping[HeadKind, Any] = {
+        HeadKind.MEDUSA: MedusaExecutor,
+        HeadKind.DFLASH: DFlashExecutor,
+    }
+    executor = others.get(kind, EagleExecutor)(loaded, 64)
     tokens = text[0, :12].tolist()
     found = [executor.run(feed_of(tokens[:10], 0, given), (9,))[0]]
     for at in (10, 11):

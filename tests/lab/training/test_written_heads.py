@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from lab.training.first_choices import head_hits, rates
 from lab.training.heads import FILES, NUM_MEDUSA_HEADS, load_head
 from lab.training.teacher import load_teacher
+from proto.head_kinds import HeadKind
 from proto.installation import MODELS
 
 H, KEYS, MLP, VOCAB = 384, 192, 1024, 4096
@@ -97,7 +98,7 @@ def tensors_of(name: str) -> dict[str, torch.Tensor]:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_head_has_the_tensors_of_its_layout_and_no_others(name: str) -> None:
     tensors = tensors_of(name)
     assert {key: tuple(tensor.shape) for key, tensor in tensors.items()} == LAYOUTS[name]
@@ -106,14 +107,14 @@ def test_a_head_has_the_tensors_of_its_layout_and_no_others(name: str) -> None:
         assert tensor.isfinite().all(), key
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_configuration_has_the_fields_of_published_ones(name: str) -> None:
     config = json.loads((MODELS / name / "config.json").read_text(encoding="utf-8"))
     assert {key: config.get(key) for key in FIELDS[name]} == FIELDS[name]
 
 
 def test_the_heads_are_small_enough_to_be_kept() -> None:
-    sizes = [file.stat().st_size for name in FILES for file in (MODELS / name).iterdir()]
+    sizes = [file.stat().st_size for name in LAYOUTS for file in (MODELS / name).iterdir()]
     assert sum(sizes) <= MAX_BYTES
 
 
@@ -127,7 +128,7 @@ def test_the_heads_are_right_about_their_target() -> None:
     tokenizer = Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
     prompt = np.array(tokenizer.encode(PROMPT).ids)
     found = {}
-    for kind in FILES:
+    for kind in map(HeadKind, LAYOUTS):
         target = str(MODELS / "target")
         teacher = load_teacher(target, None, kind, dtype="float32", device="cpu")
         hits = head_hits(load_head(kind, teacher.shared, MODELS / kind), teacher)
