@@ -55,6 +55,7 @@ PERCEIVER |= {"resampler_n_heads": 2, "resampler_head_dim": 16, "num_key_value_h
 
 LLAMA = {**TEXT, "model_type": "llama"}
 QWEN2 = {**TEXT, "model_type": "qwen2"}
+LFM2 = {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
 COHERE2 = {**TEXT, **WINDOW, "model_type": "cohere2", "logit_scale": 1.0}
 MISTRAL = {**WIDE, "model_type": "mistral", "sliding_window": None}
 EXAONE = {**TEXT, **WINDOW, "model_type": "exaone4", "sliding_window_pattern": 4}
@@ -70,6 +71,7 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "idefics2": (MISTRAL, SEEN),
     "idefics3": (LLAMA, SEEN),
     "internvl": (QWEN2, INTERN),
+    "lfm2_vl": (LFM2, {**SEEN, "model_type": "siglip2_vision_model", "num_patches": 4}),
     "lighton_ocr": ({**WIDE, "model_type": "qwen3"}, PIXTRAL),
     "llama4": ({**WIDE, **CHUNKS}, LLAMA4),
     "llava": (LLAMA, CLIP),
@@ -98,7 +100,8 @@ def make_wrapped(kind: str, out: Path, **fields: Any) -> Path:
     part = "vision_config" if kind in SEEING else "audio_config"
     fields = {"text_config": dict(text), part: other} | fields
     if kind in SEEING:
-        by = "image_token_id" if "qwen" in kind or kind == "deepseek_vl" else "image_token_index"
+        is_id = "qwen" in kind or kind in ("deepseek_vl", "lfm2_vl")
+        by = "image_token_id" if is_id else "image_token_index"
         fields[by] = 190
     if kind == "idefics2":
         fields["perceiver_config"] = PERCEIVER

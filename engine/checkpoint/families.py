@@ -178,6 +178,7 @@ WRAPPERS: Mapping[str, str] = {
     **dict.fromkeys(("lighton_ocr", "qwen3_vl"), "qwen3"),
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
+    "lfm2_vl": "lfm2",
     "llama4": "llama4_text",
     "qwen3_vl_moe": "qwen3_moe",
 }
