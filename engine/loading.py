@@ -34,7 +34,7 @@ from engine.fastest import (
 from engine.forward.cpu_attention import NAMES
 from engine.forward.forward import Layers, Say, silent
 from engine.forward.llama_parts import why_not_fused
-from engine.forward.short_conv import keep_in_slots
+from engine.forward.more_layers import more_in_slots
 from engine.heads.loaded import Loaded
 from engine.heads.stated import refuse_head
 from engine.kept import AS_BEFORE, Kept
@@ -282,7 +282,7 @@ def _load(
         dtype = kept.found("number type", about, find, is_dtype)
     say("loading weights")
     loaded = load(dtype=dtype, max_len=max_len)
-    keep_in_slots(loaded.model)  # before its cache is measured
+    more_in_slots(loaded.model)  # before its cache is measured
     return loaded
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 
 from tests.draws import first_good, made_once, stored
-from tests.tiny_models import add_noise, widened
+from tests.tiny_models import add_noise, remember, widened
 
 VOCAB = 199
 WINDOW = 16  # tokens of a window, and of a chunk
@@ -57,6 +57,14 @@ _ROUTED: Mapping[str, Any] = {
     "moe_intermediate_size": 64,
     "n_group": 2,
     "topk_group": 1,
+}
+_DELTA_RULE: Mapping[str, Any] = {
+    **_WIDE,
+    "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
 }
 _CONVOLVED: Mapping[str, Any] = {
     "layer_types": ["conv", "conv", "full_attention", "conv"],
@@ -155,7 +163,10 @@ FULL: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {},
     "qwen2_moe": {**_FEW, "shared_expert_intermediate_size": 64},
     "qwen3": _WIDE,
+    "qwen3_5_moe_text": {**_DELTA_RULE, **_FEW, "shared_expert_intermediate_size": 64},
+    "qwen3_5_text": _DELTA_RULE,
     "qwen3_moe": {**_FEW, **_WIDE},
+    "qwen3_next": {**_DELTA_RULE, **_FEW, "shared_expert_intermediate_size": 64},
     "seed_oss": _WIDE,
     "smollm3": {},
     "stablelm": {"qk_layernorm": True},
@@ -185,8 +196,16 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 }
 ALL: Mapping[str, Mapping[str, Any]] = {**FAMILIES, **FORMS}
 # Tested where there is little time: a window in some layers, in all layers, chunks, experts, sinks,
-# short convolutions.
-USUAL = ("gemma3_text", "gpt_oss", "lfm2", "llama4_text", "mistral-window", "qwen3_moe")
+# short convolutions, a running state.
+USUAL = (
+    "gemma3_text",
+    "gpt_oss",
+    "lfm2",
+    "llama4_text",
+    "mistral-window",
+    "qwen3_5_text",
+    "qwen3_moe",
+)
 # Model types with one key-value head per query head, whose configurations have no other number.
 _ONE_EACH = ("falcon", "gpt2", "gpt_neox", "opt", "persimmon")
 # How wide the matrices are drawn; where the usual is not enough, texts would repeat themselves.
@@ -245,6 +264,7 @@ def random_family(name: str, number: int) -> Any:
     model = kind.from_config(config_of(name)).float().eval()
     torch.set_rng_state(random_state)
     _draw(model, _GAINS.get(name, _GAIN), number)
+    remember(model)
     return model
 
 

@@ -8,7 +8,7 @@ import transformers as hf
 from transformers import CONFIG_MAPPING
 
 from engine.checkpoint.families import family
-from tests.tiny_models import widened
+from tests.tiny_models import remember, widened
 
 MAX_LEN = 512
 _VOCAB, _HIDDEN, _INNER = 199, 32, 48
@@ -49,6 +49,14 @@ _FIELDS: dict[str, Any] = {
 _EXPERTS = ("num_experts", "num_local_experts", "moe_num_experts", "n_routed_experts")
 _FLAGS = {"use_sliding_window": True}
 
+_DELTA_RULE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 _WIDE = {_HIDDEN: 64, _INNER: 128}
 _OF_KIND: dict[str, dict[str, Any]] = {
     "dbrx": {
@@ -68,6 +76,9 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     "gemma4_text": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
     "gemma3n_text": {"laurel_rank": 8, "activation_sparsity_pattern": [0.0, 0.0]},
     "helium": {"head_dim": 8},  # hidden_size / num_attention_heads
+    "qwen3_5_moe_text": _DELTA_RULE,
+    "qwen3_5_text": _DELTA_RULE,
+    "qwen3_next": _DELTA_RULE,
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {
         "num_hidden_layers": 3,
@@ -105,5 +116,7 @@ def make_small(kind: str, folder: Path, *, is_wide: bool = False) -> Path:
     config = CONFIG_MAPPING[kind](**fields)
     torch.manual_seed(1)
     model: Any = hf.AutoModelForCausalLM
-    widened(model.from_config(config).float().eval(), 2.0, 1).save_pretrained(folder)
+    made = widened(model.from_config(config).float().eval(), 2.0, 1)
+    remember(made)
+    made.save_pretrained(folder)
     return folder

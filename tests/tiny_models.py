@@ -240,6 +240,14 @@ def widened(model: Any, gain: float, seed: int) -> Any:
     return model
 
 
+def remember(model: Any) -> None:
+    """Let the running states of a model fade slowly, so that tokens far back still count."""
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if name.endswith("A_log"):
+                one.copy_(torch.linspace(-6.0, -3.0, len(one)))
+
+
 def _num_distinct(model: Any) -> int:
     with torch.inference_mode():
         text = model.generate(

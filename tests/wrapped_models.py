@@ -10,7 +10,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-from tests.tiny_models import widened
+from tests.tiny_models import remember, widened
 
 TEXT: dict[str, Any] = {
     "hidden_size": 64,
@@ -59,6 +59,14 @@ LFM2 = {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention", 
 COHERE2 = {**TEXT, **WINDOW, "model_type": "cohere2", "logit_scale": 1.0}
 MISTRAL = {**WIDE, "model_type": "mistral", "sliding_window": None}
 EXAONE = {**TEXT, **WINDOW, "model_type": "exaone4", "sliding_window_pattern": 4}
+DELTA = {
+    **WIDE,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 DEEP = {**QWEN, "deepstack_visual_indexes": [0]}
 # Model type -> the configurations of its language model and of the part that sees.
 SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -81,6 +89,8 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mistral3": (MISTRAL, PIXTRAL),
     "qwen2_5_vl": ({**TEXT, **PLANES}, QWEN),
     "qwen2_vl": ({**TEXT, **PLANES}, QWEN),
+    "qwen3_5": (DELTA, QWEN),
+    "qwen3_5_moe": ({**DELTA, **EXPERTS, "shared_expert_intermediate_size": 48}, QWEN),
     "qwen3_vl": ({**WIDE, **PLANES}, DEEP),
     "qwen3_vl_moe": ({**WIDE, **PLANES, **EXPERTS}, DEEP),
     "smolvlm": (LLAMA, SEEN),
@@ -108,7 +118,9 @@ def make_wrapped(kind: str, out: Path, **fields: Any) -> Path:
     torch.manual_seed(1)
     config = hf.CONFIG_MAPPING[kind](**fields)
     model = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)](config)
-    widened(model.float().eval(), 3.0, 5).save_pretrained(out)
+    made = widened(model.float().eval(), 3.0, 5)
+    remember(made)
+    made.save_pretrained(out)
     return out
 
 

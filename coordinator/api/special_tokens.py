@@ -82,9 +82,10 @@ _OF_TYPES: Mapping[str, tuple[str, ...]] = {
     "LlamaTokenizer": ("idefics2",),
     "Qwen2Tokenizer": (
         *("internvl", "lighton_ocr", "moss_transcribe_diarize", "qwen2", "qwen2_5_vl"),
-        *("qwen2_audio", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_vl"),
-        "qwen3_vl_moe",
+        *("qwen2_audio", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_next"),
+        *("qwen3_vl", "qwen3_vl_moe"),
     ),
+    "Qwen3_5Tokenizer": ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
     "XGLMTokenizer": ("xglm",),
     "BioGptTokenizer": ("biogpt",),
     "CTRLTokenizer": ("ctrl",),
@@ -101,7 +102,7 @@ _WITHOUT_CLASS = {
     *("smolvlm", "stablelm", "vipllava", "voxtral"),
 }
 # Model types of which the class in the files is known to be wrong: the one of `_OF_TYPES` counts.
-_WRONG_IN_FILES = {"qwen2"}
+_WRONG_IN_FILES = {"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
 _BY_TYPE = {kind: name for name, kinds in _OF_TYPES.items() for kind in kinds}
 
 

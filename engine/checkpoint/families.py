@@ -1,8 +1,8 @@
 """Which model families this engine cannot run, decided from config.json alone.
 
 For each token the engine keeps a key and a value that it can drop, move and hide behind a mask; of
-a short convolution what the token gives to later ones, in their place. A layer that keeps anything
-else cannot be rolled back after rejected drafts. One table serves both
+a short convolution or of a gated delta rule what the token gives to later ones, in their place. A
+layer that keeps anything else cannot be rolled back after rejected drafts. One table serves both
 sides: the coordinator asks it with the content of config.json before it starts a node; the node
 does the same, and asks again with transformers' configuration made of that. So the table also says
 what a family does where config.json is silent. It names every causal language model of the
@@ -25,7 +25,7 @@ Stated = Mapping[str, Any]
 _PLAIN = {"full_attention", "attention"}
 _SLIDING = {"sliding_attention", "reference_sliding_attention"}
 _CHUNKED = "chunked_attention"
-_CONVOLUTION = "conv"
+_CONVOLUTION, _LINEAR = "conv", "linear_attention"
 _WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent", "mamba"}
 
 RECURRENT = "recurrent layers, whose state cannot be rolled back"
@@ -50,8 +50,7 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
             "falcon_mamba",
             "granitemoehybrid",
         ),
-        *("jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5"),
-        *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
+        *("jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen4_exp"),
         *("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
     ),
     ALIBI: ("bloom", "mpt"),  # transformers' MPT has them also where config.json has none
@@ -67,7 +66,10 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
 }
 # Kind of layer -> the model types that have such layers where config.json has no `layer_types`.
 _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
-    "linear_attention": ("inkling2_text", "inkling_text", "minimax"),
+    "linear_attention": (
+        *("inkling2_text", "inkling_text", "minimax", "qwen3_5", "qwen3_5_moe"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+    ),
     "chunked_attention": ("llama4", "llama4_text"),
     "sliding_attention": (
         *("afmoe", "beam", "cohere2", "cohere2_moe", "cwm", "dots3_note", "dots3_note_text"),
@@ -89,6 +91,8 @@ _WITH_WINDOWS = {
 }
 # Model types whose short convolutions run (`forward/short_conv.py`).
 _WITH_CONVOLUTIONS = {"lfm2", "lfm2_moe"}
+# Model types whose layers with the gated delta rule run (`forward/delta_rule.py`).
+_WITH_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
 _ONE_WINDOW = {
     *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),
@@ -150,7 +154,7 @@ _MIXTURES = {
     *("glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared"),
     *("hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash"),
     *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
-    "solar_open",
+    *("qwen3_5_moe_text", "qwen3_next", "solar_open"),
 }
 # Model types with experts in code of their own -> True if that makes the host wait for a GPU.
 _OWN_EXPERTS: Mapping[str, bool] = {
@@ -180,6 +184,8 @@ WRAPPERS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "lfm2_vl": "lfm2",
     "llama4": "llama4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl_moe": "qwen3_moe",
 }
 # Language models that transformers has only in a wrapper -> the model type with the same layers.
@@ -270,6 +276,8 @@ def _why_not(kind: str, text: Stated) -> str | None:
         return CHUNKED
     if kinds <= _WITH_CONVOLUTIONS:
         types -= {_CONVOLUTION}
+    if kinds <= _WITH_DELTA_RULE:
+        types -= {_LINEAR}
     if types & _WITH_STATE:
         return RECURRENT
     types -= _SLIDING | {_CHUNKED}
@@ -287,6 +295,7 @@ class Family:
     has_windows  True: sliding windows or chunks run, if config.json states them
     has_chunks   True: these are chunks
     has_convolutions  True: short convolutions run, if config.json states them
+    has_states   True: layers with a running state run, if config.json states them
     is_fused     True: our own forward runs it
     is_by_row    True: on a CPU its rows do not depend on each other (docs/models.md, exact targets)
     experts      "": it has none; "common" or "own": whose code computes them
@@ -300,6 +309,7 @@ class Family:
     has_windows: bool
     has_chunks: bool
     has_convolutions: bool
+    has_states: bool
     is_fused: bool
     is_by_row: bool
     experts: str
@@ -318,11 +328,12 @@ def family(kind: str) -> Family:
         has_windows=kind in _WITH_WINDOWS,
         has_chunks=kind in _BY_DEFAULT[_CHUNKED],
         has_convolutions=kind in _WITH_CONVOLUTIONS,
+        has_states=kind in _WITH_DELTA_RULE,
         is_fused=kind in FUSED,
         is_by_row=kind in FUSED or kind in BY_ROW,
         experts="common" if kind in _MIXTURES else own,
         is_eager=kind in _EAGER,
-        is_recorded=not _OWN_EXPERTS.get(kind, False),
+        is_recorded=not _OWN_EXPERTS.get(kind, False) and kind not in _WITH_DELTA_RULE,
         is_tested=refused is None and kind not in _UNTESTED,
     )
 

@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from engine.device import send
 from engine.layout.slots import LaneLayout
 
+STATE_STEP = 64  # tokens from one border to the next, at which states are kept
 _Kind = tuple[int, int, torch.dtype]  # heads, dim, dtype
 _SHAPES: WeakKeyDictionary[Any, list[tuple[_Kind, _Kind]]] = WeakKeyDictionary()  # by model
 
@@ -95,6 +96,11 @@ class SlotCache(Cache):
         size = capacity if num_before else 0
         self._positions = torch.zeros(size, dtype=torch.int64, device=device)
         self._before = self._are_before = self._positions
+        # Of layers with a state (`delta_rule.py`), by layer and lane: the state of the text behind
+        # so many tokens. What a pass of one lane is, as `note` was told.
+        self.states: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
+        self.border = self.first = self._longest = 0
+        self.is_chain = False
         # What the layers' views show: the slots before `end`, as many as `lengths` (`begin`).
         self._shown: tuple[int, tuple[int, ...]] = capacity, (capacity,)
         # Upper layers of some families have no keys of their own, but those of a layer below.
@@ -163,10 +169,50 @@ class SlotCache(Cache):
             there = self._positions.view(batch.num_lanes, -1)[:, :num_visible]
         else:
             there = self._positions.index_select(0, batch.picked).view(batch.num_lanes, -1)
+        # Column d of a row: where the token d places before it lies. What is hidden goes to column
+        # 0, and what is farther back to the last, which nobody reads.
+        count = max(self._num_before, self._longest) + 1
         back = (positions[:, :, None] - there[:, None]).masked_fill_(mask[:, 0] < -1, 0)
-        at = [back == distance for distance in range(1, self._num_before + 1)]
-        self._before = torch.stack([one.to(torch.uint8).argmax(-1) for one in at], dim=-1)
-        self._are_before = torch.stack([one.any(-1) for one in at], dim=-1)
+        back = back.clamp_(0, count)
+        at = torch.arange(num_visible, device=back.device).expand_as(back)
+        self._before = back.new_zeros(*back.shape[:2], count + 1).scatter_(2, back, at)
+        self._are_before = torch.zeros_like(self._before, dtype=torch.bool)
+        self._are_before.scatter_(2, back, value=True)
+
+    def note(self, first: int, committed: int, longest: int, *, is_chain: bool) -> None:
+        """Note what the next pass of one lane is, for layers with a state; call it after `begin`.
+
+        first      the first slot of the lane that is written to
+        committed  tokens of the text that all rows see and that are in the cache
+        longest    number of the last position that it has, plus 1
+        is_chain   True: the rows follow one another from `first` on
+        """
+        self.first, self.is_chain = first, is_chain
+        self.border = committed // STATE_STEP * STATE_STEP
+        self._longest = 0 if is_chain else longest - self.border
+        for key, (behind, _) in list(self.states.items()):
+            if key[1] == self.lane and first < behind:
+                del self.states[key]
+
+    @property
+    def lane(self) -> int:
+        """Return the first slot of the lane of a pass of one lane."""
+        return self._start
+
+    @property
+    def path(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return, of a pass of one lane, each row's tokens from the border on, in order.
+
+        They are (slots of the lane [n, longest], whether there is a token there), the row last.
+        """
+        index, are_there = self._before[0], self._are_before[0]
+        index, are_there = index[:, : self._longest].clone(), are_there[:, : self._longest].clone()
+        index[:, 0], are_there[:, 0] = self.slots - self._start, True
+        places = self._positions[self.slots][:, None] - torch.arange(
+            self._longest, device=index.device
+        )
+        are_there &= places >= self.border
+        return index.flip(1), are_there.flip(1)
 
     def before(self, seen: torch.Tensor) -> torch.Tensor:
         """Return what was kept of the tokens before each row [lanes, n, num_before, dim], or zeros.
@@ -175,10 +221,11 @@ class SlotCache(Cache):
 
         seen  [lanes, num_visible, dim]: what was kept of all tokens that the pass sees
         """
-        lanes, num_rows, count = self._before.shape
-        index = self._before.view(lanes, -1, 1).expand(-1, -1, seen.shape[-1])
-        found = seen.gather(1, index).view(lanes, num_rows, count, -1)
-        return found.masked_fill_(self._are_before.logical_not()[..., None], 0)
+        near = slice(1, self._num_before + 1)
+        where, are_there = self._before[:, :, near], self._are_before[:, :, near]
+        index = where.flatten(1)[..., None].expand(-1, -1, seen.shape[-1])
+        found = seen.gather(1, index).view(*where.shape, -1)
+        return found.masked_fill_(are_there.logical_not()[..., None], 0)
 
     def update(
         self,
@@ -210,11 +257,13 @@ class SlotCache(Cache):
         if self._num_before:
             there = self._positions.narrow(0, target, length)
             there.copy_(self._positions.narrow(0, source, length))
+            self.states = {key: one for key, one in self.states.items() if key[1] != target}
 
     def wipe(self, first: int, length: int) -> None:
         """Write zeros to `length` slots, starting at slot `first`."""
         for buffer in self.buffers.values():
             buffer.narrow(3, first, length).zero_()
+        self.states.clear()
 
     def layers_parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and the values of a layer, [heads, capacity, dim] each."""

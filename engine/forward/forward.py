@@ -20,12 +20,12 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import Choice
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward import by_row, cpu_experts
+from engine.forward import by_row, cpu_experts, delta_rule
 from engine.forward.by_row import ByRow
 from engine.forward.cache_tensors import SlotCache, first_not_finite
 from engine.forward.experts import RecordedExperts
 from engine.forward.masks import KindMasks, as_words, window_words
-from engine.forward.short_conv import CONVOLVED, keep_in_slots, num_before
+from engine.forward.more_layers import more_in_slots
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed, LaneLayout, Span
 from engine.quantised.linear import is_quantised
@@ -361,6 +361,18 @@ class Recordable(Backend, Protocol):
         """
 
 
+def _is_causal(rows: torch.Tensor) -> bool:
+    """True if a lane's rows are those of a prompt, of which each sees one more than that before."""
+    return bool(rows[3, 0] != rows[3, -1])
+
+
+def _facts(rows: torch.Tensor, span: Span) -> tuple[int, int, int]:
+    """Return what `SlotCache.note` is told of a lane's rows, which are on the host."""
+    first = int(rows[2].min()) - span.first_slot
+    committed = first if _is_causal(rows) else min(first, int(rows[3, 0]))
+    return first, committed, int(rows[1].max()) + 1
+
+
 class HuggingFaceBackend(Recordable):
     """Backend that runs a transformers causal language model as it is, with a 4-D mask."""
 
@@ -376,9 +388,11 @@ class HuggingFaceBackend(Recordable):
         self.kinds = loaded.kinds.within(lanes.num_slots)
         self._masks = KindMasks(self.kinds, loaded.device, loaded.dtype)
         self.experts = RecordedExperts(loaded.model)
-        keep_in_slots(loaded.model)
-        before = num_before(loaded.model)
-        self._names = CONVOLVED if before else self.kinds.layer_types
+        before = more_in_slots(loaded.model)
+        self._has_states = bool(delta_rule.delta_layers(loaded.model))
+        # Layers that are no attention take no mask of ours.
+        others = ("linear_attention",) if self._has_states else ("conv",)
+        self._names = (*self.kinds.layer_types, *(others if before else ()))
         where = lanes.total, loaded.device
         self.cache = SlotCache(loaded.model, *where, self.kinds.of_layers, before)
         parameters = inspect.signature(loaded.model.forward).parameters
@@ -397,15 +411,16 @@ class HuggingFaceBackend(Recordable):
     ) -> Output:
         """Run n rows, write their keys and values; return logits and features (see `Backend`)."""
         counts = tuple(span.num_rows for span in spans)
+        told = torch.split(rows, list(counts), 1)
         rows, masks = self._masks.build(rows, num_visible, counts)
         keep = None if keep is None else send(keep, self._device)
         with torch.inference_mode():
             if len(spans) == 1:
-                return self._run(rows, spans[0], masks, num_visible, keep, layers)
+                return self._run(told[0], rows, spans[0], masks, num_visible, keep, layers)
             # One lane after another: simple, and exact for any architecture.
             sizes = list(counts)
             by_lane = zip(*(torch.split(mask, sizes, 2) for mask in masks), strict=True)
-            parts = torch.split(rows, sizes, 1), spans, by_lane
+            parts = told, torch.split(rows, sizes, 1), spans, by_lane
             outs = [
                 self._run(*part, num_visible, None, layers) for part in zip(*parts, strict=True)
             ]
@@ -417,6 +432,7 @@ class HuggingFaceBackend(Recordable):
 
     def _run(
         self,
+        told: torch.Tensor,
         rows: torch.Tensor,
         span: Span,
         masks: Sequence[torch.Tensor],
@@ -424,11 +440,16 @@ class HuggingFaceBackend(Recordable):
         keep: torch.Tensor | None,
         layers: Layers,
     ) -> Output:
-        """Run the rows of one lane, all on the device; return logits and features."""
+        """Run the rows of one lane; return logits and features.
+
+        told, rows  the rows on the host, and on the device
+        """
         ids, positions, slots = rows[:3]
         first_slot = _first_of_run(slots) if self._device.type == "cpu" else None
         lengths = tuple(mask.shape[3] for mask in masks)
         self.cache.begin(slots, first_slot, span.first_slot + num_visible, lengths)
+        if self._has_states:
+            self.cache.note(*_facts(told, span), is_chain=_is_causal(told))
         self.cache.see(positions[None], masks[0])
         if self._by_row is not None:
             self._by_row.see(rows, (span,))
@@ -452,7 +473,7 @@ class HuggingFaceBackend(Recordable):
 
         masks  per kind of layer, [lanes, 1, n, slots that it sees]
         """
-        if self.kinds.is_uniform and self._names is not CONVOLVED:
+        if len(self._names) == 1:
             mask: Any = masks[0]
         else:  # transformers' models with layers of several kinds take their masks by name
             mask = dict(zip_longest(self._names, masks))
@@ -504,6 +525,8 @@ class HuggingFaceBackend(Recordable):
     ) -> Output:
         """Compute a pass in a form that can be recorded; lanes are the batch of transformers."""
         assert masks is not None, "transformers' attention takes a mask"
+        if self._has_states:
+            raise RuntimeError("where the state of a text is, its host decides")
         ids, positions, slots = rows[:3].reshape(3, *shape).unbind()
         self.cache.begin_lanes(slots, masks[0].shape[3], self._lanes)
         by_lane = [mask.view(shape[0], 1, shape[1], -1) for mask in masks]

@@ -17,7 +17,6 @@ import torch
 
 from engine.forward.cache_tensors import ShapeCache, SlotCache
 
-CONVOLVED = "full_attention", "conv"  # transformers' names of such a model's kinds of layers
 _CLASSES = ("Lfm2ShortConv", "Lfm2MoeShortConv")
 
 

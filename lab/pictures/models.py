@@ -34,9 +34,12 @@ BETWEEN = """
 config.json some or all layers may see only the last tokens, or only those of the same chunk, as in
 transformers. Keys and values of the whole text stay in memory all the same, because a rejected
 draft may move the window back. *convolutions*: by config.json some layers mix each token with the
-few tokens before it; what they need of a token lies where others have its key and value. *eager*:
-transformers has no fused attention for this family, so each layer writes the scores of all heads to
-memory and reads them again. That takes more time and memory, above all for long prompts.
+few tokens before it; what they need of a token lies where others have its key and value. *states*:
+some layers keep one running state (gated delta rule). What a token gives to it lies in the token's
+place, as many numbers as its key and value have there, in float32 and for the whole text; the state
+is kept at every 64th token, and made anew of these places where it is not. *eager*: transformers
+has no fused attention for this family, so each layer writes the scores of all heads to memory and
+reads them again. That takes more time and memory, above all for long prompts.
 
 **experts.** *yes*: the family has mixtures of experts in transformers' common form; in some it is
 up to config.json. On a CPU a pass reads only the experts that it uses. Each expert's matrices are
@@ -177,6 +180,8 @@ def _attention(of: Family) -> str:
         words.append("chunks" if of.has_chunks else "windows")
     if of.has_convolutions:
         words.append("convolutions")
+    if of.has_states:
+        words.append("states")
     return ", ".join((*words, "eager") if of.is_eager else words)
 
 

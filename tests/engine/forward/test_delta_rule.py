@@ -1,0 +1,117 @@
+"""Layers with a running state: what summarises slots is dropped when the slots are others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.checkpoint.model import load_model
+from engine.forward.cache_tensors import STATE_STEP
+from engine.layout.slots import Feed
+from engine.model_executor import ModelExecutor
+from tests.families import load
+from tests.small_families import make_small
+
+VOCAB, TOLERANCE = 199, 1e-3
+KINDS = ("qwen3_next", "qwen3_5_text")
+LENGTHS = (1, STATE_STEP - 1, STATE_STEP, STATE_STEP + 1, 2 * STATE_STEP, 150)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small model."""
+    return make_small(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def executor(small: Path) -> ModelExecutor:
+    return ModelExecutor(load_model(str(small), dtype="float32"), 320, num_lanes=2)
+
+
+@pytest.fixture
+def reference(small: Path) -> Any:
+    """Transformers' own model."""
+    return load(small)
+
+
+def text(seed: int, length: int = 150) -> list[int]:
+    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def read(executor: ModelExecutor, tokens: list[int], start: int, lane: int = 0) -> torch.Tensor:
+    """Read tokens as a prompt from position `start` on; the logits of the last one."""
+    where = tuple(range(start, start + len(tokens)))
+    feed = Feed(tuple(tokens), where, where, start, None, lane)
+    return executor.run(feed, (len(tokens) - 1,))[0]
+
+
+def check(reference: Any, got: torch.Tensor, tokens: list[int]) -> None:
+    with torch.inference_mode():
+        want = reference(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    assert (got - want).abs().max() < TOLERANCE * want.abs().max()
+
+
+def test_the_beginning_of_a_text_still_counts_behind_two_borders(reference: Any) -> None:
+    """So that the other tests can see a state that is wrong."""
+    said = []
+    for first in (text(1, 20), text(2, 20)):
+        with torch.inference_mode():
+            ids = torch.tensor([first + text(3, 140)])
+            said.append(reference(ids, use_cache=False).logits[0, -1])
+    assert (said[0] - said[1]).abs().max() > 5 * TOLERANCE * said[0].abs().max()
+
+
+@pytest.mark.parametrize("end", LENGTHS)
+def test_chunks_may_end_anywhere(executor: ModelExecutor, reference: Any, end: int) -> None:
+    tokens = text(1)
+    read(executor, tokens[:end], 0)
+    check(reference, read(executor, [*tokens[end:], 7], end), [*tokens, 7])
+
+
+def test_tokens_one_by_one_are_as_those_of_a_prompt(
+    executor: ModelExecutor, reference: Any
+) -> None:
+    tokens = text(1)
+    read(executor, tokens[:60], 0)
+    for at in range(60, 140):
+        feed = Feed((tokens[at],), (at,), (at,), at, (1,))
+        logits = executor.run(feed, (0,))[0]
+    check(reference, logits, tokens[:140])
+
+
+def test_a_copied_beginning_takes_no_state_of_another_text(
+    executor: ModelExecutor, reference: Any
+) -> None:
+    one, other = text(1), text(2)
+    read(executor, one, 0)
+    read(executor, other, 0, lane=1)
+    read(executor, [5], 150, lane=1)  # its state at the second border is made
+    executor.copy_prefix(0, 1, 140)
+    check(reference, read(executor, [5, 6], 140, lane=1), [*one[:140], 5, 6])
+
+
+@pytest.mark.parametrize("back_to", [0, 10, STATE_STEP, 100, 2 * STATE_STEP + 1])
+def test_a_text_that_is_shortened_and_goes_on_otherwise(
+    executor: ModelExecutor, reference: Any, back_to: int
+) -> None:
+    one, other = text(1), text(2)
+    read(executor, one, 0)
+    read(executor, [5], 150)
+    again = [*one[:back_to], *other[back_to:]]
+    check(reference, read(executor, again[back_to:], back_to), again)
+
+
+def test_a_wiped_lane_keeps_no_state(executor: ModelExecutor, reference: Any) -> None:
+    read(executor, text(1), 0)
+    read(executor, [5], 150)
+    executor.wipe(0, 0)
+    other = text(2)
+    check(reference, read(executor, other, 0), other)
+    assert all(at == 128 for at, _ in _states(executor).values())
+
+
+def _states(executor: ModelExecutor) -> dict[tuple[int, int], tuple[int, torch.Tensor]]:
+    backend: Any = executor._backend
+    found: dict[tuple[int, int], tuple[int, torch.Tensor]] = backend.cache.states
+    return found
