@@ -32,6 +32,7 @@ from engine.fastest import (
     usual_num_threads,
 )
 from engine.forward.cpu_attention import NAMES
+from engine.forward.delta_rule import delta_layers
 from engine.forward.forward import Layers, Say, silent
 from engine.forward.llama_parts import why_not_fused
 from engine.forward.more_layers import more_in_slots
@@ -440,6 +441,10 @@ def make_executor(
         ModelError: this engine's logits are not the model's own, or this backend cannot run it.
     """
     assert backend in BACKENDS
+    if fixed_rows is not None and delta_layers(loaded.model):
+        raise ModelError(
+            f"{loaded.name}: reproducible mode is not for layers with a running state; leave it out"
+        )
     is_captured = backend in ("auto", "graphs") and loaded.device.type == "cuda"
     say("compiling kernels" if is_captured else "checking")
     plain = plain_logits(loaded)

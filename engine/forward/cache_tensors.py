@@ -207,7 +207,9 @@ class SlotCache(Cache):
         """
         index, are_there = self._before[0], self._are_before[0]
         index, are_there = index[:, : self._longest].clone(), are_there[:, : self._longest].clone()
-        index[:, 0], are_there[:, 0] = self.slots - self._start, True
+        # A row of padding lies behind all that is seen, and nobody reads what it says.
+        index[:, 0] = (self.slots - self._start).clamp_(max=self.num_visible - 1)
+        are_there[:, 0] = True
         places = self._positions[self.slots][:, None] - torch.arange(
             self._longest, device=index.device
         )

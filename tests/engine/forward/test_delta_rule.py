@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from engine.checkpoint.model import load_model
+from engine.errors import ModelError
 from engine.forward.cache_tensors import STATE_STEP
 from engine.layout.slots import Feed
+from engine.loading import make_executor
 from engine.model_executor import ModelExecutor
 from tests.families import load
 from tests.small_families import make_small
@@ -109,6 +111,13 @@ def test_a_wiped_lane_keeps_no_state(executor: ModelExecutor, reference: Any) ->
     other = text(2)
     check(reference, read(executor, other, 0), other)
     assert all(at == 128 for at, _ in _states(executor).values())
+
+
+def test_reproducible_mode_is_refused_in_a_line(small: Path) -> None:
+    with pytest.raises(
+        ModelError, match="reproducible mode is not for layers with a running state"
+    ):
+        make_executor(load_model(str(small), dtype="float32"), 320, fixed_rows=16)
 
 
 def _states(executor: ModelExecutor) -> dict[tuple[int, int], tuple[int, torch.Tensor]]:
