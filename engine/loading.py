@@ -488,4 +488,6 @@ def _candidates(backend: str, loaded: LoadedModel) -> tuple[str, ...]:
     """Return the backends to try, in order, before the reference; () for "reference" itself."""
     if backend != "auto":
         return () if backend == "reference" else (backend,)
+    if delta_layers(loaded.model):  # they are not recorded yet
+        return ("fused",)
     return ("graphs", "fused") if loaded.device.type == "cuda" else ("fused",)

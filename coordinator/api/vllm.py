@@ -218,6 +218,10 @@ class Speculation:
         """Raise ConfigurationError if the drafter is known to be of another kind than `method`."""
         if self.method not in (DRAFT_MODEL, *HeadKind):
             return
+        if self.method == DRAFT_MODEL and pair.found_drafter:
+            raise ConfigurationError(
+                f'{self.name}["method"] is {self.method}, and no "model" is named: name one'
+            )
         is_known = find_config(pair.drafter, pair.drafter_revision) is not None
         if pair.drafter == NGRAM or not (is_known or is_mtp(pair.drafter)):
             return

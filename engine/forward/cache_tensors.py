@@ -99,7 +99,7 @@ class SlotCache(Cache):
         # Of layers with a state (`delta_rule.py`), by layer and lane: the state of the text behind
         # so many tokens. What a pass of one lane is, as `note` was told.
         self.states: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
-        self.border = self.first = self._longest = 0
+        self.border = self.first = self.count = self._longest = 0
         self.is_chain = False
         # What the layers' views show: the slots before `end`, as many as `lengths` (`begin`).
         self._shown: tuple[int, tuple[int, ...]] = capacity, (capacity,)
@@ -179,15 +179,16 @@ class SlotCache(Cache):
         self._are_before = torch.zeros_like(self._before, dtype=torch.bool)
         self._are_before.scatter_(2, back, value=True)
 
-    def note(self, first: int, committed: int, longest: int, *, is_chain: bool) -> None:
+    def note(self, first: int, committed: int, longest: int, count: int, *, is_chain: bool) -> None:
         """Note what the next pass of one lane is, for layers with a state; call it after `begin`.
 
         first      the first slot of the lane that is written to
         committed  tokens of the text that all rows see and that are in the cache
         longest    number of the last position that it has, plus 1
+        count      number of rows; those behind are padding
         is_chain   True: the rows follow one another from `first` on
         """
-        self.first, self.is_chain = first, is_chain
+        self.first, self.count, self.is_chain = first, count, is_chain
         self.border = committed // STATE_STEP * STATE_STEP
         self._longest = 0 if is_chain else longest - self.border
         for key, (behind, _) in list(self.states.items()):
@@ -259,13 +260,23 @@ class SlotCache(Cache):
         if self._num_before:
             there = self._positions.narrow(0, target, length)
             there.copy_(self._positions.narrow(0, source, length))
-            self.states = {key: one for key, one in self.states.items() if key[1] != target}
+            self._hand_on(source, target, length)
 
     def wipe(self, first: int, length: int) -> None:
         """Write zeros to `length` slots, starting at slot `first`."""
         for buffer in self.buffers.values():
             buffer.narrow(3, first, length).zero_()
-        self.states.clear()
+        wiped = range(first, first + length)
+        for key, (behind, _) in list(self.states.items()):
+            if key[1] + behind > first and key[1] < wiped.stop:
+                del self.states[key]
+
+    def _hand_on(self, source: int, target: int, length: int) -> None:
+        """Give the lane that begins at `target` the states of that at `source`, where they fit."""
+        self.states = {key: one for key, one in self.states.items() if key[1] != target}
+        for (layer, lane), (behind, state) in list(self.states.items()):
+            if lane == source and behind <= length:
+                self.states[layer, target] = behind, state
 
     def layers_parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and the values of a layer, [heads, capacity, dim] each."""

@@ -167,7 +167,8 @@ class _Lane:
 
     def _of_chain(self, queries: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
         """Return the outputs of rows that follow one another, as in a prompt."""
-        first, end, parts = self._cache.first, self._cache.first + len(queries), []
+        count = self._cache.count
+        first, end, parts = self._cache.first, self._cache.first + count, []
         for start in range(self._cache.border, end, STEP):
             stop = min(start + STEP, end)
             asked = queries.new_zeros(stop - start, *queries.shape[1:])
@@ -175,16 +176,17 @@ class _Lane:
             asked[begun - start :] = queries[begun - first : stop - first]
             made, state = self._run(start, stop, asked, state)
             parts.append(made[begun - start :])
-        return torch.cat(parts)
+        shape = len(queries) - count, *parts[0].shape[1:]
+        return torch.cat((*parts, parts[0].new_zeros(shape)))
 
     def _state(self, border: int) -> torch.Tensor | None:
         """Return the state behind the first `border` tokens; None: zeros."""
         at, state = self._cache.states.get(self._key, (0, None))
         if at > border:
             at, state = 0, None
-        for start in range(at, border, STEP):
-            asked = self._kept.new_zeros(STEP, self._module.num_k_heads, self._module.head_k_dim)
-            _, state = self._run(start, start + STEP, asked, state)
+        if at < border:
+            heads = self._module.num_k_heads, self._module.head_k_dim
+            _, state = self._run(at, border, self._kept.new_zeros(border - at, *heads), state)
         return state
 
     def _run(

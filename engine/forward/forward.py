@@ -366,11 +366,13 @@ def _is_causal(rows: torch.Tensor) -> bool:
     return bool(rows[3, 0] != rows[3, -1])
 
 
-def _facts(rows: torch.Tensor, span: Span) -> tuple[int, int, int]:
+def _facts(rows: torch.Tensor, span: Span) -> tuple[int, int, int, int]:
     """Return what `SlotCache.note` is told of a lane's rows, which are on the host."""
     first = int(rows[2].min()) - span.first_slot
     committed = first if _is_causal(rows) else min(first, int(rows[3, 0]))
-    return first, committed, int(rows[1].max()) + 1
+    # Rows of padding stand at the position of the last one.
+    count = int((rows[1] == rows[1, 0] + torch.arange(rows.shape[1])).sum())
+    return first, committed, int(rows[1].max()) + 1, count
 
 
 class HuggingFaceBackend(Recordable):
@@ -526,7 +528,7 @@ class HuggingFaceBackend(Recordable):
         """Compute a pass in a form that can be recorded; lanes are the batch of transformers."""
         assert masks is not None, "transformers' attention takes a mask"
         if self._has_states:
-            raise RuntimeError("where the state of a text is, its host decides")
+            raise RuntimeError("layers with a running state are not recorded yet")
         ids, positions, slots = rows[:3].reshape(3, *shape).unbind()
         self.cache.begin_lanes(slots, masks[0].shape[3], self._lanes)
         by_lane = [mask.view(shape[0], 1, shape[1], -1) for mask in masks]

@@ -1,4 +1,4 @@
-"""Heads (Medusa, EAGLE, EAGLE-3): small models that draft from their target's hidden states.
+"""Heads (Medusa, EAGLE, DFlash ...): small models that draft from their target's hidden states.
 
 `stated.py` checks a head's folder and config.json, `head_tensors.py` reads its files, `target.py`
 reads what it shares with its target's checkpoint, and `layouts.py` knows the names of the tensors

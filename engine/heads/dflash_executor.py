@@ -160,6 +160,7 @@ class DFlashExecutor(Executor):
         assert 0 < length <= self.capacity
         source, target = map(self.lanes.first_slot, (source_lane, target_lane))
         self._are_held[target : target + length] = self._are_held[source : source + length]
+        self._said.pop(target_lane, None)
         with torch.inference_mode():
             there = self._cache.narrow(2, target, length)
             there.copy_(self._cache.narrow(2, source, length))
@@ -168,6 +169,7 @@ class DFlashExecutor(Executor):
         """Write zeros to a lane's slots from `start` on, and forget what was said of its text."""
         first = self.lanes.first_slot(lane) + start
         self._said.pop(lane, None)
+        self._are_held[first : first + self.capacity - start] = False
         with torch.inference_mode():
             self._cache.narrow(2, first, self.capacity - start).zero_()
 

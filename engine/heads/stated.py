@@ -105,7 +105,7 @@ class TargetSizes:
 
 
 def refuse_other_target(path: Path, stated: Object, kind: HeadKind, target: TargetSizes) -> None:
-    """Raise ModelError if an EAGLE head was made for a target of other sizes.
+    """Raise ModelError if a head was made for a target of other sizes.
 
     path    path of the head's config.json, for messages
     stated  the content of config.json
@@ -244,7 +244,8 @@ def _refuse_odd_block(path: Path, part: Mapping[str, object]) -> None:
             "use another head"
         )
     kinds = part.get("layer_types") or [FULL] * num_layers
-    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {FULL, SLIDING}:
+    are_known = isinstance(kinds, list) and all(one in (FULL, SLIDING) for one in kinds)
+    if not isinstance(kinds, list) or not are_known or len(kinds) != num_layers:
         raise ModelError(
             f"{path}: layer_types is {as_json(kinds)}; it must name each of its {num_layers} "
             f"layers {FULL} or {SLIDING}"
@@ -278,7 +279,7 @@ def _refuse_rope(path: Path, part: Object) -> None:
             )
     for field, rope in _ropes(part):
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in _NUMBERS:
+        if not isinstance(kind, str) or kind not in _NUMBERS:
             raise ModelError(
                 f"{path}: its rotary embedding cannot be used: rope_type is {as_json(kind)} in "
                 f"{field}; there are {', '.join(_NUMBERS)}"

@@ -35,9 +35,10 @@ config.json some or all layers may see only the last tokens, or only those of th
 transformers. Keys and values of the whole text stay in memory all the same, because a rejected
 draft may move the window back. *convolutions*: by config.json some layers mix each token with the
 few tokens before it; what they need of a token lies where others have its key and value. *states*:
-some layers keep one running state (gated delta rule). What a token gives to it lies in the token's
-place, as many numbers as its key and value have there, in float32 and for the whole text; the state
-is kept at every 64th token, and made anew of these places where it is not. *eager*: transformers
+some layers keep one running state (gated delta rule). What each token gives to it lies in the
+token's place, for the whole text: what enters the layer's convolution, and key, value and two
+numbers a head in float32. That is far more than an attention layer keeps. The state itself is kept
+at every 64th token, and made anew where it is not. *eager*: transformers
 has no fused attention for this family, so each layer writes the scores of all heads to memory and
 reads them again. That takes more time and memory, above all for long prompts.
 

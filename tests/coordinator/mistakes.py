@@ -389,7 +389,7 @@ OTHERS: list[tuple[list[str], str]] = [
     (["train-head", "--out", "~/sound"], "--out: ~/sound holds something else; name a new or"),
     (
         ["train-head", "--out", "~/head", "--kind", "eagle2"],
-        "--kind: expected one of eagle3, eagle, medusa, got 'eagle2'; did you mean eagle?",
+        "--kind: expected one of eagle3, eagle, medusa, dflash, got 'eagle2'; did you mean eagle?",
     ),
     (["experiment"], "FILE is missing; `python -m coordinator experiment --help` says what it is"),
     (["experiment", "bench", "--limit", "0"], "--limit: expected at least 1, got '0'"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from coordinator.api.config_base import called
 from coordinator.api.models.fetching import Download, Say
 from coordinator.launching.devices import num_ranks
 from proto.errors import ConfigurationError, ModelError, did_you_mean
@@ -117,6 +118,17 @@ class Checkpoint:
             kind=text_kind(str(self.stated.get("model_type")), self.text_config),
             is_quantised=self.model.form is not None,
         )
+
+    def check_reproducible(self, node: NodeConfig) -> None:
+        """Raise ModelError if the node could not run this model in reproducible mode as asked."""
+        from engine.checkpoint.families import family, text_kind
+
+        kind = text_kind(str(self.stated.get("model_type")), self.text_config)
+        if node.fixed_rows and family(kind).has_states:
+            raise ModelError(
+                f"{self.name}: {called('reproducible')} is not for layers with a running state; "
+                "leave it out"
+            )
 
     def _check_head_files(self) -> None:
         from engine.checkpoint import files as shards

@@ -4,12 +4,11 @@ The first that there is, and that fits the target:
 
     what drafts for a model of ours (`named.py`), also for a copy of the toy that has its tokenizer
     the layer for multi-token prediction in the target's checkpoint
-    a head in a folder dflash, eagle3, eagle or medusa inside the target's folder; beside it in a
-        folder of the target's name and -dflash, -eagle3, -eagle or -medusa; beside it in such a
-        folder alone
+    a head in a folder dflash, eagle3, eagle or medusa inside the target's folder, or beside it in a
+        folder of the target's name and -dflash, -eagle3, -eagle or -medusa
     n-grams, which need no model
 
-Only files are looked at: of a model on the hub its config.json, which is fetched for this.
+Only files are looked at: of a model on the hub the small ones, which are fetched for this.
 """
 
 from collections.abc import Iterator
@@ -71,7 +70,6 @@ def _near(target: Path) -> Iterator[Path]:
     name = target.stem if target.suffix == ".gguf" else target.name
     if name:
         yield from (target.with_name(f"{name}-{kind.value}") for kind in _KINDS)
-        yield from (target.with_name(kind.value) for kind in _KINDS)
 
 
 def _fits(folder: Path, target: folders.Checkpoint) -> bool:
@@ -84,6 +82,6 @@ def _fits(folder: Path, target: folders.Checkpoint) -> bool:
         head = folders.find(name, None, is_head=True)
         check_head(head, kind, target)
         head.check_weights()
-    except (ModelError, ConfigurationError, OSError):
-        return False
+    except (ModelError, ConfigurationError, OSError, TypeError, ValueError):
+        return False  # whatever stands in a file that nobody has named
     return kind is not None

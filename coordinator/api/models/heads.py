@@ -181,9 +181,16 @@ def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> N
         _check_medusa(head, shapes, target)
     elif shapes and not any(map(_FIRST.fullmatch, shapes)):
         raise ModelError(
-            f"{head.folder}: it lacks the tensor fc.weight, the first matrix of an EAGLE head; get "
+            f"{head.folder}: it lacks the tensor fc.weight, the first matrix of such a head; get "
             "it again"
         )
+    if kind is HeadKind.DFLASH and shapes:
+        names = {name.removeprefix("model.") for name in shapes}
+        for name in ("hidden_norm.weight", "layers.0.self_attn.q_norm.weight"):
+            if name not in names:
+                raise ModelError(
+                    f"{head.folder}: it lacks the tensor {name} of a DFlash head; get it again"
+                )
 
 
 def check_mtp(target: Checkpoint) -> None:

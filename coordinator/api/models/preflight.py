@@ -47,6 +47,7 @@ class Preflight:
         self._target = folders.find(target.model, target.revision)
         self._checkpoints = [(Role.TARGET, self._target)]
         self._target.check_quantization(target)
+        self._target.check_reproducible(target)
         check_size(self._target)
         for node in nodes:
             if node.role is Role.DRAFTER:

@@ -114,8 +114,8 @@ class ModelsConfig(Frozen):
 
     # True: nobody has named the target, and it is smollm2.
     _is_smollm2_by_default: bool = PrivateAttr(default=False)
-    # True: the drafter is what was found for the target.
-    _is_found: bool = PrivateAttr(default=False)
+    # The drafter that was found for the target; "": it was named.
+    _found: str = PrivateAttr(default="")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -129,19 +129,21 @@ class ModelsConfig(Frozen):
         if is_unnamed:
             named = (drafter, heads)
             target = ours.default_target(tuple(one for one in named if isinstance(one, str)))
-        is_found = False
+        own, found_name = heads, ""
         if isinstance(target, str) and isinstance(drafter, str):
             if isinstance(heads, str) and heads == ours.DEFAULT:
                 home = values.get("drafter_home", "")
                 is_free = isinstance(home, str) and not home
                 heads = ours.heads_of(drafter, target) if is_free else ""
             drafter = ours.drafter_of(drafter, target)
-            if is_found := drafter == ours.AUTO:
-                drafter = found(target, located(target), _revision(values))
+            if drafter == ours.AUTO and own not in (ours.DEFAULT, ""):
+                drafter = NGRAM  # beside the heads that were named
+            elif drafter == ours.AUTO:
+                drafter = found_name = found(target, located(target), _revision(values))
         made = make({**values, "target": target, "drafter": drafter, "heads": heads})
         is_by_default = is_unnamed and target == ours.SMOLLM2
         BaseModel.__setattr__(made, "_is_smollm2_by_default", is_by_default)
-        BaseModel.__setattr__(made, "_is_found", is_found)
+        BaseModel.__setattr__(made, "_found", found_name)
         return made
 
     @model_validator(mode="after")
@@ -190,7 +192,7 @@ class ModelsConfig(Frozen):
     @property
     def found_drafter(self) -> list[str]:
         """Return a line that says what drafts, if it was found for the target (`found.py`)."""
-        if not self._is_found:
+        if not self._found or self._found != self.drafter:
             return []
         return [f"drafter: {self._drafter_in_words} ({called('drafter')} names another)"]
 

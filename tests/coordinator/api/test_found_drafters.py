@@ -55,9 +55,8 @@ def test_a_copy_of_the_toy_has_the_toys_drafter(tmp_path: Path) -> None:
 
 
 def test_the_nearest_head_is_taken_and_then_the_better_kind(folder: Path) -> None:
-    beside = folder.with_name("medusa")
-    shutil.copytree(MODELS / "medusa", beside)
-    assert drafter_of(folder) == str(beside)
+    shutil.copytree(MODELS / "medusa", folder.with_name("medusa"))
+    assert drafter_of(folder) == "ngram", "it may be for any model that lies there"
     shutil.copytree(MODELS / "medusa", folder.with_name("own-medusa"))
     assert drafter_of(folder) == str(folder.with_name("own-medusa"))
     shutil.copytree(MODELS / "eagle", folder / "eagle")
@@ -66,11 +65,31 @@ def test_the_nearest_head_is_taken_and_then_the_better_kind(folder: Path) -> Non
     assert drafter_of(folder) == str(folder / "eagle3")
 
 
+def test_beside_heads_that_are_named_n_grams_draft(folder: Path) -> None:
+    shutil.copytree(MODELS / "medusa", folder / "medusa")
+    config = PairConfig(target=str(folder), heads=str(folder / "medusa"))
+    assert (config.drafter, config.found_drafter) == ("ngram", [])
+    config.check()
+
+
+def test_another_drafter_in_a_copy_of_the_settings_was_not_found(folder: Path) -> None:
+    shutil.copytree(MODELS / "medusa", folder / "medusa")
+    changed = PairConfig(target=str(folder)).model_copy(update={"drafter": "ngram"})
+    assert changed.found_drafter == reviewed(PairConfig, changed, "config").found_drafter == []
+
+
 def test_what_does_not_fit_or_is_not_whole_is_passed_over(folder: Path) -> None:
     for name in ("eagle3", "eagle", "medusa"):
         shutil.copytree(MODELS / name, folder / name)
     config = folder / "eagle3/config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": 64}))
+    stated = json.loads(config.read_text())
+    config.write_text(json.dumps(stated | {"hidden_size": 64}))
+    shutil.copytree(MODELS / "eagle3", folder / "dflash")  # other weights than it says, and odd
+    block = {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1]}}
+    (folder / "dflash/config.json").write_text(json.dumps(stated | block))
+    odd = folder.with_name("own-dflash")
+    shutil.copytree(folder / "dflash", odd)
+    (odd / "config.json").write_text(json.dumps(stated | block | {"layer_types": [["x"]]}))
     (folder / "eagle/model.safetensors").unlink()
     shutil.rmtree(folder / "medusa")
     shutil.copytree(DRAFTER, folder / "medusa")  # a whole model

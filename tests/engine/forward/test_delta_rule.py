@@ -82,6 +82,17 @@ def test_tokens_one_by_one_are_as_those_of_a_prompt(
     check(reference, logits, tokens[:140])
 
 
+@pytest.mark.parametrize("length", [1, 63, 100, 130])
+def test_prompts_that_are_padded_as_on_a_gpu(
+    executor: ModelExecutor, reference: Any, length: int
+) -> None:
+    executor.pads_prompts = True
+    tokens = text(1, length)
+    check(reference, read(executor, tokens, 0), tokens)
+    check(reference, read(executor, [5, 6], length), [*tokens, 5, 6])
+    executor.warm_up_prompts()
+
+
 def test_a_copied_beginning_takes_no_state_of_another_text(
     executor: ModelExecutor, reference: Any
 ) -> None:
