@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from engine.forward.cache_tensors import STATE_STEP as STEP
 from engine.forward.cache_tensors import ShapeCache, SlotCache
+from engine.forward.short_conv import mixed_with
 
 _CLASSES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
 
@@ -100,14 +101,8 @@ def _convolved(
     module: Any, entering: torch.Tensor, seen: torch.Tensor, cache: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return queries, keys and values behind the convolution, [1, n, ...]."""
-    weights = module.conv1d.weight[:, 0].t().float()
-    mixed = weights[-1] * entering.float()
-    if isinstance(cache, SlotCache):
-        before = cache.before(seen[:, 0])
-        for back, weight in enumerate(weights[:-1].flip(0)):
-            mixed = mixed + weight * before[:, :, back].float()
-    if module.conv1d.bias is not None:
-        mixed = mixed + module.conv1d.bias.float()
+    before = cache.before(seen[:, 0]) if isinstance(cache, SlotCache) else None
+    mixed = mixed_with(before, entering, module.conv1d)
     mixed = F.silu(mixed).to(entering.dtype)
     sizes = [module.key_dim, module.key_dim, module.value_dim]
     queries, keys, values = torch.split(mixed, sizes, dim=-1)

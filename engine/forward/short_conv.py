@@ -22,7 +22,7 @@ _CLASSES = ("Lfm2ShortConv", "Lfm2MoeShortConv")
 
 def num_before(model: Any) -> int:
     """Return how many tokens before a row its layers' convolutions read; 0: it has none."""
-    return max((len(_weights(one)) - 1 for one in _convolutions(model)), default=0)
+    return max((len(_weights(one.conv)) - 1 for one in _convolutions(model)), default=0)
 
 
 def keep_in_slots(model: Any) -> None:
@@ -36,9 +36,9 @@ def _convolutions(model: Any) -> list[Any]:
     return [one for one in model.modules() if type(one).__name__ in _CLASSES]
 
 
-def _weights(module: Any) -> torch.Tensor:
+def _weights(conv: Any) -> torch.Tensor:
     """Return the weights [taps, width], of the row itself last."""
-    weights: torch.Tensor = module.conv.weight
+    weights: torch.Tensor = conv.weight
     return weights[:, 0].t()
 
 
@@ -58,13 +58,27 @@ def _forward(
     own = gate * inner
     halves = [half[:, None] for half in own.chunk(2, dim=-1)]
     seen = past_key_values.update(*halves, module.layer_idx)
-    weights = _weights(module).float()
-    mixed = weights[-1] * own.float()
+    before = None
     if isinstance(past_key_values, SlotCache):
         before = torch.cat([past_key_values.before(part[:, 0]) for part in seen], dim=-1)
-        for back, weight in enumerate(weights[:-1].flip(0)):
-            mixed = mixed + weight * before[:, :, back].float()
-    if module.conv.bias is not None:
-        mixed = mixed + module.conv.bias.float()
+    mixed = mixed_with(before, own, module.conv)
     made: torch.Tensor = module.out_proj(out_gate * mixed.to(own.dtype))
     return made
+
+
+def mixed_with(before: torch.Tensor | None, own: torch.Tensor, conv: Any) -> torch.Tensor:
+    """Return a convolution's sums, float32 [lanes, n, width].
+
+    before  what the tokens before each row on its path give, [lanes, n, taps - 1, width], the
+            nearest first; None: nothing
+    own     what the rows' tokens give, [lanes, n, width]
+    conv    the convolution, of one channel per group
+    """
+    weights = _weights(conv).float()
+    mixed = weights[-1] * own.float()
+    if before is not None:
+        for back, weight in enumerate(weights[:-1].flip(0)):
+            mixed = mixed + weight * before[:, :, back].float()
+    if conv.bias is not None:
+        mixed = mixed + conv.bias.float()
+    return mixed

@@ -220,7 +220,20 @@ class ResBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
-class Medusa(nn.ModuleList):
+class OfWholeVocabulary:
+    """A head that has the target's vocabulary."""
+
+    @property
+    def ids(self) -> None:
+        """Return None: the head's tokens are the target's."""
+        return None
+
+    def of_target(self, logits: Tensor) -> Tensor:
+        """Return the logits unchanged."""
+        return logits
+
+
+class Medusa(OfWholeVocabulary, nn.ModuleList):
     """Medusa heads (2401.10774): each reads one feature alone.
 
     Their output matrices begin as the target's. Step s is head s, which predicts the token s + 2
@@ -249,17 +262,8 @@ class Medusa(nn.ModuleList):
         head: Any = self[step]
         return Factors(state, head[1].weight, None)
 
-    @property
-    def ids(self) -> None:
-        """Return None: the head has the target's vocabulary."""
-        return None
 
-    def of_target(self, logits: Tensor) -> Tensor:
-        """Return the logits unchanged: the head has the target's vocabulary."""
-        return logits
-
-
-class Eagle(nn.Module):
+class Eagle(OfWholeVocabulary, nn.Module):
     """EAGLE (2401.15077): predicts the target's next feature from the last one and the next token.
 
     Embedding and output matrix are the target's, so they are not among the head's weights.
@@ -294,15 +298,6 @@ class Eagle(nn.Module):
     def factors(self, state: Tensor, _step: int) -> Factors:
         """Return what makes the logits [..., V] for the states [..., H]."""
         return Factors(state, self.output, self.bias)
-
-    @property
-    def ids(self) -> None:
-        """Return None: the head has the target's vocabulary."""
-        return None
-
-    def of_target(self, logits: Tensor) -> Tensor:
-        """Return logits [..., V] over the target's vocabulary from the head's [..., D]."""
-        return logits
 
 
 class Eagle3(nn.Module):
@@ -427,7 +422,7 @@ class BlockLayer(nn.Module):
         return y
 
 
-class DFlash(nn.Module):
+class DFlash(OfWholeVocabulary, nn.Module):
     """DFlash (2602.06036): reads some features of all tokens, and drafts a block at once.
 
     Embeddings and output matrix are the target's, so they are not among the head's weights.
@@ -466,15 +461,6 @@ class DFlash(nn.Module):
     def factors(self, state: Tensor, _step: int) -> Factors:
         """Return what makes the logits [..., V] for the states [..., H]."""
         return Factors(state, self.output, self.bias)
-
-    @property
-    def ids(self) -> None:
-        """Return None: the head has the target's vocabulary."""
-        return None
-
-    def of_target(self, logits: Tensor) -> Tensor:
-        """Return the logits unchanged: the head has the target's vocabulary."""
-        return logits
 
 
 Head = Medusa | Eagle | Eagle3 | DFlash

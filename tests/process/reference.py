@@ -7,9 +7,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from coordinator.api.config import (
-    SpeculationConfig,
-)
+from coordinator.api.config import ALONE, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
@@ -105,6 +103,17 @@ def generate(
     tokens = [token for chunk in stream for token in chunk.tokens]
     assert stream.result is not None
     return Generated(tokens, stream.result.metrics, str(stream.result.reason))
+
+
+def assert_drafts_are_accepted(
+    pair: Pair, prompt: tuple[int, ...], params: SamplingParams, least: dict[str, float]
+) -> None:
+    """Every policy writes the target's text, and more than `least` of its drafts are accepted."""
+    want = generate(pair, prompt, ALONE, params)
+    for policy, num_accepted in least.items():
+        got = generate(pair, prompt, SpeculationConfig(policy=policy), params)
+        assert got.tokens == want.tokens, policy
+        assert got.metrics.num_accepted_tokens > num_accepted, policy
 
 
 def assert_same_but_for_near_ties(
