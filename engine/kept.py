@@ -6,6 +6,9 @@ a second or more, and two starts would choose differently where times are close.
 kept is not looked for again. What was timed is kept only if the machine was quiet meanwhile, which
 it rarely is for a node that loads beside another one; `tune` lets them load one after the other.
 
+What texts have shown is kept too, for the same pair of models: whether drafts pay at all
+(`target_node/remembering.py`).
+
 The table is $XDG_CACHE_HOME/slipstream/choices.json (~/.cache/...): kind, then what it depends on,
 then what was found. A file that cannot be read or written costs a second at each start.
 """
@@ -61,8 +64,8 @@ class Kept:
         is_right     True for what may be used: the file is the user's, and may hold anything
         needs_quiet  keep it only if nothing else computed meanwhile
         """
-        key = f"{', '.join(filter(None, about))} ({_machine()})"
-        before = None if self._is_anew else _read().get(kind, {}).get(key)
+        key = _key(about)
+        before = self.before(kind, about)
         if is_right(before):
             return cast(T, before)
         others_s, started = _others_s(), time.perf_counter()
@@ -74,8 +77,20 @@ class Kept:
             _keep(kind, key, now)
         return now
 
+    def before(self, kind: str, about: Sequence[str]) -> object:
+        """Return what was kept, which may be anything, as the file is the user's; else None."""
+        return None if self._is_anew else _read().get(kind, {}).get(_key(about))
+
+    def keep(self, kind: str, about: Sequence[str], found: object) -> None:
+        """Keep this in the place of what was kept before."""
+        _keep(kind, _key(about), found)
+
 
 AS_BEFORE = Kept()
+
+
+def _key(about: Sequence[str]) -> str:
+    return f"{', '.join(filter(None, about))} ({_machine()})"
 
 
 def _machine() -> str:

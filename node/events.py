@@ -1,6 +1,8 @@
 """Events tell a node's machines facts; actions are what they ask the loop to do (pure)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.layout.slots import Move
 from proto.messages import (
@@ -79,6 +81,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Remember:
+    """Keep what was found out about texts for later starts; it replaces what was kept before."""
+
+    outcomes: Sequence[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class WaitUntil:
     """Tick again at `deadline` (seconds) at the latest."""
 
@@ -87,7 +96,7 @@ class WaitUntil:
 
 TextEvent = Arrived | Confirmed  # the events that the machine of a text gets
 # The actions that every machine may ask for, besides its own Compute.
-SharedAction = Allocate | CopyPrefix | MoveRows | Send | WaitUntil | Wipe
+SharedAction = Allocate | CopyPrefix | MoveRows | Remember | Send | WaitUntil | Wipe
 
 
 def gap(session: int, incarnation: int, length: int) -> Send:

@@ -182,7 +182,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         tensor_parallel_size=config.tensor_parallel_size,
         layers=config.layers,
         quantization=config.quantization,
-        kept=_kept(config),
+        kept=kept_of(config),
     )
     engine = _placed(engine, config, say)
     if home is not None:
@@ -241,7 +241,7 @@ def _home_model(config: NodeConfig, say: Callable[[str], None]) -> Engine | None
         num_children=RECORDED_CHILDREN,
         chains=CHAINS,
         quantization=config.home_quantization,
-        kept=_kept(config),
+        kept=kept_of(config),
     )
     return replace(engine, num_threads=threads_on(engine.loaded.device))
 
@@ -269,7 +269,8 @@ def _part(config: NodeConfig) -> float:
     return drafts if config.role is Role.DRAFTER else 1.0 - drafts
 
 
-def _kept(config: NodeConfig) -> Kept:
+def kept_of(config: NodeConfig) -> Kept:
+    """Return the table of what earlier starts have found out, as the config says."""
     return Kept(is_anew=config.tunes)
 
 
@@ -295,7 +296,7 @@ def _placed(engine: Engine, config: NodeConfig, say: Callable[[str], None]) -> E
         say("timing cores")
         model = name_and_size(config.model, config.revision)
         about = model, backend, config.quantization, str(loaded.dtype)
-        time_places(places, engine.executor, engine.pass_s, about, _kept(config))
+        time_places(places, engine.executor, engine.pass_s, about, kept_of(config))
     first = placing_of(places, config.placement).first(is_drafted=True)
     return replace(engine, places=places, device=places.names[first])
 

@@ -17,7 +17,7 @@ virtual time (`rehearsal/node.py`).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from node.events import (
     Arrived,
     CopyPrefix,
     MoveRows,
+    Remember,
     Send,
     SharedAction,
     Tick,
@@ -164,6 +165,7 @@ class Turns(Generic[Compute, Result]):
     clock    returns seconds
     warn, complain  take a line for the log: a warning, an error
     silence  detects that the coordinator is lost; None: somebody else watches
+    remember  keeps what is found out about texts for later starts
     """
 
     def __init__(
@@ -185,6 +187,7 @@ class Turns(Generic[Compute, Result]):
         self.dispatcher = dispatcher
         self.launch = launch
         self.silence: FaultDetector | None = None
+        self.remember: Callable[[Sequence[tuple[Any, ...]]], None] = lambda _: None
         self._decode, self._clock = decode, clock
         self._warn, self._complain = warn, complain
         self._running: Launched[Result] | None = None  # on a device
@@ -333,6 +336,8 @@ class Turns(Generic[Compute, Result]):
                 self.executor.wipe(lane, start)
             case WaitUntil(deadline):
                 return deadline - self._clock()
+            case Remember(outcomes):
+                self.remember(outcomes)
             case Allocate(max_len):
                 # The cache has room for the longest text; with fixed rows every pass must read the
                 # same number of slots, which is set here.

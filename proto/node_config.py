@@ -71,6 +71,8 @@ class NodeConfig:
     peer_bytes      size of the other model's weights; whoever starts the node makes it 0 where
                     that model is on another device
     computes_alone  of a target: no drafter process computes beside it
+    remembered_as   of a target: the drafter beside it, by whose name it is kept for later starts
+                    whether drafts pay; "": nothing is kept
     tunes           choose anew what earlier starts have chosen by timing, and keep that
     line            descriptor of the node's end of a line to the coordinator (`links/line.py`);
                     -1: there is none
@@ -114,6 +116,7 @@ class NodeConfig:
     quantization: str = ""
     gpu_memory_utilization: float = 0.0
     peer_bytes: int = 0
+    remembered_as: str = ""
     tunes: bool = False
     computes_alone: bool = False
     line: int = -1

@@ -393,12 +393,13 @@ def _is_priced(text: TextView) -> bool:
 def _pays(text: TextView, view: View) -> bool:
     """True if waiting for the drafts makes more tokens a second than going on alone."""
     p, prices, num_texts = view.p, view.prices, _num_sharing(view)
-    if prices.wait.num < NUM_FIRST or not prices.pass_s:
+    if not prices.pass_s:
         return True
-    if _is_in_vain(p, text.num_in_vain, prices):
-        return True
+    # Drafts that would not be verified are of no use, however soon they come.
     if not verifying_pays(p, text.num_awaited, num_texts, prices.passes(num_texts)):
         return False
+    if prices.wait.num < NUM_FIRST or _is_in_vain(p, text.num_in_vain, prices):
+        return True
     if text.policy.prices_wanted:
         return True  # `awaited` has weighed the wait already
     return waiting_pays(p, text.num_awaited, text.policy.num_speculative_tokens, prices)

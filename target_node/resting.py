@@ -6,13 +6,17 @@ A drafter that runs beside the target costs it something: cores, memory bandwidt
 messages; and rows in its passes. If few drafts are right, this is more than they save, and no model
 of the costs can tell that in advance. So both ways are measured, in stretches of passes: tokens per
 second with the drafter, and now and then a short trial without it, or the other way round. The
-faster way goes on, for twice as long as before each time that a trial clearly confirms it, so that
-trials cost less and less: under 4 % of the passes if nothing changes. If both ways are nearly
-equally fast, trials go on as often as at first: they cost nothing then, and the next one may be
-clear. Passes without drafts were timed when the model was loaded. If the first drafts make fewer
+faster way goes on, for twice as long as before each time that a trial clearly confirms it, and for
+so long that the next one, if it is lost too, costs no more than SPENT of the time. If both ways are
+nearly equally fast, trials go on as often as at first: they cost nothing then, and the next one may
+be clear. Passes without drafts were timed when the model was loaded. If the first drafts make fewer
 tokens a second than such passes would, the first trial comes early: else a short run would end
 before it. If drafts make far more, no trial is made, since it would cost a short text a fifth of
 its passes; the first stretch of the greatest length ends with a trial all the same.
+
+What trials have found is an `Outcome`, which is kept for later starts (`remembering.py`): a process
+that writes one short text would end before it knows anything. A new process goes on in the middle
+of a stretch where an earlier one has ended, so that trials do not begin anew with each.
 
 The first passes of a stretch do not count, because the drafter learns only from the next verdict
 whether it rests. In a crowd more of them do not count: first it has to be found out on which cores
@@ -34,16 +38,22 @@ No decision here depends on the token of a draft, only on how many drafts were a
 only texts under coupled verification use it, whose tokens do not depend on the drafts.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
 from enum import Enum, auto
+from functools import cache
+from math import ceil
+from typing import NamedTuple
 
 from node.costs import crowd
-from proto.messages import Open, Rule
+from proto.messages import Open, Policy, Rule
 
 SETTLE_RESTING, SETTLE_DRAFTING = 2, 8  # passes at the start of a stretch that do not count
 SETTLE_IN_CROWD = 40  # the same at the start of a rest where several texts share the passes
-LONGEST_STRETCH = 1536
+LONGEST_STRETCH = 1536  # in passes, where trials cost little
+LONGEST_OF_ALL = 12_288  # whatever a trial costs
+SPENT = 0.01  # of the time may go into trials that are lost
+FIRST_TIMES = 8  # so many times the first stretch is the longest that no second trial has confirmed
 MEASURED = 96  # passes at the end of a stretch that count
 TRIAL_OF_REST, TRIAL_OF_DRAFTS = 12, 48  # passes of a trial; with drafts the speed varies more
 FAR = 1.25  # a trial of drafts is cut short where plain passes are so many times faster
@@ -51,6 +61,8 @@ CLEARLY = 1.05  # one way must be so many times faster than the other to be clea
 FORESEEN = 1.25  # the same where plain passes were only timed at load, perhaps too slow
 NUM_TO_SUSPECT = 16  # passes that must count before drafts can look slower than none
 NUM_IN_CROWD = 6  # the same where each pass has several texts, so that chance averages out
+SURELY = 1.5  # so many times slower they look so after NUM_IN_CROWD passes in any case
+SAID_EVERY = 64  # passes after which an outcome is said again for later starts
 LONGEST_SILENCE = 512  # most passes that are not counted while a drafter reads after its rest
 MAX_KINDS = 64
 
@@ -62,6 +74,26 @@ class Way(Enum):
     TRYING_REST = auto()
     RESTING = auto()
     TRYING_DRAFTS = auto()
+
+
+class Outcome(NamedTuple):
+    """What trials have found of one kind of text, for later starts.
+
+    kind        of text, in words
+    num_texts   most texts that share the passes (`crowd`)
+    rests       plain decoding was faster
+    stretch     length in passes of the present stretch of the faster way, and
+    num_passes  how many of them were made
+    alone, drafted  without the drafter and with it: tokens of each text a second, seconds of a pass
+    """
+
+    kind: str
+    num_texts: int
+    rests: bool
+    stretch: int
+    num_passes: int
+    alone: tuple[float, float]
+    drafted: tuple[float, float]
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +117,10 @@ class Course:
     seconds: float = 0.0  # seconds of these passes
     plain_s: float = 0.0  # seconds that they would have taken without drafts, as measured
     # Tokens per second with a rest (True) and without (False): a running mean over the stretches
-    # so far, in which the newest has a weight of 2/3.
+    # so far, in which the newest has a weight of 2/3. And the seconds of a pass in the newest.
     rates: dict[bool, float] = field(default_factory=dict)
+    pass_s: dict[bool, float] = field(default_factory=dict)
+    num_unsaid: int = 0  # passes since the outcome was said
 
     @property
     def rests(self) -> bool:
@@ -124,6 +158,7 @@ class Course:
             self.num_silent += 1
             return
         self.num_passes += 1
+        self.num_unsaid += 1
         settle = min(self.first, self._settle)
         left = settle + self.length - self.num_passes
         if self.num_passes <= settle or not 0 <= left < MEASURED:
@@ -148,11 +183,12 @@ class Course:
     @property
     def _looks_slow(self) -> bool:
         """True if drafts seem slower than plain passes, and no trial has shown otherwise."""
-        if self.way is not Way.DRAFTING or self.num_counted < self._num_to_suspect:
+        if self.way is not Way.DRAFTING or self.num_counted < NUM_IN_CROWD:
             return False
         if True in self.rates and self.rates[True] <= self.rates[False]:
             return False
-        return 0 < self.num_tokens * self.plain_s < self.num_counted * self.seconds
+        slower = 1.0 if self.num_counted >= self._num_to_suspect else SURELY
+        return 0 < slower * self.num_tokens * self.plain_s < self.num_counted * self.seconds
 
     @property
     def _has_failed(self) -> bool:
@@ -164,6 +200,8 @@ class Course:
     def _next(self, rate: float) -> None:
         """End a stretch: try the other way, or compare both ways after a trial."""
         self.rates[self.rests] = (self.rates.get(self.rests, rate) + 2 * rate) / 3
+        self.pass_s[self.rests] = self.seconds / self.num_counted
+        self.num_unsaid = SAID_EVERY
         longer = min(2 * self.stretch, LONGEST_STRETCH)
         if self._is_foreseen:
             self.stretch = longer
@@ -175,14 +213,28 @@ class Course:
             here, there = self.rates[self.rests], self.rates[not self.rests]
             is_faster, is_slower = here > CLEARLY * there, there > CLEARLY * here
             self.way = Way.RESTING if self.rests is is_faster else Way.DRAFTING
-            self.stretch = longer if is_slower else self.first
+            usual = longer if is_slower else self.first
+            most = LONGEST_OF_ALL if is_slower else FIRST_TIMES * self.first
+            self.stretch = max(usual, min(self._num_to_pay, most))
         self._begin()
+
+    @property
+    def _num_to_pay(self) -> int:
+        """Return after how many passes of this way a trial of the other costs SPENT of the time."""
+        here, there = self.rates[self.rests], self.rates[not self.rests]
+        num_passes = SETTLE_RESTING + TRIAL_OF_REST
+        if self.rests:
+            is_cut_short = there * FAR < here
+            num_counted = self._num_to_suspect if is_cut_short else TRIAL_OF_DRAFTS
+            num_passes = SETTLE_DRAFTING + num_counted
+        lost_s = num_passes * self.pass_s[not self.rests] * (1 - there / here)
+        return ceil(lost_s / SPENT / self.pass_s[self.rests])
 
     @property
     def _is_foreseen(self) -> bool:
         """True if the trial without drafts that would come next is not worth its cost."""
         is_tried = True in self.rates
-        if self.way is not Way.DRAFTING or is_tried or self.stretch == LONGEST_STRETCH:
+        if self.way is not Way.DRAFTING or is_tried or self.stretch >= LONGEST_STRETCH:
             return False
         return self.num_tokens * self.plain_s > FORESEEN * self.num_counted * self.seconds
 
@@ -191,20 +243,51 @@ class Course:
         self.num_passes = self.num_silent = self.num_counted = 0
         self.num_tokens = self.seconds = self.plain_s = 0.0
 
+    def outcome(self, kind: str, num_texts: int) -> Outcome | None:
+        """Return what trials have found; None: there was none yet."""
+        if len(self.rates) < len((True, False)):
+            return None
+        num_passes = 0 if self.is_trial else self.num_passes
+        alone, drafted = ((self.rates[rests], self.pass_s[rests]) for rests in (True, False))
+        found = self.is_faster_alone, self.stretch, num_passes
+        return Outcome(kind, num_texts, *found, alone, drafted)
 
-def _kind_of(opened: Open) -> Hashable | None:
+    @classmethod
+    def resumed(cls, earlier: Outcome, first: int) -> "Course":
+        """Return the measurements of a process that goes on where an earlier one has ended."""
+        way = Way.RESTING if earlier.rests else Way.DRAFTING
+        course = cls(first, earlier.stretch, way, is_crowd=earlier.num_texts > 1)
+        # At least so many passes of the stretch still come that they can be counted.
+        course.num_passes = max(0, min(earlier.num_passes, earlier.stretch - first))
+        for rests, (rate, pass_s) in ((True, earlier.alone), (False, earlier.drafted)):
+            course.rates[rests], course.pass_s[rests] = rate, pass_s
+        return course
+
+
+@cache
+def _kind(policy: Policy, temperature: float, *, copies: bool) -> str:
+    """Return the words for a kind of text: it is the same if they are."""
+    numbers = " ".join(f"{value:g}" for value in astuple(policy)[1:])
+    return f"{policy.name} {numbers} at {temperature:g}{', with copies' if copies else ''}"
+
+
+def _kind_of(opened: Open) -> str | None:
     """Return the kind of a text, by which it is measured; None if its drafter never rests."""
     policy = opened.policy
     if not (policy.may_rest and policy.has_drafter and opened.rule is Rule.COUPLED):
         return None
-    return policy, opened.sampling.temperature, opened.lookup is None
+    return _kind(policy, opened.sampling.temperature, copies=opened.lookup is not None)
 
 
 class Courses:
-    """The measurements of the kinds of texts that were used last, by how many share a pass."""
+    """The measurements of the kinds of texts that were used last, by how many share a pass.
 
-    def __init__(self) -> None:
-        self._courses: dict[tuple[Hashable, int], Course] = {}  # by kind of text and crowd
+    earlier  what earlier processes have found
+    """
+
+    def __init__(self, earlier: Sequence[Outcome] = ()) -> None:
+        self._earlier = {(one.kind, one.num_texts): one for one in earlier}
+        self._courses: dict[tuple[str, int], Course] = {}  # by kind of text and crowd
 
     def of(self, opened: Open, num_texts: int) -> Course | None:
         """Return the measurements of texts like this one where `num_texts` texts share the passes.
@@ -215,23 +298,44 @@ class Courses:
         kind = _kind_of(opened)
         if kind is None:
             return None
-        key, first = (kind, crowd(num_texts)), opened.policy.rest_after
-        course = self._courses.pop(key, None)
-        if course is None:
-            is_known = self._rests_below(*key)
-            way, stretch = (Way.RESTING, 8 * first) if is_known else (Way.DRAFTING, first)
-            course = Course(first, stretch, way, is_crowd=key[1] > 1)
+        key = kind, crowd(num_texts)
+        course = self._courses.pop(key, None) or self._begun(key, opened.policy.rest_after)
         self._courses[key] = course  # the newest comes last
         if len(self._courses) > MAX_KINDS:
             del self._courses[next(iter(self._courses))]
         return course
 
-    def _rests_below(self, kind: Hashable, size: int) -> bool:
+    def _begun(self, key: tuple[str, int], first: int) -> Course:
+        """Return the measurements of a kind that was not used lately."""
+        if (earlier := self._earlier.get(key)) is not None:
+            return Course.resumed(earlier, first)
+        is_known = self._rests_below(*key)
+        way, stretch = (Way.RESTING, FIRST_TIMES * first) if is_known else (Way.DRAFTING, first)
+        return Course(first, stretch, way, is_crowd=key[1] > 1)
+
+    def _rests_below(self, kind: str, size: int) -> bool:
         """True if drafts of this kind do not pay in a smaller crowd (number of texts in a pass).
 
         Then they hardly will in a larger one, where each of its rows is one more beside many.
         """
+        here = {key: course.is_faster_alone for key, course in self._courses.items()}
+        before = {key: one.rests for key, one in self._earlier.items()}
         return any(
-            known == kind and smaller < size and course.is_faster_alone
-            for (known, smaller), course in self._courses.items()
+            known == kind and smaller < size and rests
+            for (known, smaller), rests in {**before, **here}.items()
         )
+
+    def news(self) -> Sequence[Outcome]:
+        """Return everything that was found if there is something new, to be kept; else ()."""
+        if not any(course.num_unsaid >= SAID_EVERY for course in self._courses.values()):
+            return ()
+        found = dict(self._earlier)
+        for key, course in self._courses.items():
+            course.num_unsaid = 0
+            if (outcome := course.outcome(*key)) is not None:
+                found.pop(key, None)
+                found[key] = outcome  # the newest comes last
+        if found == self._earlier:
+            return ()
+        self._earlier = found
+        return tuple(found.values())[-MAX_KINDS:]

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from engine.layout.slots import Move
 from node.dispatcher import is_open
 from node.economics import FIRST_OF_MODEL
-from node.events import MoveRows, SharedAction, WaitUntil, Wipe
+from node.events import MoveRows, Remember, SharedAction, WaitUntil, Wipe
 from node.lanes import Lane, Lanes, next_reader
 from node.placing import Place
 from proto.messages import Open
@@ -308,9 +308,11 @@ class Schedule:
         for one in ended.grown:
             if one.part is not None:
                 one.text.learn(one.part)
-        if ended.is_usual:
-            self._measure(ended)
-        return (*said, *self._take_moves())
+        if not ended.is_usual:
+            return (*said, *self._take_moves())
+        self._measure(ended)
+        news = self._known.courses.news()
+        return (*said, *self._take_moves(), *([Remember(news)] if news else ()))
 
     def _take_moves(self) -> Sequence[SharedAction]:
         """Take and return all pending moves as one action; (): there are none."""

@@ -27,7 +27,7 @@ from node.economics import PREFILL_CHUNKS
 from node.entrance import Entrance, Own
 from node.forwards import Forwards, SimulatedDevice, in_two, vocabulary_of
 from node.lanes import Lanes
-from node.loading import placing_of
+from node.loading import kept_of, placing_of
 from node.loop import Loop
 from node.placing import Place, Placing
 from node.process import Heart
@@ -46,6 +46,8 @@ from target_node.compute import (
     Outcome,
     Part,
 )
+from target_node.remembering import memory_of
+from target_node.resting import Courses
 from target_node.scheduling import Schedule
 from target_node.statistics import Known
 from target_node.verifying import Verifying
@@ -66,6 +68,7 @@ def serve(
     executor, device = engine.executor, SimulatedDevice.of(config)
     places = engine.places
     elsewhere = {} if places is None else {Place.SHARED: places.measured[Place.SHARED]}
+    memory = memory_of(config, engine, kept_of(config))
     known = Known(
         fixed_rows=engine.executor.fixed_rows,
         costs=Costs(
@@ -73,6 +76,7 @@ def serve(
             {k: v for k, v in elsewhere.items() if v},
             is_alone=config.computes_alone,
         ),
+        courses=Courses(memory.earlier),
         placing=_placing(config, places),
         chunk=PREFILL_CHUNKS[engine.loaded.device.type],
         scored_chunk=scored_rows(engine.loaded.vocab_size),
@@ -90,7 +94,9 @@ def serve(
     own = Own(Role.TARGET, loaded.vocab_size, engine.max_len, loaded.num_layers)
     if engine.home_drafter is None:
         entrance: Entrance[Computed, Action] = Entrance(dispatcher, own)
-        Loop(connection, heart, executor, entrance, worker.launch).run(has_lifeline=has_lifeline)
+        loop = Loop(connection, heart, executor, entrance, worker.launch)
+        loop.remember = memory.keep
+        loop.run(has_lifeline=has_lifeline)
     from target_node.home_worker import WithDrafter  # a target alone loads no drafter
 
     both = WithDrafter(

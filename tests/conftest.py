@@ -20,6 +20,8 @@ from hypothesis import settings
 from tests.forking.popen import Server, forking
 from tests.turns import Turns
 
+KEEP_SPEEDS = "SLIPSTREAM_KEEP_SPEEDS"
+
 ROOT = Path(__file__).resolve().parents[1]
 MOST_KEPT = 2000  # files that a compiler has made, of earlier runs
 
@@ -94,13 +96,14 @@ def homes(request: pytest.FixtureRequest) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="homes-") as folder:
         _keep_what_is_compiled(Path(before.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
         os.environ.update({name: os.path.join(folder, name) for name in names})
+        os.environ[KEEP_SPEEDS] = "0"  # no test begins with what another one has measured
         if any(item.get_closest_marker("process") for item in request.session.items):
             command = [sys.executable, "-m", "engine.cpu_library"]
             subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=600, check=True)
         _server.environment = dict(os.environ)
         yield
         _server.close()
-    for name in names:
+    for name in (*names, KEEP_SPEEDS):
         os.environ.pop(name)
     os.environ.update(before)
 

@@ -234,6 +234,14 @@ class PairConfig(ModelsConfig):
             "faster, but keeps a core busy for each process.",
         ),
     ] = 0
+    keep_speeds: Annotated[
+        bool,
+        Field(
+            description="Keep for later runs whether drafts pay on this machine. Texts of the "
+            "same models then begin in the faster way: with the drafter or alone. "
+            "--no-keep-speeds: they begin with the drafter, and nothing is kept.",
+        ),
+    ] = True
     max_draft_candidates: Annotated[
         int,
         Field(

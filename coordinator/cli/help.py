@@ -59,7 +59,8 @@ OF_NAME = {
     **dict.fromkeys(ModelsConfig.model_fields, MODEL_PANEL),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), OUTPUT_PANEL),
     **dict.fromkeys(
-        ("start_timeout_s", "busy_poll_us", "target_restarts", "drafter_restarts"), RARE_PANEL
+        ("start_timeout_s", "busy_poll_us", "target_restarts", "drafter_restarts", "keep_speeds"),
+        RARE_PANEL,
     ),
     "max_draft_candidates": RARE_PANEL,
 }

@@ -394,9 +394,10 @@ def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
     if "max_num_seqs" not in settings:
         room = {"max_num_seqs": arm.work.texts_at_once}
         arm = dataclasses.replace(arm, pair=arm.pair.model_copy(update=room))
-    # A text that lost a node is measured again.
-    given = {name: 0 for name in ("target_restarts", "drafter_restarts") if name not in settings}
-    return dataclasses.replace(arm, pair=arm.pair.model_copy(update=given))
+    # A text that lost a node is measured again, and what was measured earlier decides nothing.
+    given = {"target_restarts": 0, "drafter_restarts": 0, "keep_speeds": False}
+    update = {name: value for name, value in given.items() if name not in settings}
+    return dataclasses.replace(arm, pair=arm.pair.model_copy(update=update))
 
 
 def _of(kind: type[BaseModel], settings: Mapping[str, object]) -> dict[str, object]:

@@ -59,6 +59,7 @@ def measure(kit: Kit) -> None:
                 "max_num_seqs": max(CROWDS),
                 "target_restarts": 0,
                 "drafter_restarts": 0,
+                "keep_speeds": False,
                 **settings,
             }
         )

@@ -46,6 +46,7 @@ def profile(
             max_num_seqs=1,
             target_restarts=0,
             drafter_restarts=0,
+            keep_speeds=False,
         ),
     ],
     speculation: Annotated[

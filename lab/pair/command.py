@@ -57,6 +57,7 @@ def measure(
             max_num_seqs=1,
             target_restarts=0,
             drafter_restarts=0,
+            keep_speeds=False,
         ),
     ],
     prompts: Prompts = None,

@@ -71,6 +71,7 @@ SHELLS = (
     *("node/starting.py", "node/ending.py"),
     *("drafter_node/__main__.py", "drafter_node/worker.py"),
     *("target_node/__main__.py", "target_node/worker.py", "target_node/home_worker.py"),
+    "target_node/remembering.py",
     *("coordinator/text/stream.py", "coordinator/tracing/writing.py"),
     *("coordinator/cluster/service.py", "coordinator/cluster/simulated_network.py"),
     "coordinator/cluster/status_socket.py",

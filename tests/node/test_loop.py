@@ -478,7 +478,7 @@ def test_a_node_that_tunes_finds_everything_again(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def found(value: int, *, tunes: bool) -> int:
-        kept = loading._kept(replace(CONFIG, tunes=tunes))
+        kept = loading.kept_of(replace(CONFIG, tunes=tunes))
         return kept.found("number", (), lambda: value, lambda one: one == value, needs_quiet=False)
 
     assert found(1, tunes=False) == 1

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine.layout.slots import Feed
 from node.costs import NOTHING_KNOWN, Costs, Measured
 from node.dispatcher import Dispatcher
-from node.events import Afterwards, Arrived, Send, Tick
+from node.events import Afterwards, Arrived, Remember, Send, Tick
 from node.lanes import Lanes
 from node.placing import Placing
 from proto.messages import (
@@ -144,7 +144,7 @@ def gap(incarnation: int, length: int, session: int = 1) -> list[Action]:
 
 def said(actions: list[Action]) -> Verdict:
     """The verdict that was sent."""
-    (send,) = actions
+    (send,) = [action for action in actions if not isinstance(action, Remember)]
     assert isinstance(send, Send)
     assert isinstance(send.message, Verdict)
     return send.message

@@ -152,6 +152,16 @@ def test_but_it_is_where_costs_do_not_decide_or_it_has_begun(changes: dict[str, 
     assert isinstance(decision.action, Wait)
 
 
+def test_no_drafts_are_awaited_that_would_not_be_verified() -> None:
+    """Before any wait was measured, and where drafts were missing for long."""
+    costs = Costs({1: 0.010, 5: 0.100})
+    costs.passed(1, 1, 1, 0.010, 0.010, is_plain=True)
+    costs.reply.add(0.004)
+    for num_in_vain in (0, 9):
+        asked = view(text(num_in_vain=num_in_vain), costs=costs)
+        assert causes(decide(asked, NOW)) == {1: Cause.CHEAP}
+
+
 def test_a_prompt_comes_first_but_not_twice_in_a_row() -> None:
     ready = text(num_in_row=2, are_there=True)
     assert decide(view(ready, reader=READER), NOW).action == Read(9, None)

@@ -16,10 +16,13 @@ from target_node.resting import (
     SETTLE_DRAFTING,
     SETTLE_IN_CROWD,
     SETTLE_RESTING,
+    SPENT,
+    SURELY,
     TRIAL_OF_DRAFTS,
     TRIAL_OF_REST,
     Course,
     Courses,
+    Outcome,
 )
 from tests.drafter_node.drafter import Drafter
 from tests.policies import autoregressive, pipelined, synchronous
@@ -130,6 +133,29 @@ def test_a_trial_of_drafts_that_are_far_slower_is_cut_short() -> None:
     assert num_tried(1.2) == SETTLE_DRAFTING + TRIAL_OF_DRAFTS
 
 
+@pytest.mark.parametrize("with_s", [1.2, 1.5, 3.0])
+def test_trials_of_drafts_cost_little_of_the_time(with_s: float) -> None:
+    course = started()
+    run(course, LONG, with_s=with_s, alone_s=1.0)
+    rested = run(course, 5 * LONG, with_s=with_s, alone_s=1.0)
+    num_tried = len(rested) - sum(rested)
+    assert 0 < num_tried * (with_s - 1.0) < 1.2 * SPENT * len(rested)
+
+
+def test_trials_of_a_rest_do_so_too() -> None:
+    course = started()
+    run(course, LONG, with_s=0.5, alone_s=1.0)
+    num_tried = sum(run(course, 5 * LONG, with_s=0.5, alone_s=1.0))
+    assert 0 < num_tried * 0.5 < 1.2 * SPENT * 5 * LONG
+
+
+def test_far_slower_drafts_are_doubted_at_once() -> None:
+    rested = run(started(), LONG, with_s=1.1 * SURELY, alone_s=1.0, plain_s=1.0)
+    assert rested.index(True) == SETTLE_DRAFTING + NUM_IN_CROWD
+    rested = run(started(), LONG, with_s=0.9 * SURELY, alone_s=1.0, plain_s=1.0)
+    assert rested.index(True) == SETTLE_DRAFTING + NUM_TO_SUSPECT
+
+
 @pytest.mark.parametrize("catch_up", [0, 60, 400])
 def test_what_it_has_to_read_after_a_rest_does_not_count_against_it(catch_up: int) -> None:
     course = started()
@@ -211,6 +237,63 @@ def test_the_kinds_that_were_asked_for_last_are_remembered() -> None:
         courses.of(kind, 1)
         assert courses.of(kinds[0], 1) is often
     assert courses.of(kinds[1], 1) is not once, "forgotten"
+
+
+def in_later_processes(num_passes: int, num_each: int, *, with_s: float) -> list[bool]:
+    """When it rested, in processes that make so many passes each, one after another."""
+    rested: list[bool] = []
+    earlier: tuple[Outcome, ...] = ()
+    while len(rested) < num_passes:
+        courses = Courses(earlier)
+        course = courses.of(FREE, 1)
+        assert course is not None
+        for _ in range(num_each):
+            rested += run(course, 1, with_s=with_s, alone_s=1.0, catch_up=0, plain_s=1.0)
+            earlier = tuple(courses.news()) or earlier
+    return rested
+
+
+def test_a_process_begins_as_earlier_ones_have_found_faster() -> None:
+    rested = in_later_processes(LONG, 128, with_s=1.5)
+    assert sum(rested[:128]) < 128
+    assert sum(rested[128:]) > 0.96 * len(rested[128:])
+    assert not all(rested[128:]), "it is tried again now and then"
+    assert not any(in_later_processes(1000, 100, with_s=0.5))
+
+
+def test_an_outcome_is_said_when_a_trial_ends_and_now_and_then() -> None:
+    courses = Courses()
+    course = courses.of(FREE, 1)
+    assert course is not None
+    said = []
+    for number in range(400):
+        run(course, 1, with_s=2.0, alone_s=1.0, catch_up=0, plain_s=1.0)
+        said += [(number, one) for one in courses.news()]
+    first, outcome = said[0]
+    assert first == SETTLE_DRAFTING + NUM_IN_CROWD + SETTLE_RESTING + TRIAL_OF_REST - 1
+    assert outcome.rests
+    assert outcome.alone == (pytest.approx(1.0), 1.0)
+    assert outcome.drafted == (pytest.approx(0.5), 2.0)
+    assert [one.num_passes for _, one in said[1:]] == [64, 128, 192, 256, 320]
+
+
+def test_the_outcomes_of_texts_that_nobody_writes_now_stay() -> None:
+    courses, hot = Courses(), replace(FREE, sampling=replace(FREE.sampling, temperature=0.8))
+    for kind in (FREE, hot):
+        course = courses.of(kind, 1)
+        assert course is not None
+        run(course, 300, with_s=2.0, alone_s=1.0, plain_s=1.0)
+    found = courses.news()
+    assert len({one.kind for one in found}) == len(found) == 2
+    later = Courses(found)
+    course = later.of(FREE, 1)
+    assert course is not None
+    assert later.news() == (), "nothing is new"
+    run(course, 100, with_s=2.0, alone_s=1.0)
+    assert {one.kind for one in later.news()} == {one.kind for one in found}
+    crowd = later.of(hot, 8)
+    assert crowd is not None
+    assert crowd.rests, "where one text is faster alone, so are several"
 
 
 def test_only_free_running_coupled_texts_have_a_course() -> None:

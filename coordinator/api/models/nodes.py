@@ -1,5 +1,6 @@
 """Makes the configs that the nodes of a pair are started with."""
 
+import os
 from dataclasses import replace
 
 from coordinator.api.config import REPRODUCIBLE_ROWS, PairConfig
@@ -11,6 +12,7 @@ from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
 
 FASTEST = "fastest"
+KEEP_SPEEDS = "SLIPSTREAM_KEEP_SPEEDS"  # this environment variable, if 0, switches that off
 # How a head's matrices are rounded on a CPU unless somebody says otherwise: its drafts are nearly
 # as often right, and a step reads a quarter of the bytes (docs/LOG.md).
 OF_A_HEAD = "int4"
@@ -83,9 +85,24 @@ def _target(
         home_ms_per_row=config.simulate_draft_ms_per_row if name else 0.0,
         layers=config.layers if drafts else (),
         computes_alone=not (drafts and config.has_draft_process),
+        remembered_as=_remembered_as(config) if drafts and config.has_draft_process else "",
         quantization=config.quantization or "",
         gpu_memory_utilization=config.gpu_memory_utilization or 0.0,
     )
+
+
+def _remembered_as(config: PairConfig) -> str:
+    """Return by what the drafter is known to later starts of this pair; "": it is not remembered.
+
+    Not where hardware is simulated: its times are not those of this machine.
+    """
+    if not config.keep_speeds or os.environ.get(KEEP_SPEEDS) == "0" or config.simulated is not None:
+        return ""
+    name, revision = config.drafter, config.drafter_revision
+    where = str(path_of(name)) if is_folder(name) else name
+    said = revision, config.drafter_quantization, config.drafter_dtype, config.drafter_device
+    size = f"{_weight_bytes(name, revision)} bytes"
+    return ", ".join((where, size, *(one for one in said if one)))
 
 
 def _rounding_at_home(config: PairConfig, *, is_model: bool) -> str:
