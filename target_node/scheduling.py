@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from engine.layout.slots import Move
 from node.dispatcher import is_open
 from node.economics import FIRST_OF_MODEL
-from node.events import MoveRows, Remember, SharedAction, WaitUntil, Wipe
+from node.events import MoveRows, Remember, SharedAction, WaitUntil
 from node.lanes import Lane, Lanes, next_reader
 from node.placing import Place
 from proto.messages import Open
@@ -150,7 +150,9 @@ class Schedule:
 
     def _next(self, texts: Texts, now: float) -> Sequence[Action]:
         """Do what comes next; returns the actions."""
-        decision = decide(self._view(texts), now)
+        readers, writers = self._by_turn(texts)
+        self._follow((*readers, *writers), min(max(1, len(writers)), self._num_per_pass))
+        decision = decide(self._view(readers, writers), now)
         self._note(decision, texts)
         match decision.action:
             case Copy(session, copy):
@@ -165,16 +167,17 @@ class Schedule:
             case Wait(until):
                 return (WaitUntil(until),) if until < math.inf else ()
 
-    def _view(self, texts: Texts) -> View:
-        """Return what decides what comes next; first tell the texts how many share the passes."""
-        by_turn = sorted(
-            (text for text in texts.values() if not text.finished), key=lambda text: text.served
-        )
+    def _by_turn(self, texts: Texts) -> tuple[list[Verifying], list[Verifying]]:
+        """Return the texts that have to read, and those that write, in the order of their turns."""
         readers: list[Verifying] = []
         writers: list[Verifying] = []
-        for text in by_turn:
-            (readers if text.chunk else writers).append(text)
-        self._follow(by_turn, min(max(1, len(writers)), self._num_per_pass))
+        for text in sorted(texts.values(), key=lambda text: text.served):
+            if not text.finished:
+                (readers if text.chunk else writers).append(text)
+        return readers, writers
+
+    def _view(self, readers: Sequence[Verifying], writers: Sequence[Verifying]) -> View:
+        """Return what decides what comes next."""
         reader = next_reader(readers)
         return View(
             writers=tuple(text.view for text in writers),
@@ -262,7 +265,7 @@ class Schedule:
             self._place = cores.place
         for text in texts:
             self._num_served += 1
-            text.served, text.place = self._num_served, self._place
+            text.serve(self._num_served, self._place)
         return Compute(self._ticket, parts, self._place)
 
     # -- results ----------------------------------------------------------------------------------
@@ -278,8 +281,7 @@ class Schedule:
         for text, outcome in zip(launched.texts, result.outcomes, strict=True):
             if not is_open(text, texts):
                 if outcome.is_failed:  # a later text may be in this lane, or begin alike
-                    text.slots.truncate(0)
-                    actions.append(Wipe(text.slots.lane, 0))
+                    actions.append(text.wipe())
                 continue
             length = len(text.tree.text)
             follows, part = text.computed(outcome, result.model_us, now)

@@ -418,6 +418,15 @@ class Verifying:
         keys, judge = tuple(node.key for node in nodes), judge_of(self.opened, nodes)
         return self._part(feed, keys, cause, now, judge, parents)
 
+    def serve(self, turn: int, place: Place) -> None:
+        """Note the turn and the place of the pass that was launched with this text."""
+        self.served, self.place = turn, place
+
+    def wipe(self) -> Wipe:
+        """Forget what is cached, which holds no numbers; return what clears it."""
+        self.slots.truncate(0)
+        return Wipe(self.slots.lane, 0)
+
     def _part(
         self,
         feed: Feed,
@@ -484,10 +493,10 @@ class Verifying:
     def _on_failure(self, why: str, now: float, *, is_cause: bool) -> Sequence[SharedAction]:
         """Drop this text's cache, to read it anew, or end the text; return actions."""
         self.ready_at = now
-        self.slots.truncate(0)
+        wiped = self.wipe()
         said = self._failures.met(len(self.tree.text), why, is_cause=is_cause)
         self.finished = self._failures.has_ended
-        return (*said, Wipe(self.lane.slots.lane, 0))
+        return (*said, wiped)
 
     def _on_read(
         self, running: _LaunchedPart, outcome: Outcome, now: float
