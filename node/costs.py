@@ -14,7 +14,7 @@ AVERAGE_WEIGHT = 0.1  # weight of the newest value in a running mean, once there
 NUM_REPLIES = 16  # the newest replies, from which it is computed how long a slow one takes
 NUM_TRUSTED = 10  # of so many passes a mean is as good as of more
 MOST_SLOWED = 3.0  # the times at load are raised at most so many times
-SPENT_ON_TRIALS = 0.02  # most of the time that goes into passes whose rows do not seem to pay
+SPENT_ON_TRIALS = 0.01  # most of the time that goes into passes whose rows do not seem to pay
 
 Measured = Mapping[int, float]  # seconds of a pass by its number of rows
 NOTHING_KNOWN: Measured = MappingProxyType({})

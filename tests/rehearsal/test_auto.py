@@ -49,6 +49,22 @@ def test_it_is_near_what_a_tree_could_make_at_best(steps: float, tokens: float) 
     assert made > tokens
 
 
+@pytest.mark.parametrize(("acceptance", "least"), [("0.6", 0.985), ("0.95", 1.1)])
+def test_where_rows_are_dear_it_is_hardly_slower_than_plain_decoding(
+    acceptance: str, least: float
+) -> None:
+    """A pass of two or more rows takes as long as five of one; only long runs of drafts pay."""
+    trace, pass_s = drawn(chances(acceptance), 1, 500), 0.005
+    passes = Forwards(((1, pass_s), (2, 5 * pass_s)))
+    target = NodeCosts(passes, 3e-4, timed_rows=(1, 2, 3, 5, 9))
+    drafter = NodeCosts(Forwards(((1, 0.001),)), 2e-4, 5e-5, timed_rows=(1, 2, 4, 8))
+    auto, plain = (
+        rehearse(POLICIES[name].make(), target, drafter, trace, is_whole=True).tokens_per_second
+        for name in ("auto", "ar")
+    )
+    assert auto > least * plain
+
+
 def test_a_long_step_is_not_made_where_it_would_only_delay_the_answer() -> None:
     """A pass takes three steps, half of the first drafts are right, and `tree` waits for two."""
     trace = drawn((0.5, 0.1, 0.05, 0.03), 2, 400)
