@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -92,18 +92,20 @@ def serve(
     loaded = engine.loaded
     assert not isinstance(loaded, LoadedHead), "a target is no head"
     own = Own(Role.TARGET, loaded.vocab_size, engine.max_len, loaded.num_layers)
+    loop: Loop[Any, Any]
     if engine.home_drafter is None:
         entrance: Entrance[Computed, Action] = Entrance(dispatcher, own)
         loop = Loop(connection, heart, executor, entrance, worker.launch)
-        loop.remember = memory.keep
-        loop.run(has_lifeline=has_lifeline)
-    from target_node.home_worker import WithDrafter  # a target alone loads no drafter
+    else:
+        from target_node.home_worker import WithDrafter  # a target alone loads no drafter
 
-    both = WithDrafter(
-        *(config, engine, engine.home_drafter, dispatcher, known),
-        *(worker.launch, welcome.vocab_size, heart),
-    )
-    both.loop(connection, heart, own).run(has_lifeline=has_lifeline)
+        both = WithDrafter(
+            *(config, engine, engine.home_drafter, dispatcher, known),
+            *(worker.launch, welcome.vocab_size, heart),
+        )
+        loop = both.loop(connection, heart, own)
+    loop.remember = memory.keep
+    loop.run(has_lifeline=has_lifeline)
 
 
 def _placing(config: NodeConfig, places: Places | None) -> Placing | None:
