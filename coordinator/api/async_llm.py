@@ -165,6 +165,10 @@ class AsyncLLM:
         if (news := self._news.get(request_id)) is not None:
             news.put_nowait(None)
 
+    def check_alive(self) -> None:
+        """Raise the error that ended the pair, if it has ended."""
+        self.pair.service.check_alive()
+
     def end(self, error: SlipstreamError) -> None:
         """End every request that waits or runs with this error, and refuse new ones with it.
 
@@ -223,7 +227,7 @@ class AsyncLLM:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_S):
                     return await news.get()
-            self.pair.service.check_alive()
+            self.check_alive()
             self._check_away(time.monotonic())
 
     def _leave(self, ticket: Ticket) -> None:
@@ -244,7 +248,7 @@ class AsyncLLM:
     def check_takes(self) -> None:
         """As `check_ready`, but while a lost target is started again, new requests may wait."""
         self._check_open()
-        self.pair.service.check_alive()
+        self.check_alive()
         if self.pair.is_ready:
             self._patience = None
         elif not self.pair.service.awaits_target:

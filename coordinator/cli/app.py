@@ -23,6 +23,7 @@ from coordinator.cli.help import Program, examples, known, with_help_all
 from coordinator.cli.keys import keys
 from coordinator.cli.plugins import Absent
 from coordinator.cli.process import EXIT_FAILED, Interruption, prepare_streams
+from coordinator.cli.router import router
 from coordinator.cli.serve import VERSION, serve
 from coordinator.cli.status import status
 from coordinator.cli.tune import tune
@@ -146,7 +147,7 @@ def command_line(plugins: Sequence[Command | Absent], version: str = "") -> type
         no_args_is_help=True,
     )
     app.callback()(_root(version))
-    commands: list[Command | Absent] = [demo, generate, chat, serve, status, tune, *plugins]
+    commands: list[Command | Absent] = [demo, generate, chat, serve, router, status, tune, *plugins]
     for command in commands:
         if isinstance(command, Absent):
             _stand_in(app, command)

@@ -163,6 +163,7 @@ EXAMPLES = {
         "--target LARGE --drafter SMALL",
         "--host 0.0.0.0 --port 8080 --api-key-file key.txt",
     ),
+    "router": ("http://10.0.0.2:8000 http://10.0.0.3:8000",),
     "tune": ("", "--target LARGE --drafter SMALL"),
     "verify-lossless": ("", "--target LARGE --drafter SMALL --policy auto"),
     "experiment": ("policies --report", "policies --limit 4 --set max_tokens=32"),
@@ -206,6 +207,7 @@ FIRST = {
         *("--policy", "--target-device", "--drafter-device", "--dtype", "--max-model-len"),
         *("--max-num-seqs", "--gpu-memory-utilization"),
     ),
+    "router": ("URL", "--host", "--port", "--api-key-file", "--wait-s", "--drain-timeout-s"),
     "tune": (
         *("--target", "--drafter", "--heads", "--drafter-home", "--target-device"),
         *("--drafter-device", "--dtype", "--drafter-dtype", "--quantization", "--backend"),

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -94,6 +95,11 @@ def application(
         version=named.version,
         reasoning_parser=config.reasoning_parser,
     )
+    return guarded(app, config, keys, work)
+
+
+def guarded(app: ASGIApp, config: ServeConfig, keys: Sequence[str], work: Work) -> ASGIApp:
+    """Return an application with the guard in front of it; `keys` as for `application`."""
     if config.allow_origin:
         app = CORSMiddleware(
             app,
@@ -139,18 +145,29 @@ def limits_of(config: ServeConfig) -> tuple[Door, Work]:
     return Door(most), Work(num_requests)
 
 
+class Behind(Protocol):
+    """What is behind an application: an `AsyncLLM`, or other servers."""
+
+    def check_alive(self) -> None:
+        """Raise SlipstreamError if it has ended."""
+
+    def end(self, error: SlipstreamError) -> None:
+        """End everything that is in work with this error."""
+
+
 class Server(uvicorn.Server):
     """uvicorn's server with our own door, which drains after a signal, and ends with its pair.
 
-    failure  the error that ended the pair; None: it has not ended
+    behind   what is behind the application
+    failure  the error that ended that; None: it has not ended
     """
 
     def __init__(
-        self, app: ASGIApp, llm: AsyncLLM, config: ServeConfig, door: Door, work: Work
+        self, app: ASGIApp, behind: Behind, config: ServeConfig, door: Door, work: Work
     ) -> None:
         super().__init__(settings_for(app, config, door))
         self.failure: SlipstreamError | None = None
-        self._llm = llm
+        self._behind = behind
         self._door = door
         self._work = work
         self._drain_s = config.drain_timeout_s
@@ -173,7 +190,7 @@ class Server(uvicorn.Server):
         """Look, ten times a second, whether the server ends now; True if it does."""
         now = time.monotonic()
         try:
-            self._llm.pair.service.check_alive()
+            self._behind.check_alive()
         except SlipstreamError as error:
             self.failure = error
             self._work.end(f"the models have ended: {error}")
@@ -193,7 +210,7 @@ class Server(uvicorn.Server):
         """End what is still in work with an error, close all connections, and end."""
         if self._work.phase is not Phase.ENDED:
             self._work.end("the server has ended; ask again later, or another one")
-        self._llm.end(self.failure or ClosedError(self._work.why))
+        self._behind.end(self.failure or ClosedError(self._work.why))
         self._door.close()
         await super().shutdown(sockets)
 
@@ -245,18 +262,21 @@ def serve(
 ) -> None:
     """Answer requests until a signal, which is raised again. Raises what ended the pair."""
     door, work = limits_of(config)
-    server = Server(application(llm, named, config, keys, work), llm, config, door, work)
+    run(Server(application(llm, named, config, keys, work), llm, config, door, work), bound, ready)
 
+
+def run(server: Server, bound: socket.socket, ready: Callable[[], None]) -> None:
+    """Run a server until a signal, which is raised again. Raises what ended what is behind it."""
     # What was made by now stays: looking for garbage in it would stop all streams for a moment.
     gc.collect()
     gc.freeze()
 
-    async def run() -> None:
+    async def serving() -> None:
         asyncio.get_running_loop().set_default_executor(Unawaited(thread_name_prefix="request"))
         ready()
         await server.serve(sockets=[bound])
 
-    asyncio.run(run())
+    asyncio.run(serving())
     if server.failure is not None:
         raise server.failure
 

@@ -43,7 +43,7 @@ MAY_ALSO_IMPORT = {
     "target_node/home_worker.py": {"drafter_node"},
 }
 # The folders of `coordinator`: each may import those before it.
-ROOMS = ("text", "launching", "tracing", "cluster", "api", "http", "cli")
+ROOMS = ("text", "launching", "tracing", "cluster", "api", "http", "ingress", "cli")
 # Where a library is known; a name that ends with a slash is a folder.
 KNOWN_ONLY_IN = {
     "zmq": ("proto/links/",),
@@ -52,7 +52,8 @@ KNOWN_ONLY_IN = {
     "gguf": ("engine/quantised/gguf_blocks.py", "lab/"),
     "llguidance": ("engine/choice/vocabulary.py",),
     **dict.fromkeys(
-        ("fastapi", "starlette", "uvicorn", "prometheus_client"), ("coordinator/http/",)
+        ("fastapi", "starlette", "uvicorn", "prometheus_client"),
+        ("coordinator/http/", "coordinator/ingress/"),
     ),
     "torch": (
         *("engine/", "lab/", "node/forwards.py"),

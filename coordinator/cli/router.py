@@ -1,0 +1,98 @@
+"""`python -m coordinator router`: several servers behind one address."""
+
+import random
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from coordinator.cli.flags import Flags, with_settings
+from coordinator.cli.harmless import harmless
+from coordinator.cli.wrapping import for_stderr
+from coordinator.http.settings import ServeConfig
+from proto.errors import ConfigurationError, shown
+from proto.installation import missing
+
+MOST_SERVERS = 1024
+SEED_BITS = 31
+
+
+@with_settings
+def router(
+    *,
+    urls: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URL", help="A server, such as http://10.0.0.2:8000. There may be several."
+        ),
+    ],
+    server: Annotated[
+        ServeConfig,
+        Flags(
+            *("host", "port", "api_key", "api_key_file", "insecure", "allowed_host"),
+            *("allow_origin", "forwarded_allow_ips", "max_body_mb", "max_requests"),
+            *("max_connections", "io_timeout_s", "drain_timeout_s"),
+        ),
+    ],
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            max=86_400,
+            help="How long to wait while no server is ready. Requests wait, and broken streams.",
+        ),
+    ] = 60.0,
+) -> None:
+    """Send requests to several servers. A text goes on elsewhere when its server is lost.
+
+    All servers must serve the same model, on devices that compute alike.
+    """
+    try:
+        from coordinator.http import serving
+        from coordinator.ingress.app import Ingress
+        from coordinator.ingress.servers import Servers
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"router needs {missing(str(error.name), 'serve')}") from error
+    servers, keys = Servers.at(addresses(urls)), server.read_keys()
+    bound = serving.listen(server)
+    with bound:
+        ingress = Ingress(servers, wait_s=wait_s, draw=_seed)
+        door, work = serving.limits_of(server)
+        app = serving.guarded(ingress.app, server, keys, work)
+        url, count = serving.place_of(bound), len(servers.all)
+        line = f"{url}/v1 leads to {count} server{'s' if count > 1 else ''}; Ctrl-C ends"
+
+        def ready() -> None:
+            ingress.start()
+            typer.echo(for_stderr(harmless(line)), err=True)
+
+        serving.run(serving.Server(app, ingress, server, door, work), bound, ready)
+
+
+def _seed() -> int:
+    return random.getrandbits(SEED_BITS)
+
+
+def addresses(urls: list[str]) -> list[str]:
+    """Return the addresses of servers without what may follow. Raises ConfigurationError."""
+    found = [_address(url) for url in urls]
+    if len(set(found)) < len(found):
+        raise ConfigurationError("URL: a server is named twice; name each once")
+    if len(found) > MOST_SERVERS:
+        raise ConfigurationError(f"URL: {len(found)} servers; there may be {MOST_SERVERS}")
+    return found
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_right = is_right and parts.path in ("", "/", "/v1", "/v1/") and parts.port != 0
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise ConfigurationError(
+            f"URL: expected an address like http://host:8000, got {shown(url)}"
+        )
+    return f"{parts.scheme}://{parts.netloc}"
