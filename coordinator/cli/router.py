@@ -65,7 +65,8 @@ def router(
 
         def ready() -> None:
             ingress.start()
-            typer.echo(for_stderr(harmless(line)), err=True)
+            for told in (*server.without_effect(keys), line):
+                typer.echo(for_stderr(harmless(told)), err=True)
 
         serving.run(serving.Server(app, ingress, server, door, work), bound, ready)
 
