@@ -158,6 +158,7 @@ class ModelExecutor(Executor):
         assert 0 < len(feeds) <= self.num_lanes_per_pass
         assert len(feeds) == 1 or all(feed.masks is not None for feed in feeds)
         num_visible = max(map(self._num_visible, feeds))
+        self._num_too_large += self._exceeds_recordings(feeds)
         if len(feeds) == 1 and (self.fixed_rows is None or self.num_lanes_per_pass == 1):
             return self._lay_out_one(feeds[0], asks[0], num_visible)
         by_lane = {feed.lane: self._rows_of(feed) for feed in feeds}
@@ -266,6 +267,7 @@ class ModelExecutor(Executor):
             return False
         assert self._backend is not None
         num_visible = max(map(self._num_visible, feeds))
+        self._num_too_large += self._exceeds_recordings(feeds)
         return self._backend.has_chain(len(feeds), num_visible=num_visible, choice=choice)
 
     def run_chain(
@@ -278,6 +280,7 @@ class ModelExecutor(Executor):
         steps[:-1, : len(feeds)] = torch.from_numpy(rows)
         steps[-1] = inputs
         num_visible = max(map(self._num_visible, feeds))
+        self._num_too_large += self._exceeds_recordings(feeds)
         return self._backend.chain(steps, num_visible=num_visible, choice=choice)
 
     def move(self, *moves: Move) -> None:
@@ -474,9 +477,13 @@ class ModelExecutor(Executor):
             return self.fixed_rows
         if len(parts) > 1 and not self.is_captured:
             return None  # no recording needs a certain number of rows
-        count = next((n for n in self._backend.row_counts if n >= most), None)
-        self._num_too_large += count is None and self.is_captured
-        return count
+        return next((n for n in self._backend.row_counts if n >= most), None)
+
+    def _exceeds_recordings(self, feeds: Sequence[Feed]) -> bool:
+        """True if a decode pass has more rows in a lane than any recording; no prompt is one."""
+        if not self.is_captured or self.fixed_rows is not None or feeds[0].masks is None:
+            return False
+        return max(len(feed.tokens) for feed in feeds) > max(self.row_counts, default=0)
 
     def _lanes_for(self, fed: Collection[int]) -> Iterable[int]:
         """Return the lanes of a padded pass; `fed` are those that have rows.

@@ -350,7 +350,7 @@ class Pair:
         self,
         prompt: tuple[int, ...],
         speculation: SpeculationConfig,
-        request: SamplingParams,
+        params: SamplingParams,
         *,
         sample_index: int = 0,
         reader: Reader | None = None,
@@ -370,27 +370,27 @@ class Pair:
         written     tokens of the answer that were written elsewhere; the text goes on behind them
         """
         self.check(prompt)
-        request = self.reviewed_params(request)
+        params = self.reviewed_params(params)
         if written:
-            self.check_written(len(prompt), written, request)
+            self.check_written(len(prompt), written, params)
         if not isinstance(speculation, SpeculationConfig):
             line = f"speculation: expected SpeculationConfig, got {shown(speculation)}"
             raise ConfigurationError(line)
         hello = self.hello(Role.TARGET)
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        if not request.speculate:
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        if not params.speculate:
             speculation = ALONE
         if speculation.drafts and speculation.verify != "coupled" and self.drafts_in_other_words:
             raise ConfigurationError(speculation.needs_one_tokenizer)
         lookup = None
         if speculation.uses_ngrams(self.config):
             lookup = speculation.lookup(self._reference(speculation.reference))
-        max_len = min(hello.max_model_len, len(prompt) + request.max_tokens)
+        max_len = min(hello.max_model_len, len(prompt) + params.max_tokens)
         stream = self.service.submit(
             prompt,
-            sampling=self._sampling(request, seed, sample_index, thoughts),
+            sampling=self._sampling(params, seed, sample_index, thoughts),
             policy=speculation.make(self.config),
-            limits=Limits(max_len, tuple(sorted(self.ending(request).stop_ids))),
+            limits=Limits(max_len, tuple(sorted(self.ending(params).stop_ids))),
             rule=speculation.rule,
             lookup=lookup,
             reader=reader,
@@ -400,11 +400,11 @@ class Pair:
         return stream, seed
 
     def check_written(
-        self, num_prompt: int, written: tuple[int, ...], request: SamplingParams
+        self, num_prompt: int, written: tuple[int, ...], params: SamplingParams
     ) -> None:
         """Raise ConfigurationError if an answer cannot go on behind these tokens of it."""
-        (most, num_ids), stop_ids = self._limits(), self.ending(request).stop_ids
-        check_written(written, request, num_ids, stop_ids, most - num_prompt)
+        (most, num_ids), stop_ids = self._limits(), self.ending(params).stop_ids
+        check_written(written, params, num_ids, stop_ids, most - num_prompt)
 
     @property
     def drafts_in_other_words(self) -> bool:
@@ -428,16 +428,16 @@ class Pair:
         """Return advice on how to allow longer texts; "" if the model itself takes no more."""
         return how_longer(self.config, self._limits()[0], has_heads=self._has_heads_at_home)
 
-    def ending(self, request: SamplingParams) -> Ending:
+    def ending(self, params: SamplingParams) -> Ending:
         """Return the stop strings and stop tokens of a text with these parameters."""
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
-        model_ids = frozenset(() if request.ignore_eos else eos_ids)
+        model_ids = frozenset(() if params.ignore_eos else eos_ids)
         return Ending(
-            strings=request.stop,
-            stop_ids=model_ids.union(request.stop_token_ids),
-            named_ids=frozenset(request.stop_token_ids) - model_ids,
-            is_shown=request.include_stop_str_in_output,
-            min_tokens=request.min_tokens,
+            strings=params.stop,
+            stop_ids=model_ids.union(params.stop_token_ids),
+            named_ids=frozenset(params.stop_token_ids) - model_ids,
+            is_shown=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
         )
 
     def _grammar(self, form: StructuredOutputsParams | None, thoughts: Thoughts | None) -> str:
@@ -448,70 +448,70 @@ class Pair:
         return grammar if thoughts is None else self.grammars.behind(thoughts, grammar)
 
     def _sampling(
-        self, request: SamplingParams, seed: int, sample_index: int, thoughts: Thoughts | None
+        self, params: SamplingParams, seed: int, sample_index: int, thoughts: Thoughts | None
     ) -> SamplingSpec:
         eos_ids = self.hello(Role.TARGET).fingerprint.eos_ids
-        late_ids = frozenset(eos_ids).union(request.stop_token_ids)
-        wanted = request.prompt_logprobs if sample_index == 0 else None  # only for the first text
-        form = request.structured_outputs
-        end_ids = eos_ids or request.stop_token_ids
+        late_ids = frozenset(eos_ids).union(params.stop_token_ids)
+        wanted = params.prompt_logprobs if sample_index == 0 else None  # only for the first text
+        form = params.structured_outputs
+        end_ids = eos_ids or params.stop_token_ids
         if form is not None and not end_ids:
             raise ConfigurationError(
                 f"{form.title}: this target has no end-of-text token; name one in "
                 f"{called('stop_token_ids')}"
             )
-        allowed = request.allowed_token_ids or ()
+        allowed = params.allowed_token_ids or ()
         if form is not None and allowed and not {*end_ids} & {*allowed}:
             raise ConfigurationError(
                 f"{called('allowed_token_ids')}: with {form.title} a token that ends the text "
                 f"must be among them, such as {min(end_ids)}"
             )
         return SamplingSpec(
-            temperature=request.temperature,
-            top_k=request.top_k,
-            top_p=request.top_p,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
             seed=seed,
             sample_index=sample_index,
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            bias_ids=tuple(request.logit_bias),
-            bias_values=tuple(request.logit_bias.values()),
-            banned=self._tokenizer().bans(request.bad_words) if request.bad_words else (),
-            min_tokens=request.min_tokens,
-            late_ids=tuple(sorted(late_ids)) if request.min_tokens else (),
-            num_logprobs=OFF if request.logprobs is None else request.logprobs,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            bias_ids=tuple(params.logit_bias),
+            bias_values=tuple(params.logit_bias.values()),
+            banned=self._tokenizer().bans(params.bad_words) if params.bad_words else (),
+            min_tokens=params.min_tokens,
+            late_ids=tuple(sorted(late_ids)) if params.min_tokens else (),
+            num_logprobs=OFF if params.logprobs is None else params.logprobs,
             num_prompt_logprobs=OFF if wanted is None else wanted,
             grammar=self._grammar(form, thoughts),
             end_ids=() if form is None else tuple(sorted(end_ids)),
             allowed_ids=tuple(sorted(set(allowed))),
         )
 
-    def reviewed_params(self, params: object) -> SamplingParams:
-        """Return params checked again, also for this target. Raises ConfigurationError.
+    def reviewed_params(self, given: object) -> SamplingParams:
+        """Return these parameters checked again, also for this target. Raises ConfigurationError.
 
         A grammar is compiled the first time, which may take some tenths of a second.
         """
-        request = reviewed(SamplingParams, params, "sampling_params")
+        params = reviewed(SamplingParams, given, "sampling_params")
         _, size = self._limits()
         named = {
-            "logit_bias": request.logit_bias,
-            "stop_token_ids": request.stop_token_ids,
-            "allowed_token_ids": request.allowed_token_ids or (),
+            "logit_bias": params.logit_bias,
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": params.allowed_token_ids or (),
         }
         for name, ids in named.items():
             if any(token >= size for token in ids):
                 raise ConfigurationError(f"{called(name)}: token ids must lie in 0..{size - 1}")
-        if request.bad_words:
-            bans = self._tokenizer().bans(request.bad_words)
+        if params.bad_words:
+            bans = self._tokenizer().bans(params.bad_words)
             if sum(map(len, bans)) > MAX_BAN_TOKENS:
                 raise ConfigurationError(
                     f"{called('bad_words')}: more than {MAX_BAN_TOKENS} tokens; leave some out"
                 )
-        if request.structured_outputs is not None:
-            self.grammars.of(request.structured_outputs)
-        return request
+        if params.structured_outputs is not None:
+            self.grammars.of(params.structured_outputs)
+        return params
 
     def _reference(self, file: str) -> tuple[int, ...]:
         """Return the tokens of a reference text, which is read once. Raises ConfigurationError."""

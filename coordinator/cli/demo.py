@@ -172,7 +172,7 @@ def demo(
             max_num_seqs=1,
         ),
     ],
-    request: Annotated[
+    params: Annotated[
         SamplingParams,
         Flags(
             *("temperature", "seed", "max_tokens"),
@@ -189,7 +189,7 @@ def demo(
     if pair.dtype == "auto" and not device.startswith("cpu"):
         # There passes of different numbers of rows round differently in other types.
         pair = pair.model_copy(update={"dtype": "float32"})
-    given = request.model_fields_set
+    given = params.model_fields_set
     speculation = SpeculationConfig()
     speculation.check(pair)
     with Progress(Console(stderr=True), models_of(pair)) as progress:
@@ -198,10 +198,10 @@ def demo(
         text, ids, usual = _asked(running, prompt)
         running.check(ids)
         missing = {name: value for name, value in usual.items() if name not in given}
-        request = request.model_copy(update=missing)
+        params = params.model_copy(update=missing)
         typer.echo("measuring both, in alternation", err=True)
         load = Load()
-        takes = _measured(running, text, ids, request, (ALONE, speculation))
+        takes = _measured(running, text, ids, params, (ALONE, speculation))
         others = load.cores()
         about = ran_on(running)
     plain, drafted = (middle(found[NUM_WARM:]) for found in takes)
@@ -264,7 +264,7 @@ def _measured(
     pair: Pair,
     text: str,
     ids: tuple[int, ...],
-    request: SamplingParams,
+    params: SamplingParams,
     ways: Sequence[SpeculationConfig],
 ) -> list[list[Take]]:
     """Return takes of each setting in `ways`, made in turn; the first NUM_WARM of each warm up.
@@ -277,7 +277,7 @@ def _measured(
         if number > NUM_WARM and time.monotonic() > until:
             break
         for way, found in zip(ways, takes, strict=True):
-            found.append(_take(pair, way, text, ids, request))
+            found.append(_take(pair, way, text, ids, params))
     return takes
 
 

@@ -142,7 +142,7 @@ def generate(
     pair: PairConfig,
     speculation: SpeculationConfig,
     # There is no --no-speculate: --policy ar decodes without drafts.
-    request: Annotated[
+    params: Annotated[
         SamplingParams, Flags(but=("speculate", "structured_outputs", "output_kind"))
     ],
     json_schema: options.JsonSchema = None,
@@ -154,7 +154,7 @@ def generate(
     trace: options.Trace = None,
 ) -> None:
     """Continue PROMPT, or every prompt of a file."""
-    request = structured(request, json_schema, regex)
+    params = structured(params, json_schema, regex)
     speculation.check(pair)
     if speculation.reference:
         prompts.text_of(Path(speculation.reference))  # an error here comes before nodes are started
@@ -162,29 +162,29 @@ def generate(
         check_writable(trace, "--trace")
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
     shown = {"show_speculation": show_speculation, "verbose": verbose}
-    writer = _writer(speculation.policy, request, as_json=as_json, **shown)
+    writer = _writer(speculation.policy, params, as_json=as_json, **shown)
     with Progress(Console(stderr=True), models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_process
         launcher = launcher_for(
             launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
         )
-        config = _with_room_for(len(asked) * request.n, pair)
+        config = _with_room_for(len(asked) * params.n, pair)
         started = Pair(
             config,
             with_drafter=speculation.drafts,
             say=progress.say,
-            check=partial(_check_known, asked, request),
+            check=partial(_check_known, asked, params),
             make_launcher=launcher,
             traced=trace is not None,
         )
     with started as running:
-        unheeded = without_effect(pair, speculation, request, is_remote=launch.nodes == "remote")
+        unheeded = without_effect(pair, speculation, params, is_remote=launch.nodes == "remote")
         unheeded += _turns_left_out(prompt_file, len(asked))
         if chat and running.chat_template.is_plain:
             unheeded.append(NO_TEMPLATE)
-        for line in (*running.whereabouts(), *running.notices(request), *unheeded):
+        for line in (*running.whereabouts(), *running.notices(params), *unheeded):
             typer.echo(for_stderr(harmless(line)), err=True)
-        run = Run(running, speculation, request, writer)
+        run = Run(running, speculation, params, writer)
         try:
             all_fit = run.every(asked)
         finally:
@@ -220,7 +220,7 @@ def _with_room_for(num_texts: int, pair: PairConfig) -> PairConfig:
 
 def _writer(
     policy: str,
-    request: SamplingParams,
+    params: SamplingParams,
     *,
     as_json: bool,
     show_speculation: bool,
@@ -233,9 +233,9 @@ def _writer(
         if verbose:
             typer.echo("--verbose has no effect: --json has all figures", err=True)
         return JsonWriter(policy)
-    if (request.logprobs, request.prompt_logprobs) != (None, None):
+    if (params.logprobs, params.prompt_logprobs) != (None, None):
         raise ConfigurationError("--logprobs and --prompt-logprobs are shown with --json")
-    return TextWriter(policy, request, show_speculation=show_speculation, verbose=verbose)
+    return TextWriter(policy, params, show_speculation=show_speculation, verbose=verbose)
 
 
 # Settings that a node started by hand gets on its own command line, not from the coordinator.
@@ -324,7 +324,7 @@ class Run:
 
     pair: Pair
     speculation: SpeculationConfig
-    request: SamplingParams
+    params: SamplingParams
     writer: Writer
 
     def every(self, asked: Sequence[Asked]) -> bool:
@@ -336,7 +336,7 @@ class Run:
         requests = [prompt.request for prompt in prompts if prompt.request is not None]
         lengths = [len(request.prompt_ids) for request in requests]
         longer = self.pair.how_longer()
-        for line in cut_answers(self.request, self.pair.max_len, lengths, longer):
+        for line in cut_answers(self.params, self.pair.max_len, lengths, longer):
             typer.echo(for_stderr(line), err=True)
         wanted = sum(request.num_texts for request in requests)
         batch = Batch(self.pair, requests)
@@ -349,7 +349,7 @@ class Run:
 
     def _prompt(self, index: int, total: int, asked: Asked) -> _Prompt:
         """Return a prompt with its request; a refused one gets a `misfit` if there are others."""
-        skips = self.request.skip_special_tokens
+        skips = self.params.skip_special_tokens
         decoder = partial(self.pair.decoder, skip_special_tokens=skips)
         place = Place(index, total, asked.text, decoder)
         try:
@@ -359,8 +359,8 @@ class Run:
             if total == 1:
                 raise
             return _Prompt(place, None, str(error))
-        request = Request(self.pair, self.speculation, text, ids, self.request)
-        if total == self.request.n == 1:  # of several, others may be shown meanwhile
+        request = Request(self.pair, self.speculation, text, ids, self.params)
+        if total == self.params.n == 1:  # of several, others may be shown meanwhile
             request.on_read = self.writer.reading
         return _Prompt(place, request)
 
@@ -422,27 +422,27 @@ def _encoded(pair: Pair, asked: Asked) -> tuple[str | None, tuple[int, ...]]:
 
 
 def structured(
-    request: SamplingParams, json_schema: Path | None, regex: str | None
+    params: SamplingParams, json_schema: Path | None, regex: str | None
 ) -> SamplingParams:
-    """Return the request with the form that answers must have. Raises ConfigurationError."""
+    """Return `params` with the form that answers must have. Raises ConfigurationError."""
     if json_schema is None and regex is None:
-        return request
+        return params
     if json_schema is not None and regex is not None:
         raise ConfigurationError("an answer has one form: give --json-schema or --regex")
     schema = None if json_schema is None else prompts.text_of(json_schema)
     name = "--regex" if json_schema is None else f"--json-schema {json_schema}"
     form = StructuredOutputsParams(json=schema, regex=regex, called=name)
-    given = {name: getattr(request, name) for name in request.model_fields_set}
+    given = {name: getattr(params, name) for name in params.model_fields_set}
     return SamplingParams(**{**given, "structured_outputs": form})
 
 
-def _check_known(asked: Sequence[Asked], request: SamplingParams, pair: Pair) -> None:
+def _check_known(asked: Sequence[Asked], params: SamplingParams, pair: Pair) -> None:
     """Check the parameters, and an only prompt, before a process starts.
 
     Of several prompts, those that fit are answered even if others do not. Raises
     ConfigurationError.
     """
-    pair.reviewed_params(request)
+    pair.reviewed_params(params)
     if len(asked) == 1:
         pair.check(_encoded(pair, asked[0])[1])
 

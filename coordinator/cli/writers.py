@@ -385,13 +385,13 @@ class TextWriter:
     def __init__(
         self,
         policy: str,
-        request: SamplingParams,
+        params: SamplingParams,
         *,
         show_speculation: bool,
         verbose: bool = False,
     ) -> None:
         self._policy = policy
-        self._request = request
+        self._params = params
         self._show_speculation = show_speculation
         self._verbose = verbose
         self._view: SpeculationView | None = None
@@ -405,7 +405,7 @@ class TextWriter:
 
     def begin(self, place: Place) -> None:
         """Show which of several prompts it is, and what the colours mean."""
-        self._is_only = place.total == self._request.n == 1
+        self._is_only = place.total == self._params.n == 1
         self._load = self._load or Load()
         self._place = place
         in_colour = wants_colour(sys.stdout)
@@ -419,8 +419,8 @@ class TextWriter:
         """Begin the next text of a prompt; if there are several, show its number."""
         self._text_index = index
         self._view = None
-        if self._request.n > 1:
-            typer.echo(f"text {index + 1} of {self._request.n}", err=True)
+        if self._params.n > 1:
+            typer.echo(f"text {index + 1} of {self._params.n}", err=True)
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
         """Write the text that a pass adds, coloured by who drafted it if that was asked for."""
@@ -469,7 +469,7 @@ class TextWriter:
         found = [made.metrics for made in whole.outputs if made.metrics is not None]
         self._done += found
         if self._is_only and found:
-            seed = whole.seed if self._request.temperature > 0 else None
+            seed = whole.seed if self._params.temperature > 0 else None
             figures = summary(
                 found[0],
                 policy=self._policy,
@@ -481,7 +481,7 @@ class TextWriter:
         else:
             for metrics in found:
                 typer.echo(for_stderr(figures_in_short(metrics)), err=True)
-            if self._request.n > 1:
+            if self._params.n > 1:
                 typer.echo(f"seed {whole.seed}", err=True)
 
     def failed(self, place: Place, reason: str) -> None:

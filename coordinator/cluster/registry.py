@@ -258,8 +258,8 @@ class Registry:
         )
         return node
 
-    def place_for(self, node_id: NodeId, role: Role, now: float) -> Node | None:
-        """Return the node with this id, added if started by hand; None: unknown, may not join."""
+    def take_place(self, node_id: NodeId, role: Role, now: float) -> Node | None:
+        """Return the node with this id, added if it is started by hand and may join; else None."""
         node = self.find(node_id)
         if node is not None or not self._is_open(node_id, role):
             return node
@@ -268,10 +268,10 @@ class Registry:
         node.is_awaited = False
         return node
 
-    def place_named(self, node_id: NodeId, now: float) -> Node | None:
-        """Return the node started by hand with this name, or its free place; else None."""
+    def take_named(self, node_id: NodeId, now: float) -> Node | None:
+        """Take the place with this name, of a node started by hand; return the node, or None."""
         role = next((one for one in Role if node_id.startswith(f"{one}-".encode())), None)
-        node = None if role is None else self.place_for(node_id, role, now)
+        node = None if role is None else self.take_place(node_id, role, now)
         return node if node is not None and node.is_by_hand else None
 
     def _is_open(self, node_id: NodeId, role: Role) -> bool:
@@ -279,7 +279,7 @@ class Registry:
         is_wanted = any(node.is_by_hand for node in self.of_role(role))
         return is_wanted and node_id in names_by_hand(role)
 
-    def awaits_no_longer(self, now: float) -> list[Node]:
+    def stop_awaiting_absent(self, now: float) -> list[Node]:
         """Stop waiting for drafters, started by hand, that have not joined; return these, or []."""
         since = [node.joined_at for node in self.ready(Role.TARGET) if node.joined_at is not None]
         if not since or now - min(since) < JOIN_LIMIT_S:

@@ -151,7 +151,7 @@ class Router:
         num_open = len(self._open)
         match event:
             case Arrived(node_id, Hello() as hello):
-                node = self.registry.place_for(node_id, hello.role, now)
+                node = self.registry.take_place(node_id, hello.role, now)
                 if node is not None and node.may_say(hello):
                     self._on_hello(node, hello, now)
                 elif node is not None:
@@ -377,7 +377,7 @@ class Router:
         frames has failed.
         """
         node = self.registry.find(event.node)
-        if event.is_hello and (place := self.registry.place_named(event.node, now)) is not None:
+        if event.is_hello and (place := self.registry.take_named(event.node, now)) is not None:
             place.has_rival = True
             self._do(Send(place.id, encode(Fault(0, 0, FaultCode.REFUSED, UNREADABLE))))
             self._refused(place, UNREADABLE, now)
@@ -483,7 +483,7 @@ class Router:
         for node in self.registry.stuck(now):
             self._do(Warn(f"{self.registry.title(node)} does not answer; its process is killed"))
             self._do(Kill(node.id))
-        if self.registry.awaits_no_longer(now) and not self.registry.ready(Role.DRAFTER):
+        if self.registry.stop_awaiting_absent(now) and not self.registry.ready(Role.DRAFTER):
             self._do(Warn(NOBODY_DRAFTS))
         for session in self.sessions:
             self._step(session, s.Tick(), now)

@@ -320,7 +320,7 @@ def chat(
     # One text at a time, whose part of the cache (lane) keeps the conversation so far.
     pair: Annotated[PairConfig, Flags(but=("max_num_seqs",), argument=True, max_num_seqs=1)],
     speculation: SpeculationConfig,
-    request: Annotated[
+    params: Annotated[
         SamplingParams,
         Flags(
             but=(
@@ -340,8 +340,8 @@ def chat(
     arguments = template_arguments(chat_template_kwargs)
     template = _template(pair, system, arguments)
     if template.is_plain:
-        request = request.model_copy(update={"stop": (*request.stop, NEXT_QUESTION)})
-    settings = Settings(speculation, request, drop_oldest, arguments)
+        params = params.model_copy(update={"stop": (*params.stop, NEXT_QUESTION)})
+    settings = Settings(speculation, params, drop_oldest, arguments)
     console = Console(stderr=True)
     with Progress(console, models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_process
@@ -361,11 +361,11 @@ def chat(
             screen.note("/help lists what can be typed; Ctrl-C stops an answer, Ctrl-D ends")
         if template.is_plain:
             screen.note("the target has no chat template; it continues a plain transcript")
-        unheeded = without_effect(pair, speculation, request, is_remote=launch.nodes == "remote")
-        if request.max_tokens != MAX_TOKENS:
-            unheeded += cut_answers(request, running.max_len, [1])
+        unheeded = without_effect(pair, speculation, params, is_remote=launch.nodes == "remote")
+        if params.max_tokens != MAX_TOKENS:
+            unheeded += cut_answers(params, running.max_len, [1])
         unheeded += _unused(arguments, template)
-        for line in (*running.notices(request), *unheeded):
+        for line in (*running.notices(params), *unheeded):
             screen.note(line)
         Chat(running, Conversation(system, is_script=template.is_plain), settings, screen).run()
 
