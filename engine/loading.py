@@ -37,7 +37,7 @@ from engine.forward.forward import Layers, Say, silent
 from engine.forward.llama_parts import why_not_fused
 from engine.forward.more_layers import more_in_slots
 from engine.heads.loaded import Loaded
-from engine.heads.stated import refuse_head
+from engine.heads.recognised import head_kind_of
 from engine.kept import AS_BEFORE, Kept
 from engine.layout.slots import NUM_TREE_SLOTS
 from engine.memory import USUAL, Utilization, limits
@@ -50,6 +50,7 @@ from engine.selfcheck import check_reproducible, check_slot_attention, plain_log
 from engine.tensor_parallel.backend import lead
 from engine.tensor_parallel.devices import rank_devices
 from engine.tensor_parallel.group import Followers
+from proto.head_kinds import refuse_head
 
 # -- tokenizer -------------------------------------------------------------------------------------
 
@@ -219,7 +220,7 @@ def _looked_at(
 ) -> TokenizerPrint:
     """Return what the model's tokenizer is like. Raises ModelError for what is quickly refused."""
     refuse_elsewhere(model, quantization, backend=backend, num_ranks=num_ranks)
-    refuse_head(model, revision)
+    refuse_head(model, head_kind_of(model, revision))
     return fingerprint(model, revision)
 
 

@@ -14,7 +14,7 @@ from engine.device import threads_on
 from engine.errors import EngineError, OutOfMemory, RankError, lacks_memory
 from engine.fastest import FASTEST
 from engine.heads.head_loading import LoadedHead, load_head_engine
-from engine.heads.stated import head_kind_of
+from engine.heads.recognised import head_kind_of
 from engine.kept import Kept
 from engine.loading import Engine, load_engine
 from engine.memory import Utilization

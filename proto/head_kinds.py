@@ -16,6 +16,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
+from proto.errors import ModelError
+
 
 class HeadKind(StrEnum):
     """The kind of a head: it determines how the head drafts, and from which features."""
@@ -84,12 +86,13 @@ _LLAMA_TENSOR = re.compile(r"(model\.)?(layers\.0\.input_layernorm|norm|lm_head)
 _EAGLE3_TENSOR = re.compile(r"(model\.)?(d2t|(midlayer|layers\.0)\.hidden_norm\.weight)")
 
 
-def head_alone(name: str, kind: HeadKind) -> str:
-    """Return the line that refuses a head in the place of a whole model."""
-    return (
-        f"{name} is a head of the kind {kind}: it drafts for one model and writes no text alone; "
-        "give that model as the target, and the head as the drafter"
-    )
+def refuse_head(name: str, kind: HeadKind | None) -> None:
+    """Raise ModelError if a model that should be a whole one is a head (`kind` is not None)."""
+    if kind is not None:
+        raise ModelError(
+            f"{name} is a head of the kind {kind}: it drafts for one model; give that as the "
+            "target, this as the drafter"
+        )
 
 
 def head_kind(config: Mapping[str, object]) -> HeadKind | None:

@@ -18,9 +18,8 @@ from engine.checkpoint.files import (
     refuse_odd_weights,
     stated_eos_ids,
 )
-from engine.errors import ModelError
 from engine.quantised.formats import Format, read_format
-from proto.head_kinds import head_alone, head_kind
+from proto.head_kinds import head_kind, refuse_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,7 @@ def read_stated(name: str, folder: Path) -> Stated:
             run here.
     """
     config = read_config(folder)
-    if (kind := head_kind(config)) is not None:
-        raise ModelError(head_alone(name, kind))
+    refuse_head(name, head_kind(config))
     path = folder / "config.json"
     stated = Stated(name, folder, config, read_format(path, config), stated_eos_ids(folder, config))
     families.refuse(name, path, config)

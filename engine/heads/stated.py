@@ -9,13 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import (
     THETAS,
     Object,
     as_json,
-    read_config,
-    read_shapes,
     refuse_number,
     refuse_odd_dim,
     refuse_odd_file,
@@ -26,9 +23,6 @@ from proto.head_kinds import (
     HeadKind,
     dflash_part,
     feature_layers,
-    head_alone,
-    is_mtp,
-    kind_of_files,
 )
 
 NO_HEAD = "it describes no head that is covered; use one of Medusa, EAGLE, EAGLE-3 or DFlash"
@@ -36,7 +30,7 @@ _FIX = "use a head made for this target"
 
 # The file names that are tried, in this order: safe formats first.
 _MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-_WHOLE, INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+WHOLE, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 
 # Defaults of the llama family for fields that config.json leaves out.
 EPSILON, POSITIONS = 1e-6, 2048
@@ -66,7 +60,7 @@ def head_file(folder: Path) -> Path:
     """
     if (path := find_head_file(folder)) is None:
         raise ModelError(
-            f"{folder}: no weights of a head; name them {_WHOLE} or {_PICKLED}, of Medusa "
+            f"{folder}: no weights of a head; name them {WHOLE} or {PICKLED}, of Medusa "
             f"{_MEDUSA[0]} or {_MEDUSA[1]}"
         )
     refuse_odd_file(path)
@@ -75,23 +69,8 @@ def head_file(folder: Path) -> Path:
 
 def find_head_file(folder: Path) -> Path | None:
     """Return the file of a head's tensors, or the index of several files; None if there is none."""
-    paths = (folder / name for name in (*_MEDUSA, _WHOLE, INDEX, _PICKLED))
+    paths = (folder / name for name in (*_MEDUSA, WHOLE, INDEX, PICKLED))
     return next((path for path in paths if path.exists() or path.is_symlink()), None)
-
-
-def refuse_head(name: str, revision: str | None) -> None:
-    """Raise ModelError if a model that should be a whole one is a head."""
-    kind = head_kind_of(name, revision)
-    if kind is not None:
-        raise ModelError(head_alone(name, kind))
-
-
-def head_kind_of(name: str, revision: str | None) -> HeadKind | None:
-    """Return which head a model is; None: it is a whole model. Raises ModelError."""
-    if is_mtp(name):
-        return HeadKind.MTP
-    folder = find_checkpoint(name, revision)
-    return kind_of_files(read_config(folder), lambda: read_shapes(folder))
 
 
 @dataclass(frozen=True, slots=True)

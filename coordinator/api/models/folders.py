@@ -5,7 +5,7 @@ The rules for a folder are in the engine alone (`checkpoint.py` and `files.py` i
 node give the same answer. They are imported when the first folder is checked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -213,6 +213,22 @@ def read_object(path: Path) -> Mapping[str, Any]:
     from engine.checkpoint.files import read_object as read
 
     return read(path)
+
+
+def head_kind_in(
+    config: Mapping[str, object], find: Callable[[str], Path | None]
+) -> HeadKind | None:
+    """Return the kind of the head in a checkpoint, as nodes recognise it; None: a whole model.
+
+    config  the content of config.json
+    find    returns the path of another file of it by its name; None: there is none
+
+    Raises ConfigurationError where the program has an `engine` of its own.
+    """
+    _refuse_other_engine()
+    from engine.heads.recognised import kind_in
+
+    return kind_in(config, find)
 
 
 def tensor_names(path: Path) -> list[str]:

@@ -1,26 +1,22 @@
 """Tells whether a checkpoint is a head, and which hidden states it reads, without loading it.
 
-config.json names the kind, except for EAGLE's first checkpoints, whose config.json is that of a
-Llama with one layer: these are recognised by the names of their tensors; the weights are not read.
-Files on the hub are downloaded as the node would do it; where that fails, the node reports why.
+How a head is recognised: `engine/heads/recognised.py`. Files on the hub are downloaded as the node
+would do it; where that fails, the node reports why.
 """
 
-import pickletools
 import re
-import struct
 import time
-import zipfile
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from coordinator.api.models.folders import (
     SAFETENSORS,
     Checkpoint,
+    head_kind_in,
     read_object,
     tensor_bytes,
-    tensor_names,
     text_part,
 )
 from coordinator.api.prompts import find_file
@@ -30,9 +26,7 @@ from proto.head_kinds import (
     JOINED_ALONE,
     HeadKind,
     feature_layers,
-    head_alone,
     is_mtp,
-    kind_of_files,
     mtp_not_read,
     no_mtp,
     num_mtp_layers,
@@ -42,12 +36,6 @@ from proto.system import is_folder
 # -- heads -----------------------------------------------------------------------------------------
 
 CONFIG = "config.json"
-_MAX_PICKLED_BYTES = 1 << 26
-# The errors of reading a file that does not have the expected format.
-UNREADABLE = (
-    *(ModelError, OSError, ValueError, TypeError, RuntimeError, EOFError),
-    *(struct.error, zipfile.BadZipFile),
-)
 
 # For models on the hub: the path of config.json (None: not found), and when it was asked for.
 AGAIN_S = 60.0  # pause before the hub is asked again after it did not answer
@@ -73,13 +61,6 @@ def is_whole_model(model: str, revision: str | None) -> bool:
     return find_config(model, revision) is not None and kind_of(model, revision) is None
 
 
-def refuse_head(target: str, revision: str | None) -> None:
-    """Raise ModelError if the model that should be the target is a head."""
-    kind = kind_of(target, revision)
-    if kind is not None:
-        raise ModelError(head_alone(target, kind))
-
-
 def find_config(model: str, revision: str | None) -> Path | None:
     """Return the path of a model's config.json; None: not there, or the hub is not reached."""
     if is_mtp(model):
@@ -95,13 +76,7 @@ def find_config(model: str, revision: str | None) -> Path | None:
 
 @lru_cache(maxsize=64)
 def _kind_at(path: Path, _changed_ns: int, model: str, revision: str | None) -> HeadKind | None:
-    def names() -> list[str]:
-        for name, names_in in READERS.items():
-            if (file := find_file(model, revision, name)) is not None:
-                return _listed(file, names_in)
-        return []
-
-    return kind_of_files(read(path), names)
+    return head_kind_in(read(path), partial(find_file, model, revision))
 
 
 def layers_of(
@@ -127,36 +102,6 @@ def read(path: Path) -> Config:
         return read_object(path)
     except ModelError:
         return {}
-
-
-# -- the names of tensors --------------------------------------------------------------------------
-
-
-def _in_index(path: Path) -> Iterable[str]:
-    return list(read(path).get("weight_map", ()))
-
-
-def _in_pickle(path: Path) -> Iterable[str]:
-    """Return all strings in a pickle file of PyTorch; nothing in it is executed."""
-    with zipfile.ZipFile(path) as file:
-        (name,) = [one for one in file.namelist() if one.endswith("/data.pkl")]
-        with file.open(name) as pickled:
-            words = pickletools.genops(pickled.read(_MAX_PICKLED_BYTES))
-            return [word for _, word, _ in words if isinstance(word, str)]
-
-
-READERS: Mapping[str, Callable[[Path], Iterable[str]]] = {
-    "model.safetensors.index.json": _in_index,
-    "model.safetensors": tensor_names,
-    "pytorch_model.bin": _in_pickle,
-}
-
-
-def _listed(path: Path, names_in: Callable[[Path], Iterable[str]]) -> list[str]:
-    try:
-        return [name for name in names_in(path) if isinstance(name, str)]
-    except UNREADABLE:
-        return []
 
 
 # -- head fit --------------------------------------------------------------------------------------

@@ -17,13 +17,12 @@ from coordinator.api.models.heads import (
     is_whole_model,
     kind_of,
     read,
-    refuse_head,
 )
 from coordinator.api.models.lengths import LENGTHS
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.tokenizers import check_fit, check_size
 from coordinator.launching.devices import check_device
-from proto.head_kinds import is_mtp
+from proto.head_kinds import is_mtp, refuse_head
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -43,7 +42,7 @@ class Preflight:
         for node in nodes:
             check_device(node.role, node.device, node.tensor_parallel_size)
         (target,) = (node for node in nodes if node.role is Role.TARGET)
-        refuse_head(target.model, target.revision)
+        refuse_head(target.model, kind_of(target.model, target.revision))
         self._target = folders.find(target.model, target.revision)
         self._checkpoints = [(Role.TARGET, self._target)]
         self._target.check_quantization(target)

@@ -15,7 +15,7 @@ from coordinator.api.chat import ChatTemplate
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.models.folders import TOKENIZER, find
-from coordinator.api.models.heads import refuse_head
+from coordinator.api.models.heads import kind_of
 from coordinator.api.models.lengths import cut_answers
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
@@ -52,6 +52,7 @@ from proto.errors import (
     did_you_mean,
     shown,
 )
+from proto.head_kinds import refuse_head
 from proto.messages import FinishReason, Role
 
 # -- loop ------------------------------------------------------------------------------------------
@@ -402,7 +403,7 @@ def _template(pair: PairConfig, system: str, arguments: dict[str, Any]) -> ChatT
 
     Done before anything is started. Raises ModelError, ConfigurationError.
     """
-    refuse_head(pair.target, pair.target_revision)
+    refuse_head(pair.target, kind_of(pair.target, pair.target_revision))
     find(pair.target, pair.target_revision)  # raises the better error if there is no such model
     if find_file(pair.target, pair.target_revision, TOKENIZER) is None:
         raise ConfigurationError(

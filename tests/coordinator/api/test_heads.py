@@ -14,6 +14,7 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.models import heads as recognised
 from coordinator.api.models.heads import kind_of
 from coordinator.api.models.nodes import node_configs
+from engine.heads.recognised import READERS, head_kind_of
 from proto.errors import ConfigurationError
 from proto.head_kinds import HeadKind, feature_layers
 from proto.messages import Role
@@ -92,6 +93,7 @@ def test_names_are_read_from_the_other_forms_of_a_checkpoint_and_nothing_is_exec
     with zipfile.ZipFile(pickled / "pytorch_model.bin", "w") as file:
         file.writestr("archive/data.pkl", pickle.dumps([*EAGLE, Planted()]))
     assert kind_of(str(pickled), None) is HeadKind.EAGLE
+    assert head_kind_of(str(pickled), None) is HeadKind.EAGLE  # as a node asks
     sharded = Path(folder(tmp_path / "sharded", LLAMA))
     index = {"weight_map": dict.fromkeys(EAGLE, "model-1.safetensors")}
     (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -102,7 +104,7 @@ def test_names_are_read_from_the_other_forms_of_a_checkpoint_and_nothing_is_exec
     "content", [b"", b"\xff" * 40, b"PK\x03\x04", struct.pack("<Q", 9) + b"[1]"]
 )
 def test_files_that_are_none_make_no_head_and_no_error(tmp_path: Path, content: bytes) -> None:
-    for number, name in enumerate(recognised.READERS):
+    for number, name in enumerate(READERS):
         path = Path(folder(tmp_path / str(number), LLAMA))
         (path / name).write_bytes(content)
         assert kind_of(str(path), None) is None
