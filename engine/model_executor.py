@@ -267,7 +267,6 @@ class ModelExecutor(Executor):
             return False
         assert self._backend is not None
         num_visible = max(map(self._num_visible, feeds))
-        self._num_too_large += self._exceeds_recordings(feeds)
         return self._backend.has_chain(len(feeds), num_visible=num_visible, choice=choice)
 
     def run_chain(
@@ -280,7 +279,6 @@ class ModelExecutor(Executor):
         steps[:-1, : len(feeds)] = torch.from_numpy(rows)
         steps[-1] = inputs
         num_visible = max(map(self._num_visible, feeds))
-        self._num_too_large += self._exceeds_recordings(feeds)
         return self._backend.chain(steps, num_visible=num_visible, choice=choice)
 
     def move(self, *moves: Move) -> None:
