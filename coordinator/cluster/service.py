@@ -387,6 +387,7 @@ class Service:
         except SlipstreamError as error:
             self._failure = error
             self._note("everything ends: %s", error)
+            self._note("this came after %s", self._story.told())
         finally:
             if self._failure is None:
                 self._failure = ClosedError("the coordinator was closed")

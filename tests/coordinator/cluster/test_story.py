@@ -1,10 +1,11 @@
-"""The coordinator logs its last events when a mistake ends a text, or its loop."""
+"""The coordinator logs its last events when a mistake ends a text, or an error everything."""
 
 import logging
 
 import pytest
 
 from coordinator.cluster.router_events import (
+    Abort,
     Arrived,
     End,
     Garbled,
@@ -100,6 +101,25 @@ def test_a_loop_that_ends_unexpectedly_leaves_its_story_in_the_log(
     assert caplog.messages == [line]
     assert line in log_of(service)
     with pytest.raises(NodeError, match="the coordinator's loop has ended unexpectedly"):
+        service.check_alive()
+    service.close()
+
+
+def test_an_error_that_ends_everything_leaves_its_story_in_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = Service(by_hand(None))
+
+    def handle(event: object, now: float) -> list[Abort]:
+        return [Abort(NodeError("the target died"))] if event == GONE and now else []
+
+    monkeypatch.setattr(service._router, "handle", handle)
+    service._events.append(GONE)
+    service._run()
+    first, second = log_of(service).splitlines()[-2:]
+    assert first.endswith("everything ends: the target died")
+    assert second.endswith("this came after NodeEnded drafter-1 0.000")
+    with pytest.raises(NodeError, match="the target died"):
         service.check_alive()
     service.close()
 
