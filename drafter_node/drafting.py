@@ -66,6 +66,7 @@ from engine.layout.slots import Feed
 from node.events import Arrived, MoveRows, Send, SharedAction, TextEvent, WaitUntil, Wipe, gap
 from node.lanes import Lane
 from proto.messages import MAX_NODES_PER_DRAFT, Cause, Draft, Features, Open, Rule, Verdict
+from proto.policies import drafts_ahead
 from proto.tree import Diverged, Follows, Node, SpeculationTree
 
 MAX_NODES = MAX_NODES_PER_DRAFT  # most live nodes of the drafter's tree; the target's has more
@@ -489,8 +490,7 @@ class Drafting:
     @property
     def target_waits(self) -> bool:
         """True if the target waits for these drafts, and no more may follow before its verdict."""
-        policy = self.opened.policy
-        is_ahead = policy.window > policy.num_speculative_tokens and not self._least
+        is_ahead = drafts_ahead(self.opened.policy, takes_turns=self._least > 0)
         return not is_ahead and len(self._first_chain()) == self._num_wanted()
 
     def send(self, now: float) -> Sequence[SharedAction]:

@@ -297,6 +297,17 @@ def without_drafter(policy: Policy) -> Policy:
     return replace(policy, launch_min=0, launch_hit=0, window=0)
 
 
+def drafts_ahead(policy: Policy, *, takes_turns: bool) -> bool:
+    """True if the drafter drafts on while a pass runs; else it waits for the verdict.
+
+    Drafter and target both ask: where no more drafts can come before the verdict, each side sends
+    what the other one waits for before it does anything else.
+
+    takes_turns  the drafter makes no step during the pass, whatever the policy says
+    """
+    return policy.window > policy.num_speculative_tokens and not takes_turns
+
+
 def without_prices(policy: Policy) -> Policy:
     """Return the policy with its own numbers, whatever is measured; its drafter never rests."""
     return replace(policy, prices_rows=False, prices_waits=False, prices_wanted=False, rest_after=0)

@@ -57,6 +57,7 @@ from proto.messages import (
     Rule,
     Verdict,
 )
+from proto.policies import drafts_ahead
 from proto.tree import CommittedText, SpeculationTree
 from target_node.accepting import Judged, chosen_of, judge_of, rest_of
 from target_node.compute import Judge, Outcome, Part
@@ -483,7 +484,7 @@ class Verifying:
     def drafter_waits(self) -> bool:
         """True if the drafter waits for the next verdict: before it, no drafts can come."""
         policy = self.opened.policy
-        is_ahead = policy.window > policy.num_speculative_tokens and not self._took_turns
+        is_ahead = drafts_ahead(policy, takes_turns=self._took_turns)
         return policy.has_drafter and not (is_ahead or self.rests or self._waiting.is_quiet)
 
     def learn(self, part: ComputedPart) -> None:

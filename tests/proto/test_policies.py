@@ -14,6 +14,7 @@ from proto.policies import (
     TABLE,
     PolicyName,
     PolicyRow,
+    drafts_ahead,
     without_drafter,
     without_prices,
 )
@@ -49,6 +50,15 @@ def test_only_where_it_may_rest_the_drafter_does() -> None:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_what_drafts_has_a_paper_and_a_drafter(row: PolicyRow) -> None:
     assert bool(row.paper) == row.drafts == row.make(4, 16).has_drafter
+
+
+def test_a_drafter_drafts_ahead_where_its_policy_says_so_unless_the_models_take_turns() -> None:
+    made = {row.name: row.make() for row in TABLE if row.drafts}
+    ahead = {name for name, policy in made.items() if drafts_ahead(policy, takes_turns=False)}
+    assert ahead == {row.name for row in TABLE if row.runs_ahead and row.window > row.k}
+    assert "sync" not in ahead
+    assert "auto" in ahead
+    assert not any(drafts_ahead(policy, takes_turns=True) for policy in made.values())
 
 
 def test_options_replace_numbers_of_a_row_as_far_as_k_allows() -> None:
