@@ -66,7 +66,7 @@ class _Step:
 class _Launched:
     """What the loop sees of a forward. A host that computes lets all messages wait (`blocking`)."""
 
-    def __init__(self, node: "Node", due_at: float) -> None:
+    def __init__(self, node: "SimulatedNode", due_at: float) -> None:
         self._node, self._due_at = node, due_at
 
     @property
@@ -92,7 +92,7 @@ class _Launched:
 class _Link:
     """The node's links, as the loop uses a connection."""
 
-    def __init__(self, node: "Node") -> None:
+    def __init__(self, node: "SimulatedNode") -> None:
         self._node = node
 
     def send(self, frame: bytes) -> None:
@@ -117,9 +117,9 @@ class _NoWatch:
 
 
 class _Heart:
-    """The node's signs of life; heartbeats are sent by `Node._beat`."""
+    """The node's signs of life; heartbeats are sent by `SimulatedNode._beat`."""
 
-    def __init__(self, node: "Node") -> None:
+    def __init__(self, node: "SimulatedNode") -> None:
         self._node = node
         self.marks: tuple[SessionMark, ...] = ()
         self.watch = _NoWatch()
@@ -129,7 +129,7 @@ class _Heart:
         self._node.heard(beat)
 
     def ends(self) -> None:
-        """Do nothing: `Node._beat` looks at the device itself."""
+        """Do nothing: `SimulatedNode._beat` looks at the device itself."""
 
 
 class _Cache:
@@ -137,7 +137,7 @@ class _Cache:
 
     fixed_rows: int | None = None
 
-    def __init__(self, node: "Node") -> None:
+    def __init__(self, node: "SimulatedNode") -> None:
         self._node = node
 
     def move(self, *moves: Move) -> None:
@@ -160,12 +160,12 @@ class _Cache:
 class _Watched:
     """The node's machines, as the loop uses a dispatcher, and whoever watches what they do."""
 
-    def __init__(self, node: "Node") -> None:
+    def __init__(self, node: "SimulatedNode") -> None:
         self._node = node
 
     @property
     def marks(self) -> tuple[SessionMark, ...]:
-        """Return nothing: `Node._beat` asks the dispatcher."""
+        """Return nothing: `SimulatedNode._beat` asks the dispatcher."""
         return ()
 
     def story(self, session: int | None = None) -> str:
@@ -177,7 +177,7 @@ class _Watched:
         return self._node.handled(event, now)
 
 
-class Node:
+class SimulatedNode:
     """A node process in virtual time: its texts, their schedule, its device, and its loop.
 
     index  number of this node among those of its role, from 0

@@ -9,7 +9,7 @@ from node.economics import TIMED_ROWS
 from proto.messages import MAX_WINDOW, Limits, Message, Policy, Role, Verdict
 from proto.policies import TABLE, PolicyRow
 from rehearsal.acceptance import Ranked, Trace
-from rehearsal.node import Node
+from rehearsal.node import SimulatedNode
 from rehearsal.setting import Forwards, NodeCosts, Setting, Text
 from rehearsal.timeline import Mixed, Timeline
 from rehearsal.world import World
@@ -102,7 +102,7 @@ class Ledger:
         self._counted_s: dict[Role, float] = {}  # the same until the last verdict that counts
         self._began = 0.0  # when the first text began to count
 
-    def sent(self, node: Node, message: Message) -> None:
+    def sent(self, node: SimulatedNode, message: Message) -> None:
         """Count a verdict: it is one pass of a text."""
         if not isinstance(message, Verdict):
             return
@@ -125,7 +125,7 @@ class Ledger:
         text.num_drafted += message.num_drafted
         text.num_accepted += message.num_accepted
 
-    def occupied(self, node: Node, began: float, until: float) -> None:
+    def occupied(self, node: SimulatedNode, began: float, until: float) -> None:
         """Count a forward on a node's device."""
         self._devices[node.role].occupy(began, until)
 

@@ -34,7 +34,7 @@ from proto.messages import (
     SamplingSpec,
     Welcome,
 )
-from rehearsal.node import Node
+from rehearsal.node import SimulatedNode
 from rehearsal.setting import VOCABULARY, Setting, Text
 from rehearsal.timeline import Luck, Timeline
 from target_node import compute as target
@@ -68,22 +68,22 @@ class Watcher(Protocol):
     def completed(self, session: int, result: Result) -> None:
         """Called when a text's reader is told that the text is complete."""
 
-    def launched(self, node: Node, action: drafter.Compute | target.Compute) -> None:
+    def launched(self, node: SimulatedNode, action: drafter.Compute | target.Compute) -> None:
         """Called when a node begins a Compute: one forward, or the first of a chain."""
 
-    def occupied(self, node: Node, began: float, until: float) -> None:
+    def occupied(self, node: SimulatedNode, began: float, until: float) -> None:
         """Called when a device computes a forward, or a step of a chain, [began, until) seconds."""
 
-    def sent(self, node: Node, message: Message) -> None:
+    def sent(self, node: SimulatedNode, message: Message) -> None:
         """Called when a node sends a message."""
 
-    def heard(self, node: Node, event: Any) -> None:
+    def heard(self, node: SimulatedNode, event: Any) -> None:
         """Called when a node's machine was given an event, before its actions are done."""
 
-    def handled(self, node: Node, event: Any) -> None:
+    def handled(self, node: SimulatedNode, event: Any) -> None:
         """Called when a node's machine was given an event, after its actions are done."""
 
-    def rested(self, node: Node) -> None:
+    def rested(self, node: SimulatedNode) -> None:
         """Called when a node has handled all messages that had arrived, and has ticked."""
 
     def watch_clock(self) -> None:
@@ -326,8 +326,10 @@ class World:
         self.tell = tell
         self.over = False
         self._make_link = make_link or self._perfect_link
-        self.nodes = [Node(self, Role.DRAFTER, index) for index in range(setting.num_drafters)]
-        self.nodes.append(Node(self, Role.TARGET))
+        self.nodes = [
+            SimulatedNode(self, Role.DRAFTER, index) for index in range(setting.num_drafters)
+        ]
+        self.nodes.append(SimulatedNode(self, Role.TARGET))
         self.host = Host(self)
         # Every life of a node has links of its own: frames for one life never reach another.
         self.downlinks: dict[NodeId, Link] = {}
@@ -347,7 +349,7 @@ class World:
             self.watcher.watch_clock()
         self.watcher.ended()
 
-    def launch(self, node: Node) -> None:
+    def launch(self, node: SimulatedNode) -> None:
         """Start a node's process: a new life, which the coordinator expects."""
         node.life += 1
         node_id, hop_s = node.id, self.setting.costs(node.role).hop_s

@@ -33,8 +33,8 @@ from coordinator.cli.loading_screen import models_of
 from coordinator.cli.wrapping import for_stderr
 from coordinator.cli.writers import (
     JsonWriter,
-    Place,
     Progress,
+    ShownPrompt,
     TextWriter,
     Writer,
     ran_on,
@@ -296,7 +296,7 @@ class Asked:
 class _Prompt:
     """A prompt with its request, or with the reason why it was refused (`misfit`)."""
 
-    place: Place
+    place: ShownPrompt
     request: Request | None
     misfit: str = ""
 
@@ -351,7 +351,7 @@ class Run:
         """Return a prompt with its request; a refused one gets a `misfit` if there are others."""
         skips = self.params.skip_special_tokens
         decoder = partial(self.pair.decoder, skip_special_tokens=skips)
-        place = Place(index, total, asked.text, decoder)
+        place = ShownPrompt(index, total, asked.text, decoder)
         try:
             text, ids = _encoded(self.pair, asked)
             self.pair.check(ids)
@@ -404,7 +404,7 @@ class Run:
             typer.echo(for_stderr(line), err=True)
 
 
-def _text_of(place: Place, index: int, whole: RequestOutput) -> str:
+def _text_of(place: ShownPrompt, index: int, whole: RequestOutput) -> str:
     """Return the name of a text for messages: its prompt, and its number if there are several."""
     if len(whole.outputs) == 1:
         return str(place)

@@ -279,7 +279,7 @@ def figures_of_all(done: Sequence[Metrics], *, policy: str, verbose: bool = Fals
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShownPrompt:
     """Which prompt of how many this is; `decoder` makes a decoder from the prompt's token ids."""
 
     index: int
@@ -294,7 +294,7 @@ class Place:
 class Writer(Protocol):
     """Gets every text: begin, add..., then end, failed or break_off; close after the last."""
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: ShownPrompt) -> None:
         """Called before the text of this prompt comes."""
 
     def add(self, emit: Emit | None, part: RequestOutput) -> None:
@@ -309,7 +309,7 @@ class Writer(Protocol):
     def end(self, whole: RequestOutput) -> None:
         """Called when all texts of the prompt are complete."""
 
-    def failed(self, place: Place, reason: str) -> None:
+    def failed(self, place: ShownPrompt, reason: str) -> None:
         """Called if the prompt was refused for this reason: there will be no text."""
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ class JsonWriter:
         self._policy = policy
         self._index = 0
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: ShownPrompt) -> None:
         """Remember the number of the prompt whose text comes next."""
         self._index = place.index
 
@@ -346,7 +346,7 @@ class JsonWriter:
             record["prompt_logprobs"] = [row and _named(row) for row in whole.prompt_logprobs]
         self._print(record)
 
-    def failed(self, place: Place, reason: str) -> None:
+    def failed(self, place: ShownPrompt, reason: str) -> None:
         """Print an object with the error, so that lines and prompts correspond."""
         self._print({"index": place.index, "prompt": place.prompt, "error": reason})
         typer.echo(for_stderr(f"error: {place}: {reason}"), err=True)
@@ -395,7 +395,7 @@ class TextWriter:
         self._show_speculation = show_speculation
         self._verbose = verbose
         self._view: SpeculationView | None = None
-        self._place: Place | None = None
+        self._place: ShownPrompt | None = None
         self._text_index = 0  # which of several texts of the prompt
         self._is_only = True  # one text gets all of its figures; several get a line each
         self._ends_line = True  # the last character written was a newline
@@ -403,7 +403,7 @@ class TextWriter:
         self._status: Status | None = None  # shows how far the prompt was read
         self._load: Load | None = None  # of other programs, since the first prompt
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: ShownPrompt) -> None:
         """Show which of several prompts it is, and what the colours mean."""
         self._is_only = place.total == self._params.n == 1
         self._load = self._load or Load()
@@ -484,7 +484,7 @@ class TextWriter:
             if self._params.n > 1:
                 typer.echo(f"seed {whole.seed}", err=True)
 
-    def failed(self, place: Place, reason: str) -> None:
+    def failed(self, place: ShownPrompt, reason: str) -> None:
         """Show why the prompt was refused."""
         typer.echo(for_stderr(f"error: {place}: {reason}"), err=True)
 

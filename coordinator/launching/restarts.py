@@ -35,7 +35,7 @@ class Restart:
 
 
 @dataclass(slots=True)
-class _Place:
+class _Succession:
     """What is known of the processes that ran as one node, one after the other.
 
     config      the config of the first process
@@ -68,11 +68,11 @@ class Restarts:
 
     def __init__(self, most: Mapping[Role, int]) -> None:
         self._most = most
-        self._places: list[_Place] = []
+        self._places: list[_Succession] = []
 
     def started(self, config: NodeConfig) -> None:
         """Note that a node was started for the first time."""
-        self._places.append(_Place(config))
+        self._places.append(_Succession(config))
 
     def ended(
         self, identity: str, now: float, *, worked_s: float | None, is_unusable: bool
@@ -116,7 +116,7 @@ class Restarts:
             if place.due is not None and now >= place.due
         ]
 
-    def _again(self, place: _Place) -> Restart:
+    def _again(self, place: _Succession) -> Restart:
         place.due = None
         place.number += 1
         place.streak += 1

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from coordinator.tracing.spans import Forward, Hop, Span, Text, fate_of, judged
+from coordinator.tracing.spans import Forward, Hop, RecordedText, Span, fate_of, judged
 from coordinator.tracing.timeline import COORDINATOR, Process, Timeline
 from proto.messages import Cause, Draft, Fault, Open, Role, Verdict
 from proto.stopwatch import Phase
@@ -302,7 +302,7 @@ def _about(process: Process, scale: Scale) -> dict[str, Any]:
     }
 
 
-def _about_text(text: Text, scale: Scale) -> dict[str, Any]:
+def _about_text(text: RecordedText, scale: Scale) -> dict[str, Any]:
     opened = text.opened
     return {
         "text": scale.texts[text.session],
@@ -461,7 +461,7 @@ def _by_direction(timeline: Timeline) -> dict[tuple[bytes, bool], list[Hop]]:
 
 
 def _wire(
-    hop: Hop, next_ns: int | None, tid: int, texts: Mapping[int, Text], scale: Scale
+    hop: Hop, next_ns: int | None, tid: int, texts: Mapping[int, RecordedText], scale: Scale
 ) -> Event:
     """Return the span of a message on its way, or an instant where it was lost.
 
@@ -484,7 +484,7 @@ def _wire(
     return scale.span(LINKS_PID, tid, hop.kind, "wire", hop.sent_ns, end_ns, args)
 
 
-def _contents(hop: Hop, texts: Mapping[int, Text]) -> dict[str, Any]:
+def _contents(hop: Hop, texts: Mapping[int, RecordedText]) -> dict[str, Any]:
     match hop.message:
         case Draft() as draft:
             text = texts.get(draft.session)

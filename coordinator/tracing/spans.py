@@ -330,7 +330,7 @@ def _kind(first: bytes) -> str:
 
 
 @dataclass(slots=True)
-class Text:
+class RecordedText:
     """One text as far as it was recorded: its committed tokens and its verdicts.
 
     tokens    the committed tokens, prompt included
@@ -377,13 +377,13 @@ class Judged:
     num_accepted: int
 
 
-def texts_of(hops: Sequence[Hop]) -> dict[int, Text]:
+def texts_of(hops: Sequence[Hop]) -> dict[int, RecordedText]:
     """Return the texts by session number, in the order in which they were opened."""
-    texts: dict[int, Text] = {}
+    texts: dict[int, RecordedText] = {}
     for hop in hops:
         match hop.message:
             case Open() as opened if hop.is_to_node:
-                text = texts.setdefault(opened.session, Text(opened.session, opened))
+                text = texts.setdefault(opened.session, RecordedText(opened.session, opened))
                 text.extend(opened.tokens[len(text.tokens) :])
             case Verdict() as verdict if not hop.is_to_node and verdict.session in texts:
                 text = texts[verdict.session]
@@ -395,7 +395,7 @@ def texts_of(hops: Sequence[Hop]) -> dict[int, Text]:
     return texts
 
 
-def fate_of(draft: Draft, text: Text) -> Fate | None:
+def fate_of(draft: Draft, text: RecordedText) -> Fate | None:
     """Return how much of a draft was right and which verdict decided it; None: undecided."""
     if not text.decided or not text.decided[0] <= draft.parent_len < len(text.tokens):
         return None
@@ -403,7 +403,7 @@ def fate_of(draft: Draft, text: Text) -> Fate | None:
     return Fate(decided, num_right(draft, text.tokens, text.hashes))
 
 
-def judged(draft: Draft, read_ns: int, text: Text) -> Judged | None:
+def judged(draft: Draft, read_ns: int, text: RecordedText) -> Judged | None:
     """Return the first verdict that could use a draft which the target read at `read_ns`.
 
     None: the text was already past the draft, or no verdict followed.

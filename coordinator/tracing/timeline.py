@@ -8,7 +8,7 @@ from typing import Self
 
 from coordinator.tracing.spans import (
     Hop,
-    Text,
+    RecordedText,
     Track,
     decoded,
     hops_of,
@@ -174,7 +174,7 @@ class Timeline:
 
     processes: list[Process]
     hops: list[Hop]
-    texts: dict[int, Text]
+    texts: dict[int, RecordedText]
     num_frames_dropped: int
 
 

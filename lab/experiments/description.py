@@ -271,7 +271,7 @@ def expand(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class _ArmSettings:
     """The settings of one arm as the file writes them, not yet checked.
 
     name     as its table says; None: the table has no name
@@ -313,8 +313,8 @@ class _Settings:
 
 def _settings_of(
     table: Mapping[str, Any], fixed: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> list[_Settings]:
-    """Return one `_Settings` for each combination of a table's values.
+) -> list[_ArmSettings]:
+    """Return one `_ArmSettings` for each combination of a table's values.
 
     Raises ConfigurationError.
     """
@@ -348,7 +348,8 @@ def _settings_of(
     if devices is not None and (type(devices) is not int or devices < 1):
         raise ConfigurationError(f"`{DEVICES}` of an arm is a number from 1, not {shown(devices)}")
     return [
-        _Settings(one, name, listed, tuple(swept), is_optional, devices) for one in expand(settings)
+        _ArmSettings(one, name, listed, tuple(swept), is_optional, devices)
+        for one in expand(settings)
     ]
 
 
@@ -370,7 +371,7 @@ def _short(key: str, value: object) -> str:
     return f"{short}={written}" if short else written
 
 
-def _arm(written: _Settings, name: str, group: str, folder: Path) -> Arm:
+def _arm(written: _ArmSettings, name: str, group: str, folder: Path) -> Arm:
     """Check the settings of an arm and return it. Raises ConfigurationError that names the arm."""
     settings = written.settings
     try:

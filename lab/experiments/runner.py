@@ -235,7 +235,7 @@ class Runner:
         count = job.arm.work.texts_at_once
         indices = [(key.prompt + other) % len(job.prompts) for other in range(count)]
         talks = [job.talk(job.prompts[index]) for index in indices]
-        made: list[_Text] = []
+        made: list[_TextOfCell] = []
         turn = 0
         while open_ones := [text for text, talk in enumerate(talks) if not talk.is_over]:
             prompts = [talks[text].next_turn() for text in open_ones]
@@ -247,11 +247,13 @@ class Runner:
             together = _Turn.of(turn, at, written, load.cores(), num_bytes, without_prompt=skips)
             for text, prompt, one in zip(open_ones, prompts, written, strict=True):
                 talks[text].answered(one.tokens)
-                made.append(_Text(text, indices[text], len(prompt), one, together))
+                made.append(_TextOfCell(text, indices[text], len(prompt), one, together))
             turn += 1
         return [self._row(key, job.prompts[one.index], engine, len(made), one) for one in made]
 
-    def _row(self, key: Key, asked: Prompt, engine: Engine, num_rows: int, text: "_Text") -> Row:
+    def _row(
+        self, key: Key, asked: Prompt, engine: Engine, num_rows: int, text: "_TextOfCell"
+    ) -> Row:
         """Return the row of one text of a cell."""
         written, turn = text.written, text.turn
         p50_ms, p99_ms = percentiles_ms(written.emitted)
@@ -329,7 +331,7 @@ class _Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _TextOfCell:
     """One generated text of a cell.
 
     number  index among the texts that are generated at the same time

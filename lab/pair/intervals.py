@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from lab.pair.record import Chances, Share, Text
+from lab.pair.record import Chances, SeenText, Share
 from rehearsal.acceptance import NUM_RANKS
 
 NUM_DRAWS = 1000
@@ -28,7 +28,7 @@ def share_of(texts: Sequence[Sequence[float]]) -> Share:
     return Share(mean, means[int(LOW * NUM_DRAWS)], means[int(HIGH * NUM_DRAWS)])
 
 
-def chances_of(temperature: float, texts: Sequence[Text]) -> Chances:
+def chances_of(temperature: float, texts: Sequence[SeenText]) -> Chances:
     """Return alpha and the chance of each rank on some texts; at least one is not empty."""
     ranks = tuple(
         share_of([[float(found == rank) for found in text.ranks] for text in texts])

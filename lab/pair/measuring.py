@@ -19,7 +19,7 @@ from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.text.metrics import Metrics
 from coordinator.tracing.timeline import timeline_of
-from lab.pair.record import Curve, Hosts, Kind, Node, Text, kind_of
+from lab.pair.record import Curve, Hosts, Kind, MeasuredNode, SeenText, kind_of
 from lab.pair.requests import Judged, Request, Said
 from lab.pair.timing import Samples, curve, samples_of, share_beside, share_stalled, ways_of
 from lab.records import from_json
@@ -209,7 +209,7 @@ def _note(pair: Pair, done: Run, job: Job, metrics: Metrics) -> None:
     done.ways_s[kind_of(job.speculation.policy)] += ways_of(timeline.hops)
 
 
-def node_of(pair: Pair, role: Role, run: Run) -> Node:
+def node_of(pair: Pair, role: Role, run: Run) -> MeasuredNode:
     """Return what was measured of one node. Raises NodeError if it was too little."""
     hello = pair.hello(role)
     by_kind = {kind: run.samples[role, kind] for kind in Kind}
@@ -218,7 +218,7 @@ def node_of(pair: Pair, role: Role, run: Run) -> Node:
     plain, apart, beside = (_as_ms(curve(forwards[kind], stalled)) for kind in Kind)
     if not (apart or beside):
         raise NodeError(f"too few passes of the {role} were timed: give more or longer texts")
-    return Node(
+    return MeasuredNode(
         hello.model,
         hello.dtype,
         hello.device,
@@ -272,7 +272,7 @@ def request_of(pair: Pair, said: Sequence[Said]) -> Request:
     )
 
 
-def judged(request: Request) -> Iterator[Text]:
+def judged(request: Request) -> Iterator[SeenText]:
     """Yield what a process of its own computes of each text. Raises NodeError."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -296,7 +296,7 @@ def judged(request: Request) -> Iterator[Text]:
                     raise NodeError(f"the chances were not computed: {why[-1]}")
                 found = from_json(Judged, line)
                 ours = text.prompt, text.said, text.seed
-                yield Text(*ours, found.overlaps, found.ranks, found.scores)
+                yield SeenText(*ours, found.overlaps, found.ranks, found.scores)
         finally:
             process.kill()
             process.wait()

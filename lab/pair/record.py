@@ -27,7 +27,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class SeenText:
     """A text of the target as the drafter saw it; see `lab.pair.requests`."""
 
     prompt: tuple[int, ...]
@@ -56,7 +56,7 @@ class Chances:
     num_tokens: int
     alpha: Share
     ranks: tuple[Share, ...]
-    texts: tuple[Text, ...]
+    texts: tuple[SeenText, ...]
 
 
 Curve = tuple[tuple[int, float], ...]
@@ -92,7 +92,7 @@ class Hosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class MeasuredNode:
     """What one of the two models is and costs, where `generate` would put it.
 
     plain, apart, beside  its forwards under each `Kind` of policy; the drafter has no plain ones
@@ -157,15 +157,15 @@ class Measured:
     format: str
     version: int
     machine: str
-    target: Node
-    drafter: Node
+    target: MeasuredNode
+    drafter: MeasuredNode
     way_ms: float
     chances: tuple[Chances, ...]
     speeds: tuple[Speed, ...] = ()
     advice: tuple[Advice, ...] = ()
 
     @property
-    def nodes(self) -> tuple[Node, Node]:
+    def nodes(self) -> tuple[MeasuredNode, MeasuredNode]:
         """Return target and drafter."""
         return self.target, self.drafter
 
@@ -182,7 +182,7 @@ class Measured:
         return tuple(text.positions for text in near.texts if text.ranks)
 
 
-def _costs(node: Node, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeCosts:
+def _costs(node: MeasuredNode, hop_s: float, rows: tuple[int, ...], kind: Kind) -> NodeCosts:
     apart, beside = node.apart or node.beside, node.beside or node.apart
     curve = {Kind.PLAIN: node.plain or apart, Kind.APART: apart, Kind.BESIDE: beside}[kind]
     host_us: float = getattr(node.host_us, kind.value)

@@ -18,7 +18,7 @@ from lab.experiments.surroundings import machine
 from lab.pair import advising, files, measuring, words
 from lab.pair.intervals import chances_of
 from lab.pair.measuring import Run
-from lab.pair.record import FORMAT, VERSION, Measured, Text
+from lab.pair.record import FORMAT, VERSION, Measured, SeenText
 from lab.pair.requests import Request
 from lab.plan.settings import MIN_TOKENS
 from proto.errors import ConfigurationError, NodeError
@@ -147,7 +147,7 @@ def check_lengths(run: Run) -> None:
 
 def with_chances(written: Written, say: Callable[[str], None]) -> Measured:
     """Return what was measured with the chances at each temperature. Raises NodeError."""
-    by_temperature: dict[float, list[Text]] = {}
+    by_temperature: dict[float, list[SeenText]] = {}
     texts = written.request.texts
     for number, text in enumerate(measuring.judged(written.request)):
         by_temperature.setdefault(texts[number].temperature, []).append(text)

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lab.pair.record import Measured, Node, Share
+from lab.pair.record import Measured, MeasuredNode, Share
 
 NUM_RANKS = 4  # choices of the drafter that have a column
 TEMPERATURE = "temp."  # the whole word would make tables wider than a terminal
@@ -91,7 +91,7 @@ def _times(measured: Measured) -> Section:
     )
 
 
-def _about(role: str, node: Node) -> str:
+def _about(role: str, node: MeasuredNode) -> str:
     memory = "" if node.memory_mib is None else f", {node.memory_mib:,.0f} MiB of host memory"
     return (
         f"{role}: {node.model}, {node.num_parameters / 1e6:,.4g} M parameters, {node.dtype} on "
@@ -164,7 +164,7 @@ def _advice(measured: Measured) -> Section:
     )
 
 
-def _plain(target: Node) -> str:
+def _plain(target: MeasuredNode) -> str:
     """Return what the column "x plain" compares with."""
     is_cpu = target.device.startswith("cpu")
     where = "the CPU cores where that is fastest" if is_cpu else target.device

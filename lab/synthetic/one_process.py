@@ -20,7 +20,7 @@ from lab.experiments.peers.one_process import Model, OneProcess, devices_of, ser
 from lab.synthetic import model
 from lab.synthetic.executor import SyntheticExecutor
 from lab.synthetic.host_time import Launch
-from lab.synthetic.running import Costs, Text, cpu_s_of, speculation_of
+from lab.synthetic.running import AskedText, Costs, cpu_s_of, speculation_of
 from lab.synthetic.summary import Made
 from proto.errors import NodeError
 from proto.installation import ROOT
@@ -75,7 +75,7 @@ class InOneProcess:
         answer = self._answer()
         elapsed_s = time.perf_counter() - started
         tokens, times = answer["tokens"], answer["times"]
-        Text(policy, prompt, request).check(tokens)
+        AskedText(policy, prompt, request).check(tokens)
         per_second = sum(answer["counts"][1:]) / (times[-1] - times[0])
         return Made(
             policy=policy,

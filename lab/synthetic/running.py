@@ -68,7 +68,7 @@ def is_at_home(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class AskedText:
     """What is asked for: policy, prompt and sampling parameters."""
 
     policy: str
@@ -104,7 +104,7 @@ class SyntheticPair:
         tokens = tuple(token for emit in stream for token in emit.tokens)
         elapsed_s = time.perf_counter() - started
         cpu_s = {name: now - spent[name] for name, now in self._cpu_s().items()}
-        Text(policy, prompt, request).check(tokens)
+        AskedText(policy, prompt, request).check(tokens)
         assert stream.result is not None
         metrics = self._pair.marked(stream.result.metrics, before)
         simulated = metrics.simulated

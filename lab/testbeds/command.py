@@ -53,7 +53,7 @@ Seed = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedModel:
     """A model that is to be made from another.
 
     num_in_place  layers that are added in place of the head of a larger vocabulary
@@ -198,7 +198,9 @@ def _check_folder(out: Path) -> None:
         raise ConfigurationError(f"--out: {out} exists and is not empty; name another folder")
 
 
-def _plan(source: Path, folder: Path, like: Like | None, given: Sizes, dtype: str | None) -> Plan:
+def _plan(
+    source: Path, folder: Path, like: Like | None, given: Sizes, dtype: str | None
+) -> PlannedModel:
     """Return the plan of a model. Raises ConfigurationError if the source cannot grow to its shape.
 
     given  sizes that replace those of the shape `like`
@@ -225,7 +227,7 @@ def _plan(source: Path, folder: Path, like: Like | None, given: Sizes, dtype: st
         dtype = dtype or stored_dtype(source)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    return Plan(
+    return PlannedModel(
         source,
         folder,
         shape,
@@ -236,7 +238,7 @@ def _plan(source: Path, folder: Path, like: Like | None, given: Sizes, dtype: st
     )
 
 
-def check_room(plans: list[Plan], out: Path, warn: Callable[[str], object]) -> None:
+def check_room(plans: list[PlannedModel], out: Path, warn: Callable[[str], object]) -> None:
     """Raise ConfigurationError if disk or memory is too small to make the models.
 
     warn  called with a line of text if memory is too small to load them
@@ -269,7 +271,7 @@ def _available_bytes() -> int | None:
     return next((int(line[1]) << 10 for line in lines if line[0] == "MemAvailable:"), None)
 
 
-def make(plan: Plan, seed: int) -> None:
+def make(plan: PlannedModel, seed: int) -> None:
     """Write one model; its folder is removed if that fails.
 
     Raises ConfigurationError, OutputError.

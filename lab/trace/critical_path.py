@@ -33,7 +33,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from coordinator.tracing.chrome import COORDINATOR_PID
-from lab.trace.reading import Busy, Message, Process, Text, Trace
+from lab.trace.reading import Busy, Message, Process, Trace, TracedText
 
 SHARES = ("target", "drafter", "wire", "host", "waiting", "unexplained")
 MODELS = ("target", "drafter")
@@ -212,7 +212,7 @@ class _Indexed:
             if one.kind == "Verdict":
                 self._verdicts.setdefault(one.text, []).append(one)
 
-    def path(self, about: Text) -> Path | None:
+    def path(self, about: TracedText) -> Path | None:
         """Return the critical path of a text; None if it has no token."""
         text, length = about.number, about.num_prompt_tokens
         start_ns = min((one.sent_ns for one in self._opens.get(text, [])), default=None)

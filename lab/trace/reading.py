@@ -92,7 +92,7 @@ class Message:
     args: Mapping[str, Any]
 
 
-class Text(NamedTuple):
+class TracedText(NamedTuple):
     """A generated text; its number is 1 and so on."""
 
     number: int
@@ -107,7 +107,7 @@ class Trace:
 
     processes: dict[int, Process]
     messages: list[Message]
-    texts: list[Text]
+    texts: list[TracedText]
     about: Mapping[str, Any]
     arrows: list[Arrow] = field(default_factory=list)
 
@@ -163,7 +163,7 @@ def _parse(events: list[dict[str, Any]], about: dict[str, Any]) -> Trace:
         for one in about["processes"]
     }
     texts = [
-        Text(number, str(one["policy"]), *_integers(one, OF_A_TEXT))
+        TracedText(number, str(one["policy"]), *_integers(one, OF_A_TEXT))
         for number, one in enumerate(about["texts"], 1)
     ]
     trace = Trace(processes, [], texts, about)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch is imported only when the command runs
     from lab.training.head_texts import Texts
     from lab.training.heads import Head
     from lab.training.teacher import Teacher
-    from lab.training.train_heads import OpenWriter, Plan, Report
+    from lab.training.train_heads import OpenWriter, Report, TrainingPlan
 
 WORK, DONE = ".training", "training.json"  # of a run that is not finished, and of one that is
 RUN = "run.json"
@@ -190,7 +190,7 @@ def train_head(
     _check_room(found, HeadKind(kind), folder, draft_vocab_size)
 
     from lab.training.head_texts import Chat, read_texts
-    from lab.training.train_heads import Plan
+    from lab.training.train_heads import TrainingPlan
 
     is_bare = as_is or no_chat_template
     chat = None if is_bare else Chat.of_model(target, target_revision, tokenization)
@@ -208,7 +208,7 @@ def train_head(
         }
     )
     if folder.figures is None:
-        plan = Plan(
+        plan = TrainingPlan(
             *(HeadKind(kind), minutes, num_steps, num_texts),
             as_is=as_is,
             num_draft_tokens=draft_vocab_size,
@@ -226,7 +226,7 @@ def _finish(
     folder: "Folder",
     target: str,
     revision: str | None,
-    plan: "Plan",
+    plan: "TrainingPlan",
     texts: "Texts",
     drafter: str | None,
     *,
@@ -396,7 +396,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _trained(
     target: str,
     revision: str | None,
-    plan: "Plan",
+    plan: "TrainingPlan",
     texts: "Texts",
     folder: Folder,
     *,

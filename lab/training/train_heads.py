@@ -76,7 +76,7 @@ LR_WIDTH = 384  # the width of the target for which these are; a wider one learn
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """What is trained, and for how long.
 
     minutes    of computing, texts included, all runs together
@@ -140,7 +140,7 @@ OpenWriter = Callable[[], AbstractContextManager[Write]]
 
 
 def own_windows(
-    open_writer: OpenWriter, texts: Texts, plan: Plan, work: Path, say: Say
+    open_writer: OpenWriter, texts: Texts, plan: TrainingPlan, work: Path, say: Say
 ) -> tuple[Tensor, float]:
     """Return the texts int64 [n, window] to train on, and the seconds that the target wrote them.
 
@@ -415,7 +415,7 @@ def autocast(device: torch.device) -> torch.autocast:
 def train(
     teacher: Teacher,
     texts: Texts,
-    plan: Plan,
+    plan: TrainingPlan,
     work: Path,
     say: Say,
     keep: Callable[[Head], object] = lambda _: None,
@@ -505,7 +505,7 @@ class Run:
     def __init__(
         self,
         head: Head,
-        plan: Plan,
+        plan: TrainingPlan,
         checkpoint: Path,
         width: int,
         spent_s: float,

@@ -46,8 +46,8 @@ POLICIES = (
     SpeculationConfig(policy="auto"),
 )  # the policies that are tested by default: one that waits, and one that runs ahead
 
-Text = tuple[int, ...]
-Joint = dict[Text, float]
+Tokens = tuple[int, ...]
+Joint = dict[Tokens, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class Check:
 class Written:
     """A generated text, its logprobs if they were asked for, and its numbers of drafts."""
 
-    tokens: Text
+    tokens: Tokens
     best: tuple[dict[int, float], ...]  # for each token, the likeliest tokens and their logprobs
     num_drafted: int
     num_accepted: int
 
 
 def _write(
-    pair: Pair, prompt: Text, speculation: SpeculationConfig, params: SamplingParams
+    pair: Pair, prompt: Tokens, speculation: SpeculationConfig, params: SamplingParams
 ) -> Written:
     """Generate one text and return it."""
     (written,) = _write_each(pair, prompt, speculation, [params])
@@ -94,7 +94,7 @@ def _write(
 
 
 def _write_each(
-    pair: Pair, prompt: Text, speculation: SpeculationConfig, each: Iterable[SamplingParams]
+    pair: Pair, prompt: Tokens, speculation: SpeculationConfig, each: Iterable[SamplingParams]
 ) -> Iterator[Written]:
     """Yield a text for each of the parameters, in order; as many run at once as the pair allows."""
     streams: deque[TokenStream] = deque()
@@ -148,7 +148,7 @@ def is_exact(pair: Pair) -> bool:
 
 
 def greedy(
-    pair: Pair, prompts: Sequence[Text], policies: Sequence[SpeculationConfig]
+    pair: Pair, prompts: Sequence[Tokens], policies: Sequence[SpeculationConfig]
 ) -> list[Check]:
     """Compare each policy's greedy texts with the target's alone; return a line per policy."""
     params = SamplingParams(max_tokens=GREEDY_LENGTH, ignore_eos=True)
@@ -183,7 +183,7 @@ class Difference:
     margin: float
 
 
-def difference(want: Text, best: Sequence[dict[int, float]], got: Text) -> Difference | None:
+def difference(want: Tokens, best: Sequence[dict[int, float]], got: Tokens) -> Difference | None:
     """Return the first difference of `got` from the target's text `want`; None if they are equal.
 
     best  for each token of `want`, the target's likeliest tokens and their logprobs
@@ -196,7 +196,7 @@ def difference(want: Text, best: Sequence[dict[int, float]], got: Text) -> Diffe
 
 
 def greedy_check(
-    what: str, one: Text, differences: Sequence[Difference | None], accepted: int, near: float
+    what: str, one: Tokens, differences: Sequence[Difference | None], accepted: int, near: float
 ) -> Check:
     """Return the report line of one policy.
 
@@ -215,7 +215,7 @@ def greedy_check(
 
 
 def seeds(
-    pair: Pair, prompts: Sequence[Text], policies: Sequence[SpeculationConfig]
+    pair: Pair, prompts: Sequence[Tokens], policies: Sequence[SpeculationConfig]
 ) -> list[Check]:
     """Compare each policy's sampled texts with plain ones; or a single check says "not tested".
 
@@ -255,7 +255,7 @@ def not_tested(dtype: str) -> Check:
     return Check("seeds", "all policies", held=True, detail=detail, tested=False)
 
 
-def joint(pair: Pair, prompt: Text) -> Joint:
+def joint(pair: Pair, prompt: Tokens) -> Joint:
     """Return the probability of every text of LENGTH tokens, from the target's own logprobs."""
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=TOP_K)
     chances: Joint = {(): 1.0}
@@ -272,7 +272,7 @@ def joint(pair: Pair, prompt: Text) -> Joint:
 
 
 def sampled(
-    pair: Pair, prompt: Text, chances: Joint, speculation: SpeculationConfig, num_texts: int
+    pair: Pair, prompt: Tokens, chances: Joint, speculation: SpeculationConfig, num_texts: int
 ) -> Check:
     """Test texts of `num_texts` seeds against their exact probabilities; return the report line."""
     params = SamplingParams(
@@ -296,7 +296,7 @@ def sampled(
 
 
 def careless(
-    pair: Pair, prompt: Text, chances: Joint, speculation: SpeculationConfig, num_texts: int
+    pair: Pair, prompt: Tokens, chances: Joint, speculation: SpeculationConfig, num_texts: int
 ) -> Check:
     """Run the sampled check on a pair whose target is `careless_target.py`: it must not hold."""
     judged = speculation.model_copy(update={"verify": "token"})
@@ -336,7 +336,7 @@ class Pace:
         return self.start_s + long * each + short * self.short_s
 
 
-def pace(pair: Pair, prompt: Text, policy: SpeculationConfig, start_s: float) -> Pace:
+def pace(pair: Pair, prompt: Tokens, policy: SpeculationConfig, start_s: float) -> Pace:
     """Return how long the pair takes: times short texts and a long one, after a warm-up."""
     long = SamplingParams(max_tokens=GREEDY_LENGTH, ignore_eos=True)
     short = SamplingParams(max_tokens=LENGTH, ignore_eos=True)

@@ -27,7 +27,7 @@ from proto.installation import missing
 from proto.messages import Role
 from proto.policies import TABLE
 from rehearsal.lossless import checks as lossless
-from rehearsal.lossless.checks import Check, Text
+from rehearsal.lossless.checks import Check, Tokens
 
 PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n',
@@ -133,7 +133,7 @@ def _started(config: PairConfig, make_launcher: MakeLauncher = Launcher) -> Pair
 
 def _checks(
     pair: Pair,
-    prompts: Sequence[Text],
+    prompts: Sequence[Tokens],
     chances: lossless.Joint,
     policies: Sequence[SpeculationConfig],
     rules: Sequence[str],
@@ -168,7 +168,7 @@ def texts_of(prompts: Sequence[str] | None, file: Path | None) -> list[str]:
     return [*(prompts or ()), *(() if file is None else from_file(file))]
 
 
-def prompts_of(pair: Pair, texts: Sequence[str] | None) -> list[Text]:
+def prompts_of(pair: Pair, texts: Sequence[str] | None) -> list[Tokens]:
     """Return the texts (by default some of ours) as token ids; works without a tokenizer, too."""
     if pair.tokenization is None and not texts:
         return [(1, 2, 3), (4, 5), (6, 7, 8, 9)]

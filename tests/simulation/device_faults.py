@@ -12,7 +12,7 @@ from node.events import Afterwards
 from node.turns import Launched, Turns
 from proto.messages import Draft
 from rehearsal.device import Device, Handle
-from rehearsal.node import Node
+from rehearsal.node import SimulatedNode
 from target_node import scheduling
 from target_node.accepting import Judged
 from target_node.compute import Part
@@ -24,14 +24,14 @@ from tests.simulation.faults import NOT_THE_TEXT, Fault, Patch
 
 
 def a_result_is_read_when_the_next_message_comes(patch: Patch) -> None:
-    receive = Node.receive
+    receive = SimulatedNode.receive
 
-    def hasty(self: Node, frame: bytes) -> None:
+    def hasty(self: SimulatedNode, frame: bytes) -> None:
         receive(self, frame)
         if self.is_computing:
             self._ended()
 
-    patch.setattr(Node, "receive", hasty)
+    patch.setattr(SimulatedNode, "receive", hasty)
 
 
 class _LeftInTheBuffer:
@@ -51,46 +51,46 @@ _read = Handle.result
 
 
 def a_result_is_left_in_a_buffer_that_the_next_launch_overwrites(patch: Patch) -> None:
-    ended = Node._ended
+    ended = SimulatedNode._ended
 
     def lazy(self: Handle) -> Any:
         return tuple(_LeftInTheBuffer(self, index) for index in range(len(_read(self))))
 
-    def lazily(self: Node) -> None:
+    def lazily(self: SimulatedNode) -> None:
         with Patch.context() as inner:
             if isinstance(self.dispatcher._schedule, scheduling.Schedule):
                 inner.setattr(Handle, "result", lazy)
             ended(self)
 
-    patch.setattr(Node, "_ended", lazily)
+    patch.setattr(SimulatedNode, "_ended", lazily)
 
 
 def a_result_is_given_to_the_machine_twice(patch: Patch) -> None:
-    finish = Node.finish
-    latest: dict[Node, Any] = {}
+    finish = SimulatedNode.finish
+    latest: dict[SimulatedNode, Any] = {}
 
-    def kept(self: Node) -> Any:
+    def kept(self: SimulatedNode) -> Any:
         latest[self] = finish(self)
         return latest[self]
 
     def twice(self: Turns[Any, Any], computed: Launched[Any], *, has_slept: bool) -> None:
-        node: Node = computed._node  # type: ignore[attr-defined]
+        node: SimulatedNode = computed._node  # type: ignore[attr-defined]
         overlapped(self, computed, has_slept=has_slept)
         self._go_on(latest[node])
 
     overlapped = Turns._overlapped
-    patch.setattr(Node, "finish", kept)
+    patch.setattr(SimulatedNode, "finish", kept)
     patch.setattr(Turns, "_overlapped", twice)
 
 
 def a_result_is_that_of_another_launch(patch: Patch) -> None:
-    finish = Node.finish
+    finish = SimulatedNode.finish
 
-    def older(self: Node) -> Any:
+    def older(self: SimulatedNode) -> Any:
         made = finish(self)
         return replace(made, ticket=made.ticket - (made.ticket > 3))
 
-    patch.setattr(Node, "finish", older)
+    patch.setattr(SimulatedNode, "finish", older)
 
 
 # -- the queue -------------------------------------------------------------------------------------
@@ -179,12 +179,12 @@ def a_result_is_taken_for_the_text_that_has_the_lane_now(patch: Patch) -> None:
 
 
 def what_a_forward_has_brought_is_not_said(patch: Patch) -> None:
-    handled = Node.handled
+    handled = SimulatedNode.handled
 
-    def silent(self: Node, event: Any, now: float) -> Iterator[Any]:
+    def silent(self: SimulatedNode, event: Any, now: float) -> Iterator[Any]:
         return iter(()) if isinstance(event, Afterwards) else handled(self, event, now)
 
-    patch.setattr(Node, "handled", silent)
+    patch.setattr(SimulatedNode, "handled", silent)
 
 
 def what_a_pass_has_brought_is_said_twice(patch: Patch) -> None:

@@ -52,7 +52,7 @@ from tests.simulation.liveness import Liveness
 from tests.simulation.scenario import Scenario, Text
 
 if TYPE_CHECKING:
-    from rehearsal.node import Node
+    from rehearsal.node import SimulatedNode
     from rehearsal.timeline import Timeline
 
 EMPTY_PATH = (0, 0)  # digest and length
@@ -96,7 +96,7 @@ class Truth:
         self.hashes = hashes
 
 
-def _in_the_targets_tokens(node: "Node", machine: Any) -> SpeculationTree:
+def _in_the_targets_tokens(node: "SimulatedNode", machine: Any) -> SpeculationTree:
     """Return the tree of a text at a node, with what its tokens say as the target would say it."""
     dispatcher = node.dispatcher
     if not isinstance(dispatcher, TranslatingDispatcher):
@@ -199,7 +199,7 @@ class Judge:
         assert truth.num_prompt + len(truth.emitted) == len(truth.tokens), "cut short"
         assert result.reason is truth.reason, f"ended by {result.reason}, not by {truth.reason}"
 
-    def launched(self, node: "Node", action: drafter.Compute | target.Compute) -> None:
+    def launched(self, node: "SimulatedNode", action: drafter.Compute | target.Compute) -> None:
         """A node begins a forward."""
         lanes = {part.feed.lane for part in action.parts}
         assert len(lanes) == len(action.parts), "two parts of a pass in one lane"
@@ -210,7 +210,7 @@ class Judge:
         if len(lanes) > 1:
             self.stats[f"shared by the {node.role}"] += 1
 
-    def _check_part(self, node: "Node", part: drafter.Part | target.Part) -> None:
+    def _check_part(self, node: "SimulatedNode", part: drafter.Part | target.Part) -> None:
         num_rows = len(part.feed.tokens)
         fixed_rows = self.scenario.fixed_rows
         if part.feed.masks is not None:
@@ -236,12 +236,12 @@ class Judge:
             truth.running = Pass(has_right, max(0, part.num_asked - 1))
 
     @staticmethod
-    def _tree_of(node: "Node", part: target.Part) -> SpeculationTree:
+    def _tree_of(node: "SimulatedNode", part: target.Part) -> SpeculationTree:
         tree = node.dispatcher.texts[part.opened.session].tree
         assert isinstance(tree, SpeculationTree)
         return tree
 
-    def sent(self, node: "Node", message: Message) -> None:
+    def sent(self, node: "SimulatedNode", message: Message) -> None:
         """A node sends a message."""
         match message:
             case Verdict():
@@ -263,7 +263,7 @@ class Judge:
         dropped = [node.id for node in router.registry.nodes if node.num_bad_frames]
         assert not dropped, "an honest message is outside of its text"
 
-    def handled(self, node: "Node", event: Any) -> None:
+    def handled(self, node: "SimulatedNode", event: Any) -> None:
         """A node has handled an event and its actions are done."""
         node.dispatcher.check()
         assert not node.entrance.num_dropped, "an honest message is outside of its text"
@@ -288,7 +288,7 @@ class Judge:
         if isinstance(message, Verdict) and message.session in node.dispatcher.texts:
             self.liveness[message.session].verdict_applied(node.name, message)
 
-    def heard(self, node: "Node", event: Any) -> None:
+    def heard(self, node: "SimulatedNode", event: Any) -> None:
         """A node has been told of an event, and has not answered yet."""
         if isinstance(event, target.Computed):
             for session in node.dispatcher.texts:
@@ -302,7 +302,7 @@ class Judge:
             come.update(range(message.first_number, message.number + 1))
             self.liveness[message.session].draft_arrived(message)
 
-    def rested(self, node: "Node") -> None:
+    def rested(self, node: "SimulatedNode") -> None:
         """A node has handled all that was there and has ticked."""
         if node.role is Role.DRAFTER or node.is_computing:
             return
@@ -316,7 +316,7 @@ class Judge:
         for liveness in self.liveness.values():
             liveness.watch_clock()
 
-    def occupied(self, node: "Node", began: float, until: float) -> None:
+    def occupied(self, node: "SimulatedNode", began: float, until: float) -> None:
         """See `Watcher`."""
 
     def ended(self) -> None:
@@ -326,7 +326,7 @@ class Judge:
 
     # -- checks -----------------------------------------------------------------------------------
 
-    def _check_open(self, node: "Node", message: Open) -> None:
+    def _check_open(self, node: "SimulatedNode", message: Open) -> None:
         text = (node.name, node.life, message.session)
         machine = node.dispatcher.texts.get(message.session)
         tree = None if machine is None else machine.tree
@@ -335,7 +335,9 @@ class Judge:
         assert message.incarnation > self._opened.get(text, 0), "an old Open has been obeyed"
         self._opened[text], self._trees[text] = message.incarnation, tree
 
-    def _check_text(self, node: "Node", tree: SpeculationTree, opened: Open, truth: Truth) -> None:
+    def _check_text(
+        self, node: "SimulatedNode", tree: SpeculationTree, opened: Open, truth: Truth
+    ) -> None:
         tokens = tree.text.tokens
         life = (node.life, opened.incarnation)
         before = self._lengths.get((node.name, opened.session))
@@ -372,7 +374,7 @@ class Judge:
             self._come.pop(session, None)
 
     def _check_drafts(
-        self, at: "Node", tree: SpeculationTree, truth: Truth, *, is_done: bool
+        self, at: "SimulatedNode", tree: SpeculationTree, truth: Truth, *, is_done: bool
     ) -> None:
         model = self.scenario.model
         for key, node in tree.nodes.items():

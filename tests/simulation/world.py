@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from rehearsal import world
-from rehearsal.node import Node
+from rehearsal.node import SimulatedNode
 from rehearsal.timeline import Timeline
 from tests.simulation.judge import Judge
 from tests.simulation.models import models_of
@@ -96,7 +96,7 @@ class World:
             self.timeline.at(crash.at_s, partial(self._crash, node, crash.down_s))
         self._machines.run()
 
-    def _crash(self, node: Node, down_s: float) -> None:
+    def _crash(self, node: SimulatedNode, down_s: float) -> None:
         if not node.alive:
             return
         self.tell(node.name, "dies", "")

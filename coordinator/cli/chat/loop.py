@@ -65,7 +65,7 @@ FULL = "the conversation is full: /drop forgets the oldest turn, /reset all"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ChatSettings:
     """The settings of a conversation.
 
     drops      remove the oldest turns when the conversation has become too long
@@ -82,7 +82,7 @@ class Chat:
     """One conversation: reads lines from a screen, answers messages and does commands."""
 
     def __init__(
-        self, pair: Pair, conversation: Conversation, settings: Settings, screen: Screen
+        self, pair: Pair, conversation: Conversation, settings: ChatSettings, screen: Screen
     ) -> None:
         self._pair = pair
         self._conversation = conversation
@@ -342,7 +342,7 @@ def chat(
     template = _template(pair, system, arguments)
     if template.is_plain:
         params = params.model_copy(update={"stop": (*params.stop, NEXT_QUESTION)})
-    settings = Settings(speculation, params, drop_oldest, arguments)
+    settings = ChatSettings(speculation, params, drop_oldest, arguments)
     console = Console(stderr=True)
     with Progress(console, models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_process

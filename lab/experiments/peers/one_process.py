@@ -11,7 +11,7 @@ comparison with this peer shows what the product's three processes cost, and wha
 DEVICE is a GPU, or cpu for all CPU cores that the process may use. With the four numbers both
 devices are simulated (`node/forwards.py`), and the loop waits for the end of each forward. JSON
 lines come in and go out as in `huggingface.py`; `mode` is plain or assisted. An answer has all
-fields of `Text`.
+fields of `TimedText`.
 """
 
 import gc
@@ -43,7 +43,7 @@ MAX_ROWS = 64  # most rows of a pass with masks: a mask has 64 bits
 
 
 @dataclass(slots=True)
-class Text:
+class TimedText:
     """A generated text with its times.
 
     tokens         token ids, without the prompt
@@ -123,14 +123,14 @@ class OneProcess:
         self.target, self.drafter = target, drafter
         self._num_valid = num_valid
         self._choose, self._rank = choose, rank
-        self._text = Text()
+        self._text = TimedText()
 
     def write(
         self, prompt: Sequence[int], num_tokens: int, *, k: int, sampling: Sampling, seed: int
-    ) -> Text:
+    ) -> TimedText:
         """Generate and return exactly `num_tokens` tokens, with `k` drafts per pass (0: plain)."""
         started = time.perf_counter()
-        self._text = made = Text()
+        self._text = made = TimedText()
         self.target.num_cached = self.drafter.num_cached = 0
         text = list(prompt)
         self._read(self.target, text)
@@ -210,7 +210,7 @@ class OneProcess:
 
 
 def answer(both: OneProcess, request: dict[str, Any]) -> dict[str, Any]:
-    """Generate exactly `max_tokens` tokens for a request; return the fields of `Text`."""
+    """Generate exactly `max_tokens` tokens for a request; return the fields of `TimedText`."""
     mode = request["mode"]
     assert mode in ("plain", "assisted"), f"there is no mode {mode} here"
     cuts = request.get("top_k", 0), request.get("top_p", 1.0), request.get("min_p", 0.0)

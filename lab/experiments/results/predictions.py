@@ -23,8 +23,7 @@ from lab.experiments.folder import write_whole
 from lab.experiments.rows import Row
 from lab.experiments.runner import Job
 from lab.pair.measuring import judged
-from lab.pair.record import Measured, kind_of
-from lab.pair.record import Node as Measurement
+from lab.pair.record import Measured, MeasuredNode, kind_of
 from lab.pair.requests import Request, Said
 from proto.messages import Policy, Role
 from rehearsal.acceptance import Trace, cut, read, written
@@ -214,7 +213,7 @@ def predict_of_pair(pair: Measured, arms: Sequence[Arm], rows: Sequence[Row]) ->
 def is_of_pair(arm: Arm, pair: Measured) -> bool:
     """True if an arm can be predicted and has the models, types and devices of a measured pair."""
     config = arm.pair
-    named: list[tuple[str, str, str, Measurement]] = [
+    named: list[tuple[str, str, str, MeasuredNode]] = [
         (config.target, config.dtype, config.target_device, pair.target)
     ]
     if arm.speculation.drafts:

@@ -17,7 +17,7 @@ from coordinator.cli.app import _Line, run
 from coordinator.cli.chat.screen import Pipe, Terminal
 from coordinator.cli.harmless import harmless
 from coordinator.cli.speculation_view import SpeculationView
-from coordinator.cli.writers import Place, TextWriter, heading
+from coordinator.cli.writers import ShownPrompt, TextWriter, heading
 from coordinator.text.session import Emit
 from proto.errors import ConfigurationError, NodeError
 
@@ -67,7 +67,7 @@ def test_a_text_is_exact_in_a_pipe_and_harmless_on_a_terminal(
     for output in (io.StringIO(), Screen()):
         monkeypatch.setattr(sys, "stdout", output)
         writer = TextWriter("ar", SamplingParams(), show_speculation=shows)
-        writer._place = Place(0, 1, "p", lambda _: Words())  # type: ignore[arg-type,return-value]
+        writer._place = ShownPrompt(0, 1, "p", lambda _: Words())  # type: ignore[arg-type,return-value]
         writer.add(Emit((1,), 1, 1, ()), part())
         monkeypatch.undo()
         shown = output.getvalue()

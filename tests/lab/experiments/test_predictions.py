@@ -24,7 +24,7 @@ from lab.experiments.results.predictions import (
 )
 from lab.experiments.rows import Row
 from lab.pair.intervals import chances_of
-from lab.pair.record import FORMAT, VERSION, Hosts, Measured, Node, Text
+from lab.pair.record import FORMAT, VERSION, Hosts, Measured, MeasuredNode, SeenText
 from lab.pair.stages import as_json
 from rehearsal.acceptance import NUM_RANKS, chances, drawn
 from rehearsal.planning import LEAST_LEN, Figures, rehearse
@@ -142,9 +142,9 @@ def test_texts_that_are_too_short_to_be_rehearsed_have_no_ranks(tmp_path: Path) 
 def pair_of(target: str, drafter: str) -> Measured:
     """What `measure` would have written of the pair with these costs; its passes are slow alone."""
 
-    def node(name: str, plain: float, apart: float, beside: float) -> Node:
+    def node(name: str, plain: float, apart: float, beside: float) -> MeasuredNode:
         curves = (((1, ms), (7, ms + 6.0)) for ms in (plain, apart, beside))
-        return Node(
+        return MeasuredNode(
             *(name, "float32", "cpu:0", "fused", 1, *curves, 0.5, 0.0),
             *(Hosts(200.0, 200.0, 200.0), None),
         )
@@ -152,7 +152,7 @@ def pair_of(target: str, drafter: str) -> Measured:
     (positions,) = TRACE
     ranks = tuple(position.rank for position in positions)
     scores = tuple(position.scores for position in positions)
-    text = Text((1,), (2,) * len(ranks), 7, (0.7,) * len(ranks), ranks, scores)
+    text = SeenText((1,), (2,) * len(ranks), 7, (0.7,) * len(ranks), ranks, scores)
     nodes = node(target, 30.0, 60.0, 40.0), node(drafter, 1.0, 4.0, 4.0)
     return Measured(FORMAT, VERSION, "here", *nodes, 3.0, (chances_of(0.0, [text]),))
 

@@ -16,7 +16,7 @@ from coordinator.cli.app import EXIT_USAGE, command_line, run
 from lab.pair import words
 from lab.pair.files import write
 from lab.pair.intervals import chances_of, share_of
-from lab.pair.record import FORMAT, VERSION, Advice, Hosts, Measured, Node, Speed, Text
+from lab.pair.record import FORMAT, VERSION, Advice, Hosts, Measured, MeasuredNode, SeenText, Speed
 from lab.pair.stages import as_json
 from lab.plan import report
 from lab.plan.command import plan
@@ -29,21 +29,23 @@ from rehearsal.planning import make_plan
 APART, BESIDE = ((1, 30.0), (5, 34.0)), ((1, 36.0), (9, 44.0))
 
 
-def text(first: float, length: int = 80) -> Text:
+def text(first: float, length: int = 80) -> SeenText:
     """A text of which the drafter's first choice is right at this share of the positions."""
     ranks = [0 if index < first * length else None for index in range(length)]
-    return Text((1, 2), (3,) * length, 7, (first,) * length, tuple(ranks), ((-0.1, -3.0),) * length)
+    return SeenText(
+        (1, 2), (3,) * length, 7, (first,) * length, tuple(ranks), ((-0.1, -3.0),) * length
+    )
 
 
 def measured() -> Measured:
-    def node(name: str, share: float) -> Node:
+    def node(name: str, share: float) -> MeasuredNode:
         plain = ((1, 29.0),) if share == 1.0 else ()
         hosts = Hosts(100.0, 150.0, 200.0)
         apart, beside = (
             tuple((rows, ms * share) for rows, ms in curve) for curve in (APART, BESIDE)
         )
         about = name, "bfloat16", "cpu:0", "fused", 8_000_000
-        return Node(*about, plain, apart, beside, 0.6, 0.01, hosts, 512.0)
+        return MeasuredNode(*about, plain, apart, beside, 0.6, 0.01, hosts, 512.0)
 
     found = [chances_of(0.0, [text(0.9), text(0.7)]), chances_of(0.7, [text(0.5), text(0.5)])]
     speeds = (

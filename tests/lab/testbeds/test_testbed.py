@@ -85,7 +85,7 @@ def test_the_embedded_target_says_the_same_in_a_larger_shape(
     assert tokens == greedy(MODELS / "target", prompt)
 
 
-def plan_of(name: Like) -> module.Plan:
+def plan_of(name: Like) -> module.PlannedModel:
     return module._plan(MODELS / "target", Path("/none"), name, module.Sizes(), None)
 
 

@@ -32,7 +32,7 @@ from lab.training.heads import (
     write_head,
 )
 from lab.training.teacher import Teacher, load_teacher
-from lab.training.train_heads import LAST, Plan
+from lab.training.train_heads import LAST, TrainingPlan
 from proto.head_kinds import HeadKind, feature_layers
 
 VOCAB, HIDDEN, LENGTH = 61, 32, 12
@@ -351,8 +351,8 @@ def test_a_few_steps_bring_every_head_nearer_to_the_target(
 
 
 def test_the_plan_gives_chains_to_a_head_only_once_its_states_are_worth_reading() -> None:
-    plan = Plan(HeadKind.EAGLE)
+    plan = TrainingPlan(HeadKind.EAGLE)
     assert plan.shape(0.0, 4096) == (16, 1)
     assert plan.shape(0.5, 4096) == (8, train_heads.NUM_STEPS)
     assert plan.shape(0.5, 100) == (1, train_heads.NUM_STEPS)
-    assert Plan(HeadKind.MEDUSA).shape(0.0, 4096) == (16, NUM_MEDUSA_HEADS)
+    assert TrainingPlan(HeadKind.MEDUSA).shape(0.0, 4096) == (16, NUM_MEDUSA_HEADS)

@@ -11,7 +11,7 @@ from coordinator.api.config import SpeculationConfig
 from coordinator.api.params import SamplingParams
 from coordinator.cli.chat.answer import LineInterruptedError
 from coordinator.cli.chat.conversation import Conversation, Message, TooLongError
-from coordinator.cli.chat.loop import Chat, Settings
+from coordinator.cli.chat.loop import Chat, ChatSettings
 from coordinator.cli.chat.screen import TWICE
 from proto.errors import ConfigurationError, NodeError
 from proto.messages import Role
@@ -107,7 +107,9 @@ def talk(
     pair: TalkingPair | None = None,
 ) -> TalkingPair:
     pair = pair or TalkingPair(max_len)
-    settings = Settings(SpeculationConfig(), SamplingParams(), drops, {"enable_thinking": False})
+    settings = ChatSettings(
+        SpeculationConfig(), SamplingParams(), drops, {"enable_thinking": False}
+    )
     Chat(pair.as_pair(), Conversation(system), settings, screen).run()
     return pair
 
