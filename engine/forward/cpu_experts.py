@@ -158,19 +158,21 @@ def _quickest(part: Any, decide: Decide) -> tuple[str, str]:
         _SORTED: SortedExperts(part, _plain(part), is_fixed=False),
     }
     packed = _packed(part, leave=True)
-    if packed is not None:
-        forms[_PACKED] = SortedExperts(part, packed, is_fixed=False)
-    names = [_quickest_for(forms, _some_rows(part, count)) for count in _TIMED_ROWS]
-    if names != [_PACKED, _PACKED]:
-        forms.pop(_PACKED, None)
-        names = [_quickest_for(forms, _some_rows(part, count)) for count in _TIMED_ROWS]
-    one, several = (decide(name, _NAMES) for name in names)
-    return one, several
+    if decide(packed is not None, (False, True)):  # all ranks must time the same forms
+        forms[_PACKED] = SortedExperts(part, packed or _plain(part), is_fixed=False)
 
+    def names() -> tuple[str, str]:
+        one, several = (
+            quickest({name: partial(form, *rows) for name, form in forms.items()}, decide)
+            for rows in (_some_rows(part, count) for count in _TIMED_ROWS)
+        )
+        return one, several
 
-def _quickest_for(forms: Mapping[str, Form], rows: tuple[torch.Tensor, ...]) -> str:
-    """Return the name of the form that is fastest for these inputs."""
-    return quickest({name: partial(form, *rows) for name, form in forms.items()})
+    found = names()
+    if _PACKED in forms and found != (_PACKED, _PACKED):
+        del forms[_PACKED]
+        found = names()
+    return found
 
 
 def _form_of(part: Any, one: str, several: str) -> Form:

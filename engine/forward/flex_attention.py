@@ -284,8 +284,9 @@ def _split_from(
     def is_better(num_visible: int) -> bool:
         rows = rows_over(num_visible)
         masked = capture(rows, num_visible)
-        forms = {"masked": partial(run_to_end, masked), "split": partial(run_to_end, split)}
-        return decide(quickest(forms, rows), tuple(forms)) == "split"
+        both = {"masked": masked, "split": split}
+        forms = {name: partial(run_to_end, captured, rows) for name, captured in both.items()}
+        return quickest(forms, decide) == "split"
 
     if not is_better(capacity):
         return None

@@ -275,8 +275,8 @@ class GraphBackend(Backend):
                 logger.info("%s: small operators are not merged: %s", self._name, reason)
                 return
         record(_ONE_BY_ONE)
-        forms = {name: partial(run_to_end, made[name]) for name in _OPERATORS}
-        name = fused.decide(quickest(forms, rows), _OPERATORS)
+        forms = {name: partial(run_to_end, made[name], rows) for name in _OPERATORS}
+        name = quickest(forms, fused.decide)
         fused.is_merged = name == _MERGED
         self._recorded[shape, num_visible] = made[name]
         logger.info("%s: the small operators of a layer are %s", self._name, name)

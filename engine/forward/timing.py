@@ -7,30 +7,54 @@ knows neither what is computed nor what for.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec
+from typing import Protocol, TypeVar
 
 import torch
 
-P = ParamSpec("P")
+T = TypeVar("T")
+
+Run = Callable[[], object]
+"""Function that runs a form once, to its end"""
 
 _WARM, _TIMED = 3, 20
 _LONG_S = 0.5  # forms that take long are timed at least once each, and no longer than this
 
 
-def quickest(forms: Mapping[str, Callable[P, object]], *inputs: P.args, **named: P.kwargs) -> str:
-    """Return the name of the fastest form; of each the fewest seconds of up to 20 runs count."""
-    best = dict.fromkeys(forms, math.inf)
-    end = time.perf_counter() + _LONG_S
+class Decide(Protocol):
+    """Lets the ranks of a model agree, or returns what was found here (`as_timed`)."""
+
+    def __call__(self, found: T, choices: Sequence[T], /) -> T:
+        """Return the choice to use, given what was `found` here; all ranks must call it."""
+
+
+def as_timed(found: T, _choices: Sequence[T]) -> T:
+    """Return what was `found` here (ranks use another `Decide`)."""
+    return found
+
+
+def quickest(forms: Mapping[str, Run], decide: Decide) -> str:
+    """Return the name of the fastest form; of each the fewest seconds of up to 20 runs count.
+
+    Runs on ranks may wait for each other (sums of all ranks), so `decide` also lets them agree on
+    how many there are: by its own clock each rank would stop at another.
+    """
     with torch.inference_mode():
-        for turn in range(_WARM + _TIMED):
-            if turn > _WARM and time.perf_counter() > end:
-                break
-            for name, form in forms.items():
-                started = time.perf_counter()
-                form(*inputs, **named)
-                if turn >= _WARM:
-                    best[name] = min(best[name], time.perf_counter() - started)
-    return min(best, key=best.__getitem__)
+        warm_s = sum(fewest_seconds(forms, _WARM).values())
+        num_runs = min(max(int(_LONG_S / max(warm_s, 1e-9)) - _WARM, 1), _TIMED)
+        num_runs = decide(num_runs, range(_TIMED + 1))
+        taken = fewest_seconds(forms, num_runs)
+    return decide(min(taken, key=taken.__getitem__), tuple(forms))
+
+
+def fewest_seconds(forms: Mapping[str, Run], num_runs: int) -> Mapping[str, float]:
+    """Return the fewest seconds of so many runs of each form; the forms take turns."""
+    taken = dict.fromkeys(forms, math.inf)
+    for _ in range(num_runs):
+        for name, run in forms.items():
+            started = time.perf_counter()
+            run()
+            taken[name] = min(taken[name], time.perf_counter() - started)
+    return taken
 
 
 # Rows of the whole passes by which sets of forms are compared: a plain step, and one with one, four
@@ -46,12 +70,3 @@ Seconds = Mapping[int, float]
 def is_never_slower(one: Seconds, other: Seconds) -> bool:
     """True if passes of no number of rows are slower by `one` set of forms than by the `other`."""
     return all(one[num_rows] <= _AS_FAST * other[num_rows] for num_rows in other)
-
-
-Decide = Callable[[str, Sequence[str]], str]
-"""Function: (name of the form that was fastest here, names of all) -> name of the form to use"""
-
-
-def as_timed(name: str, _names: Sequence[str]) -> str:
-    """Return `name`: use the form that was fastest here (ranks use another `Decide`)."""
-    return name

@@ -13,7 +13,7 @@ or keeps its weights in other shapes.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from engine.errors import ModelError
 from engine.tensor_parallel.group import Rank
 from engine.tensor_parallel.layout import UNIT, scaled
 
+T = TypeVar("T")
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -85,16 +86,16 @@ def all_agree(refusal: Exception | None, rank: Rank | None, device: torch.device
     return lowest(None if refusal is None else 0, rank, device) is None
 
 
-def first_says(name: str, names: Sequence[str], rank: Rank | None, device: torch.device) -> str:
-    """Return, on every rank, the `name` that rank 0 passes; without ranks `name` itself.
+def first_says(found: T, choices: Sequence[T], rank: Rank | None, device: torch.device) -> T:
+    """Return, on every rank, what rank 0 has `found`; without ranks `found` itself.
 
-    names  all possible names, the same on every rank
+    choices  all that may be found, the same on every rank
     """
     if rank is None:
-        return name
-    said = torch.tensor([names.index(name) if rank.index == 0 else 0], device=device)
+        return found
+    said = torch.tensor([choices.index(found) if rank.index == 0 else 0], device=device)
     rank.add_up(said)
-    return names[int(said)]
+    return choices[int(said)]
 
 
 @dataclass(frozen=True, slots=True)

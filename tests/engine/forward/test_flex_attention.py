@@ -6,6 +6,7 @@ test_flex_programs.py.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -163,7 +164,8 @@ def test_short_passes_keep_the_mask_where_that_is_faster(
 ) -> None:
     asked = []
 
-    def by_length(forms: dict[str, object], rows: torch.Tensor) -> str:
+    def by_length(forms: dict[str, partial[float]], _decide: object) -> str:
+        rows = forms["split"].args[1]
         needed = int(rows[3, 0]) + rows.shape[1]
         asked.append(needed)
         return "split" if needed > 300 else "masked"

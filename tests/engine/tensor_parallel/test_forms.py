@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import engine.forward.fused
 import engine.forward.graphs
 import engine.forward.lane_attention
 import engine.forward.small_operators
+import engine.forward.timing
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.choice.logit_graphs import Compute, Record
 from engine.errors import ModelError
 from engine.forward.forward import Shape
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
+from engine.forward.timing import Decide, quickest
 from engine.model_executor import ModelExecutor
+from engine.tensor_parallel.split import first_says
 from tests.engine.flex_forms import counted, spelt_out
 from tests.engine.forward.test_fused import TOLERANCES, session_differences
 from tests.engine.tensor_parallel.threads import Threads
@@ -30,10 +34,10 @@ Quickest = Callable[..., str]
 
 
 def by_rank(*places: int) -> Quickest:
-    """In place of `quickest`: by rank, the form at that place."""
+    """In place of `quickest`: by rank, the form at that place is the fastest there."""
 
-    def quickest(forms: Mapping[str, object], *_: object) -> str:
-        return tuple(forms)[places[HERE.rank]]
+    def quickest(forms: Mapping[str, object], decide: Decide) -> str:
+        return decide(tuple(forms)[places[HERE.rank]], tuple(forms))
 
     return quickest
 
@@ -46,6 +50,37 @@ def laid_out(loaded: LoadedModel, backend: str, num_lanes: int = 1) -> ModelExec
     executor = ModelExecutor(loaded, 400, backend=backend, row_counts=counts, num_lanes=num_lanes)
     executor.take_over()
     return executor
+
+
+@pytest.mark.parametrize("steps_s", [(0.0, 1.0), (1.0, 0.0)])
+def test_ranks_whose_clocks_differ_run_each_form_equally_often(
+    steps_s: tuple[float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run adds up over the ranks: one that ran more often would wait for ever."""
+
+    class Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            HERE.now += steps_s[HERE.rank]
+            return float(HERE.now)
+
+    monkeypatch.setattr(engine.forward.timing, "time", Clock)
+    monkeypatch.setattr("tests.engine.tensor_parallel.threads.LIMIT_S", 5.0)
+
+    def num_runs(loaded: LoadedModel) -> int:
+        assert loaded.rank is not None
+        rank, runs = loaded.rank, []
+        HERE.rank, HERE.now = rank.index, 0.0
+
+        def run() -> None:
+            rank.add_up(torch.ones(1))
+            runs.append(rank.index)
+
+        quickest({"one": run, "other": run}, partial(first_says, rank=rank, device=loaded.device))
+        return len(runs)
+
+    first, second = Threads(make_model("llama", tmp_path), 2).run(num_runs)
+    assert first == second > 0
 
 
 @pytest.fixture
