@@ -1,6 +1,5 @@
 """`Executor`: the interface that runs the passes of a model or of a head, with its cache."""
 
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,6 +9,7 @@ from engine.choice.coupling_on_gpu import Choice
 from engine.forward.forward import Layers, Output
 from engine.layout.attention_windows import AttentionWindow
 from engine.layout.slots import Feed, LaneLayout, Move
+from engine.timing import fewest_seconds
 
 _NUM_TIMED = 3  # passes timed per shape; the quickest counts
 
@@ -126,9 +126,6 @@ class Executor(Protocol):
 
     def seconds_of(self, feed: Feed) -> float:
         """Return the fewest seconds of some runs of a pass, each until a logit is on the host."""
-        ask, took_s = range(len(feed.tokens)), []
-        for _ in range(_NUM_TIMED):
-            started = time.perf_counter()
-            self.run(feed, ask)[0, 0].item()
-            took_s.append(time.perf_counter() - started)
-        return min(took_s)
+        ask = range(len(feed.tokens))
+        passes = {"": lambda: self.run(feed, ask)[0, 0].item()}
+        return fewest_seconds(passes, _NUM_TIMED)[""]

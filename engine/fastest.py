@@ -11,14 +11,15 @@ import gc
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from engine.checkpoint.model import LoadedModel
-from engine.forward.timing import COMPARED_ROWS, Seconds, is_never_slower
 from engine.heads.loaded import Loaded
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.model_executor import ModelExecutor
+from engine.timing import COMPARED_ROWS, Seconds, fewest_seconds, is_never_slower
 
 FASTEST = "fastest"
 MAX_PARAMETERS = 1_500_000_000  # larger models keep the checkpoint's dtype: memory traffic decides
@@ -106,7 +107,7 @@ def usual_num_threads(loaded: Loaded) -> int:
 def _steady_seconds(executor: ModelExecutor) -> float:
     """Return the mean seconds of passes of one row, over `_STEADY_S` seconds.
 
-    A mean and not a minimum, because a CPU quota slows a process only now and then.
+    A mean and not `fewest_seconds`, because a CPU quota slows a process only now and then.
     """
     row = Feed.chain(0, 1)
     executor.run(row, (0,))
@@ -123,18 +124,9 @@ def _seconds_by_rows(executor: ModelExecutor) -> Seconds:
     """Return the fewest seconds of `_TIMED` passes for each of `COMPARED_ROWS` rows."""
     before = tuple(range(_CONTEXT))
     executor.run(Feed(before, before, before, 0, None), ())
-    return {num_rows: _seconds_of(executor, num_rows) for num_rows in COMPARED_ROWS}
-
-
-def _seconds_of(executor: ModelExecutor, num_rows: int) -> float:
-    """Return the fewest seconds of passes of so many rows of a chain; other load only adds time."""
-    where = tuple(range(_CONTEXT, _CONTEXT + num_rows))
-    masks = tuple((2 << row) - 1 for row in range(num_rows))
-    rows = Feed((1,) * num_rows, where, where, _CONTEXT, masks)
-    best = math.inf
-    for number in range(_WARM + _TIMED):
-        started = time.perf_counter()
-        executor.run(rows, range(num_rows))
-        if number >= _WARM:
-            best = min(best, time.perf_counter() - started)
-    return best
+    passes = {
+        num_rows: partial(executor.run, Feed.chain(0, num_rows, start=_CONTEXT), range(num_rows))
+        for num_rows in COMPARED_ROWS
+    }
+    fewest_seconds(passes, _WARM)
+    return fewest_seconds(passes, _TIMED)

@@ -8,7 +8,7 @@ threads.
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import quantiles
 
 import torch
@@ -18,13 +18,12 @@ from engine.errors import ModelError
 from engine.executor import Executor
 from engine.kept import Kept
 from engine.layout.slots import Feed
+from engine.timing import Seconds
 
 LIMIT_S = 2.0  # most seconds that timing may take
 ROWS = (1, 5)  # rows of the passes that are timed: without drafts, and with
 _TURN_S = 0.05  # the places take turns of at least so many seconds
 _CONTEXT = 8
-
-Seconds = Mapping[int, float]
 
 
 class Places:
@@ -110,7 +109,11 @@ def time_places(
 
 
 def _timed(places: Places, executor: Executor) -> list[list[float]]:
-    """Return the seconds of passes of `ROWS` rows on each place; the places take turns."""
+    """Return the seconds of passes of `ROWS` rows on each place; the places take turns.
+
+    Not by `fewest_seconds`: a turn has many passes, because caches are cold after a move, and the
+    lower quartile counts, because the other node may still be loading, which only adds time.
+    """
     spent: dict[tuple[int, int], list[float]] = {(place, n): [] for place in (0, 1) for n in ROWS}
     context = min(_CONTEXT, executor.capacity - max(ROWS))
     before = tuple(range(context))
@@ -121,7 +124,7 @@ def _timed(places: Places, executor: Executor) -> list[list[float]]:
         num_turns += 1
         for (place, num_rows), seconds in spent.items():
             places.go(place)
-            feed = _chain(num_rows, context)
+            feed = Feed.chain(0, num_rows, start=context)
             executor.run(feed, range(num_rows))  # not counted: caches are cold
             end = time.perf_counter() + _TURN_S
             while True:  # one pass at least, however late this process gets its core back
@@ -132,19 +135,12 @@ def _timed(places: Places, executor: Executor) -> list[list[float]]:
                 if ended >= end:
                     break
     places.go(0)
-    # The lower quartile: the other node may still be loading, and only adds time.
     return [[_lower(spent[place, num_rows]) for num_rows in ROWS] for place in (0, 1)]
 
 
 def _lower(seconds: Sequence[float]) -> float:
     """Return the lower quartile; of very few numbers not less than their least one."""
     return quantiles(seconds, n=4, method="inclusive")[0] if len(seconds) > 1 else seconds[0]
-
-
-def _chain(num_rows: int, start: int) -> Feed:
-    """Return a chain of rows behind `start` tokens, whatever these are."""
-    where = tuple(range(start, start + num_rows))
-    return Feed((1,) * num_rows, where, where, start, tuple((2 << i) - 1 for i in range(num_rows)))
 
 
 def _filled(timed: Sequence[float], own_s: Seconds, base: Sequence[float] = ()) -> Seconds:

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from engine.forward.experts import has_experts, matrices
 from engine.forward.masks import MASK_BITS
 from engine.forward.operators import Product, packed_product, unmap
-from engine.forward.timing import Decide, quickest
 from engine.quantised.cpu_products import tiled_product
+from engine.timing import Decide, quickest
 
 logger = logging.getLogger(__name__)
 

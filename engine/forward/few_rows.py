@@ -249,7 +249,11 @@ def _copies(weight: torch.Tensor) -> list[torch.Tensor]:
 def _seconds(
     form: Form, x: torch.Tensor, copies: Sequence[torch.Tensor], bias: torch.Tensor | None
 ) -> float:
-    """Return the fewest seconds per call, inside a CUDA graph that reads `copies` in turn."""
+    """Return the fewest seconds per call, inside a CUDA graph that reads `copies` in turn.
+
+    By the device's events, not by `fewest_seconds`: launching a graph takes the host as long as a
+    product.
+    """
     count = max(_FEWEST_CALLS, 2 * len(copies))
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(x.device)
     side = _side_stream(x.device)

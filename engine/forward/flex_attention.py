@@ -22,9 +22,9 @@ from engine.errors import ModelError
 from engine.forward.forward import Say, Shape, Spans, silent
 from engine.forward.masks import MASK_BITS, lowest_slots
 from engine.forward.split_attention import SplitAttention, Visible
-from engine.forward.timing import Decide, as_timed, quickest
 from engine.layout.attention_windows import FULL, AttentionWindow, LayerKinds
 from engine.layout.slots import LaneLayout, Span
+from engine.timing import Decide, as_timed, quickest
 
 # -- flex attention --------------------------------------------------------------------------------
 

@@ -59,12 +59,12 @@ from engine.forward.llama_parts import (
 from engine.forward.masks import KindMasks
 from engine.forward.operators import Form, Packer, Product, at_once, lies_in, of_pairs, rms_norm
 from engine.forward.small_operators import SmallOperators, Trial
-from engine.forward.timing import Decide
 from engine.layout.slots import LaneLayout, Span
 from engine.quantised.cpu_products import TiledProduct
 from engine.quantised.linear import is_quantised
 from engine.quantised.reading import reading
 from engine.tensor_parallel.split import first_says, joined, summed
+from engine.timing import Decide
 
 logger = logging.getLogger(__name__)
 

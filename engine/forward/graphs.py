@@ -70,10 +70,10 @@ from engine.forward.fused import FusedBackend
 from engine.forward.llama_parts import why_not_fused
 from engine.forward.masks import from_words, words_of
 from engine.forward.small_operators import MERGED_DEVICES
-from engine.forward.timing import quickest
 from engine.layout.slots import SLOT_STEP, LaneLayout, Span, lane_counts
 from engine.tensor_parallel.group import before_parting
 from engine.tensor_parallel.split import all_agree
+from engine.timing import quickest
 
 logger = logging.getLogger(__name__)
 

@@ -101,14 +101,15 @@ class Feed:
         return max(end, self.prefix_len + max(self.masks).bit_length())
 
     @classmethod
-    def chain(cls, lane: int, num_rows: int, num_tokens: int = 1) -> "Feed":
-        """Return a chain of rows at the start of a lane, with tokens 0, 1, ... < `num_tokens`.
+    def chain(cls, lane: int, num_rows: int, num_tokens: int = 1, start: int = 0) -> "Feed":
+        """Return a chain of rows from slot `start` of a lane, with tokens 0, 1, ... < `num_tokens`.
 
         Of a mixture of experts, rows of one token would all choose the same experts.
         """
-        where = tuple(range(num_rows))
-        tokens = tuple(row % num_tokens for row in where)
-        return cls(tokens, where, where, 0, tuple((2 << i) - 1 for i in where), lane)
+        where = tuple(range(start, start + num_rows))
+        tokens = tuple(row % num_tokens for row in range(num_rows))
+        masks = tuple((2 << row) - 1 for row in range(num_rows))
+        return cls(tokens, where, where, start, masks, lane)
 
 
 def with_near(feed: Feed, windows: Sequence[AttentionWindow]) -> Feed:

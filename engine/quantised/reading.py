@@ -6,8 +6,6 @@ latency of its sums only by several tiles, those are faster.
 """
 
 import ctypes
-import math
-import time
 from functools import cache, partial
 
 import torch
@@ -15,13 +13,13 @@ import torch
 from engine.cpu_library import library
 from engine.kept import Kept
 from engine.quantised.cpu_products import TiledProduct, four_bits_in_tiles
+from engine.timing import as_timed, quickest
 
 ONE_BY_ONE, TOGETHER = "one by one", "together"
 _reading = TOGETHER  # as the library begins
 
 # Together larger than a core has caches, as a model is: 4 bits, scales and offsets of 32 inputs.
 _NUM_MATRICES, _OUTPUTS, _INPUTS, _GROUP = 4, 4096, 2048, 32
-_NUM_TIMED = 6  # of each way; the quickest counts
 
 
 def choose_reading(kept: Kept) -> None:
@@ -53,15 +51,13 @@ def _quickest(found: ctypes.CDLL) -> str:
     """Return how a plain step reads a model's matrices in the least time."""
     row = torch.ones(1, _INPUTS, dtype=torch.bfloat16)
     products = [_product(found) for _ in range(_NUM_MATRICES)]
-    taken = {TOGETHER: math.inf, ONE_BY_ONE: math.inf}
-    for _ in range(_NUM_TIMED):
-        for name in taken:
-            found.slipstream_read_tiles(name == ONE_BY_ONE)
-            started = time.perf_counter()
-            for product in products:
-                product(row)
-            taken[name] = min(taken[name], time.perf_counter() - started)
-    return min(taken, key=taken.__getitem__)
+
+    def read(name: str) -> None:
+        found.slipstream_read_tiles(name == ONE_BY_ONE)
+        for product in products:
+            product(row)
+
+    return quickest({name: partial(read, name) for name in (TOGETHER, ONE_BY_ONE)}, as_timed)
 
 
 def _product(found: ctypes.CDLL) -> TiledProduct:

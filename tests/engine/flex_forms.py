@@ -36,7 +36,7 @@ def spelt_out(
 
 
 def always(name: str) -> Callable[..., str]:
-    """In place of `engine.forward.timing.quickest`."""
+    """In place of `engine.timing.quickest`."""
 
     def quickest(forms: dict[str, object], *_: object) -> str:
         return name if name in forms else next(iter(forms))

@@ -14,9 +14,9 @@ import engine.loading
 from engine.checkpoint.model import load_model
 from engine.device import cpu_is_fast_in
 from engine.fastest import fastest_dtype, fastest_num_threads, usual_num_threads
-from engine.forward.timing import COMPARED_ROWS, Seconds
 from engine.loading import load_engine, make_executor
 from engine.model_executor import ModelExecutor
+from engine.timing import COMPARED_ROWS, Seconds
 from tests.tiny_models import make_model
 
 

@@ -13,9 +13,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from engine.checkpoint.model import load_model
 from engine.forward import cpu_experts
 from engine.forward.cpu_experts import SortedExperts, take_over
-from engine.forward.timing import as_timed
 from engine.loading import make_executor
 from engine.selfcheck import check_reproducible
+from engine.timing import as_timed
 from tests.engine.conftest import Folder
 from tests.engine.forward.test_fused import session_differences
 from tests.engine.test_slot_cache import TOLERANCE, difference

@@ -23,10 +23,10 @@ from engine.forward.forward import Shape
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
 from engine.forward.masks import as_words, from_words
-from engine.forward.timing import quickest
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from engine.model_executor import ModelExecutor
+from engine.timing import quickest
 from tests.engine.flex_forms import always, counted, spelt_out
 from tests.engine.forward.test_fused import TOLERANCES, UPPER, save, session_differences
 from tests.engine.forward.test_graphs import NUM_SLOTS, ROW_COUNTS, pair, recordings  # noqa: F401 (a fixture)

@@ -14,16 +14,16 @@ import engine.forward.fused
 import engine.forward.graphs
 import engine.forward.lane_attention
 import engine.forward.small_operators
-import engine.forward.timing
+import engine.timing
 from engine.checkpoint.model import LoadedModel, load_model
 from engine.choice.logit_graphs import Compute, Record
 from engine.errors import ModelError
 from engine.forward.forward import Shape
 from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
-from engine.forward.timing import Decide, quickest
 from engine.model_executor import ModelExecutor
 from engine.tensor_parallel.split import first_says
+from engine.timing import Decide, quickest
 from tests.engine.flex_forms import counted, spelt_out
 from tests.engine.forward.test_fused import TOLERANCES, session_differences
 from tests.engine.tensor_parallel.threads import Threads
@@ -64,7 +64,7 @@ def test_ranks_whose_clocks_differ_run_each_form_equally_often(
             HERE.now += steps_s[HERE.rank]
             return float(HERE.now)
 
-    monkeypatch.setattr(engine.forward.timing, "time", Clock)
+    monkeypatch.setattr(engine.timing, "time", Clock)
     monkeypatch.setattr("tests.engine.tensor_parallel.threads.LIMIT_S", 5.0)
 
     def num_runs(loaded: LoadedModel) -> int:

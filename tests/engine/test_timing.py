@@ -1,6 +1,6 @@
 """A set of forms is taken only where no pass is slower for it."""
 
-from engine.forward.timing import COMPARED_ROWS, is_never_slower
+from engine.timing import COMPARED_ROWS, is_never_slower
 
 
 def test_a_set_that_is_slower_for_one_number_of_rows_is_slower() -> None:

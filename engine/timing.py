@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 Run = Callable[[], object]
@@ -46,8 +47,8 @@ def quickest(forms: Mapping[str, Run], decide: Decide) -> str:
     return decide(min(taken, key=taken.__getitem__), tuple(forms))
 
 
-def fewest_seconds(forms: Mapping[str, Run], num_runs: int) -> Mapping[str, float]:
-    """Return the fewest seconds of so many runs of each form; the forms take turns."""
+def fewest_seconds(forms: Mapping[K, Run], num_runs: int) -> Mapping[K, float]:
+    """Return the fewest seconds of so many runs of each form, which take turns; load adds time."""
     taken = dict.fromkeys(forms, math.inf)
     for _ in range(num_runs):
         for name, run in forms.items():
