@@ -1,12 +1,14 @@
 """The clock by which forms of a computation are chosen when a model is loaded.
 
-Where two forms have one order of sums, the choice changes no text. Owns the clock and the rule;
-knows neither what is computed nor what for.
+The rule: a clock may choose only among forms of one *order of sums*, which give the same bits, so
+that no text depends on it. Where it chooses among others, the call says `any_order=True`, and why
+(docs/decisions.md). Owns the clock and the rule; knows neither what is computed nor what for.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -16,6 +18,30 @@ T = TypeVar("T")
 
 Run = Callable[[], object]
 """Function that runs a form once, to its end"""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to compute something.
+
+    order  name of its order of sums: forms of one order give the same bits
+    run    runs it once, to its end
+    """
+
+    name: str
+    order: str
+    run: Run
+
+
+class Ordered(Protocol):
+    """What the clock may choose: a `Form`, or another class of forms that says its order."""
+
+    @property
+    def order(self) -> str:
+        """Return the name of its order of sums."""
+
+
+F = TypeVar("F", bound=Ordered)
 
 _WARM, _TIMED = 3, 20
 _LONG_S = 0.5  # forms that take long are timed at least once each, and no longer than this
@@ -33,18 +59,38 @@ def as_timed(found: T, _choices: Sequence[T]) -> T:
     return found
 
 
-def quickest(forms: Mapping[str, Run], decide: Decide) -> str:
+def quickest(forms: Sequence[Form], decide: Decide, *, any_order: bool = False) -> str:
     """Return the name of the fastest form; of each the fewest seconds of up to 20 runs count.
 
     Runs on ranks may wait for each other (sums of all ranks), so `decide` also lets them agree on
     how many there are: by its own clock each rank would stop at another.
+
+    Raises:
+        ValueError: as `choose`.
     """
+    runs = {form: form.run for form in forms}
     with torch.inference_mode():
-        warm_s = sum(fewest_seconds(forms, _WARM).values())
+        warm_s = sum(fewest_seconds(runs, _WARM).values())
         num_runs = min(max(int(_LONG_S / max(warm_s, 1e-9)) - _WARM, 1), _TIMED)
         num_runs = decide(num_runs, range(_TIMED + 1))
-        taken = fewest_seconds(forms, num_runs)
-    return decide(min(taken, key=taken.__getitem__), tuple(forms))
+        found = choose(fewest_seconds(runs, num_runs), any_order=any_order)
+    return decide(found.name, [form.name for form in forms])
+
+
+def choose(taken_s: Mapping[F, float], *, any_order: bool = False) -> F:
+    """Return the form that takes the fewest seconds.
+
+    any_order  True: the clock may choose between texts at a near tie
+
+    Raises:
+        ValueError: the forms have several orders of sums, and that is not allowed.
+    """
+    orders = {form.order for form in taken_s}
+    if len(orders) > 1 and not any_order:
+        raise ValueError(
+            f"a clock may not choose among orders of sums: {', '.join(sorted(orders))}"
+        )
+    return min(taken_s, key=taken_s.__getitem__)
 
 
 def fewest_seconds(forms: Mapping[K, Run], num_runs: int) -> Mapping[K, float]:

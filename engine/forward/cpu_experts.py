@@ -25,11 +25,11 @@ from engine.forward.experts import has_experts, matrices
 from engine.forward.masks import MASK_BITS
 from engine.forward.operators import Product, packed_product, unmap
 from engine.quantised.cpu_products import tiled_product
-from engine.timing import Decide, quickest
+from engine.timing import Decide, Form, quickest
 
 logger = logging.getLogger(__name__)
 
-Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Function: (hidden [n, hidden_size], chosen [n, k] int64, weights [n, k]) -> [n, hidden_size]"""
 
 _USUAL, _SORTED, _PACKED = _NAMES = "transformers' own", "sorted", "sorted and packed"
@@ -108,7 +108,7 @@ class SortedExperts:
 class _ByRows:
     """Runs one form for passes of one row, another for all others."""
 
-    def __init__(self, one: Form, several: Form) -> None:
+    def __init__(self, one: Run, several: Run) -> None:
         self._one, self._several = one, several
 
     def __call__(
@@ -153,7 +153,7 @@ def _quickest(part: Any, decide: Decide) -> tuple[str, str]:
 
     Packed matrices serve passes of all numbers of rows, so they must be faster for both.
     """
-    forms: dict[str, Form] = {
+    forms: dict[str, Run] = {
         _USUAL: part.forward,
         _SORTED: SortedExperts(part, _plain(part), is_fixed=False),
     }
@@ -163,7 +163,12 @@ def _quickest(part: Any, decide: Decide) -> tuple[str, str]:
 
     def names() -> tuple[str, str]:
         one, several = (
-            quickest({name: partial(form, *rows) for name, form in forms.items()}, decide)
+            # Any order: a group's product has another one for other numbers of rows anyway.
+            quickest(
+                [Form(name, name, partial(run, *rows)) for name, run in forms.items()],
+                decide,
+                any_order=True,
+            )
             for rows in (_some_rows(part, count) for count in _TIMED_ROWS)
         )
         return one, several
@@ -175,7 +180,7 @@ def _quickest(part: Any, decide: Decide) -> tuple[str, str]:
     return found
 
 
-def _form_of(part: Any, one: str, several: str) -> Form:
+def _form_of(part: Any, one: str, several: str) -> Run:
     """Return the form of a module of experts, given the names for one row and for several."""
     if _PACKED in (one, several):
         packed = _packed(part, leave=False)

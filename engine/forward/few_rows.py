@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from engine.checkpoint.files import one_line
 from engine.errors import ModelError
 from engine.forward.operators import TOLERANCES, Product
+from engine.timing import choose
 
 logger = logging.getLogger(__name__)
 
@@ -59,18 +60,20 @@ Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 class Form:
     """One way to compute a product.
 
+    order      name of its order of sums (`timing.py`)
     split      number of partial sums; 1: `run` returns the product [n, N] in the dtype of the rows;
                more: float32 [split, n, N], which add up to the product
     most_rows  the most rows that it takes
     """
 
     name: str
+    order: str
     run: Run
     split: int = 1
     most_rows: int = max(_CLASSES)
 
 
-TORCH = Form("torch", F.linear)
+TORCH = Form("torch", "torch", F.linear)
 
 
 class FewRowsProduct:
@@ -181,7 +184,8 @@ class FewRows:
                 level = logging.DEBUG if self._failed else logging.INFO  # most fail for one reason
                 logger.log(level, "the product %s is not used: %s", form.name, failure)
                 self._failed.add(form.name)
-        return min(seconds, key=seconds.__getitem__)
+        # Any order: torch's own product has another one for other numbers of rows.
+        return choose(seconds, any_order=True)
 
 
 @once
@@ -199,7 +203,8 @@ def _forms() -> Sequence[Form]:
             run = partial(kernel, outputs=outputs, inputs=inputs, stages=stages, split=split)
             shared = f" in {split} parts" if split > 1 else ""
             name = f"{kernel.__name__} {outputs}x{inputs}x{stages}{shared}"
-            made.append(Form(name, run, split, most_rows))
+            order = f"{kernel.__name__} by {inputs}{shared}"
+            made.append(Form(name, order, run, split, most_rows))
     return tuple(made)
 
 

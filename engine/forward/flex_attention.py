@@ -24,7 +24,7 @@ from engine.forward.masks import MASK_BITS, lowest_slots
 from engine.forward.split_attention import SplitAttention, Visible
 from engine.layout.attention_windows import FULL, AttentionWindow, LayerKinds
 from engine.layout.slots import LaneLayout, Span
-from engine.timing import Decide, as_timed, quickest
+from engine.timing import Decide, Form, as_timed, quickest
 
 # -- flex attention --------------------------------------------------------------------------------
 
@@ -284,9 +284,12 @@ def _split_from(
     def is_better(num_visible: int) -> bool:
         rows = rows_over(num_visible)
         masked = capture(rows, num_visible)
-        both = {"masked": masked, "split": split}
-        forms = {name: partial(run_to_end, captured, rows) for name, captured in both.items()}
-        return quickest(forms, decide) == "split"
+        forms = [
+            Form(name, name, partial(run_to_end, captured, rows))
+            for name, captured in (("masked", masked), ("split", split))
+        ]
+        # Any order: torch's products, which GPUs multiply with, have many anyway.
+        return quickest(forms, decide, any_order=True) == "split"
 
     if not is_better(capacity):
         return None

@@ -73,7 +73,7 @@ from engine.forward.small_operators import MERGED_DEVICES
 from engine.layout.slots import SLOT_STEP, LaneLayout, Span, lane_counts
 from engine.tensor_parallel.group import before_parting
 from engine.tensor_parallel.split import all_agree
-from engine.timing import quickest
+from engine.timing import Form, quickest
 
 logger = logging.getLogger(__name__)
 
@@ -275,8 +275,9 @@ class GraphBackend(Backend):
                 logger.info("%s: small operators are not merged: %s", self._name, reason)
                 return
         record(_ONE_BY_ONE)
-        forms = {name: partial(run_to_end, made[name], rows) for name in _OPERATORS}
-        name = quickest(forms, fused.decide)
+        forms = [Form(name, name, partial(run_to_end, made[name], rows)) for name in _OPERATORS]
+        # Any order: torch's products, which GPUs multiply with, have many anyway.
+        name = quickest(forms, fused.decide, any_order=True)
         fused.is_merged = name == _MERGED
         self._recorded[shape, num_visible] = made[name]
         logger.info("%s: the small operators of a layer are %s", self._name, name)

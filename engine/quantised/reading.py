@@ -13,7 +13,7 @@ import torch
 from engine.cpu_library import library
 from engine.kept import Kept
 from engine.quantised.cpu_products import TiledProduct, four_bits_in_tiles
-from engine.timing import as_timed, quickest
+from engine.timing import Form, as_timed, quickest
 
 ONE_BY_ONE, TOGETHER = "one by one", "together"
 _reading = TOGETHER  # as the library begins
@@ -57,7 +57,8 @@ def _quickest(found: ctypes.CDLL) -> str:
         for product in products:
             product(row)
 
-    return quickest({name: partial(read, name) for name in (TOGETHER, ONE_BY_ONE)}, as_timed)
+    forms = [Form(name, "in tiles", partial(read, name)) for name in (TOGETHER, ONE_BY_ONE)]
+    return quickest(forms, as_timed)
 
 
 def _product(found: ctypes.CDLL) -> TiledProduct:

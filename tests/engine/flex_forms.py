@@ -1,6 +1,6 @@
 """What stands in tests for a program of FlexAttention, and for a CUDA graph around a real one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -8,6 +8,7 @@ import engine.forward.flex_attention
 from engine.forward.flex_attention import BLOCK
 from engine.forward.graphs import Compute, Record
 from engine.forward.operators import side_by_side
+from engine.timing import Form
 
 
 def spelt_out(
@@ -38,8 +39,9 @@ def spelt_out(
 def always(name: str) -> Callable[..., str]:
     """In place of `engine.timing.quickest`."""
 
-    def quickest(forms: dict[str, object], *_: object) -> str:
-        return name if name in forms else next(iter(forms))
+    def quickest(forms: Sequence[Form], *_: object, **__: object) -> str:
+        names = [form.name for form in forms]
+        return name if name in names else names[0]
 
     return quickest
 

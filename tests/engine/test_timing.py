@@ -1,6 +1,17 @@
-"""A set of forms is taken only where no pass is slower for it."""
+"""A clock chooses within one order of sums, and no set of forms by which a pass is slower."""
 
-from engine.timing import COMPARED_ROWS, is_never_slower
+import pytest
+
+from engine.timing import COMPARED_ROWS, Form, as_timed, choose, is_never_slower, quickest
+
+
+def test_a_clock_chooses_within_one_order_of_sums_where_it_is_not_told_otherwise() -> None:
+    forms = [Form(name, order, list) for name, order in (("a", "x"), ("b", "x"), ("c", "y"))]
+    assert quickest(forms[:2], as_timed) in ("a", "b")
+    with pytest.raises(ValueError, match="may not choose among orders of sums: x, y"):
+        quickest(forms, as_timed)
+    assert quickest(forms, as_timed, any_order=True) in ("a", "b", "c")
+    assert choose(dict(zip(forms, (3.0, 2.0, 1.0), strict=True)), any_order=True) is forms[2]
 
 
 def test_a_set_that_is_slower_for_one_number_of_rows_is_slower() -> None:

@@ -79,9 +79,9 @@ def test_packed_matrices_are_used_only_if_they_are_faster_for_one_row_and_for_se
 ) -> None:
     told: list[tuple[int, Sequence[str]]] = []
 
-    def quickest(forms: Any, _decide: object) -> str:
-        num_rows = len(forms["sorted"].args[0])
-        told.append((num_rows, tuple(forms)))
+    def quickest(forms: Any, *_: object, **__: object) -> str:
+        num_rows = len(forms[0].run.args[0])
+        told.append((num_rows, tuple(form.name for form in forms)))
         return "sorted and packed" if num_rows == 1 and len(forms) == 3 else "sorted"
 
     monkeypatch.setattr(cpu_experts, "quickest", quickest)
@@ -103,7 +103,7 @@ def test_one_row_and_several_may_have_different_forms(monkeypatch: pytest.Monkey
 
     experts.forward = counted
     names = iter(("transformers' own", "sorted") * 2)  # once more, without packed matrices
-    monkeypatch.setattr(cpu_experts, "quickest", lambda *_: next(names))
+    monkeypatch.setattr(cpu_experts, "quickest", lambda *_, **__: next(names))
     with torch.inference_mode():
         want = [usual(*inputs(count)) for count in (1, 5)]
         take_over(experts, as_timed, timed=True)
@@ -151,7 +151,7 @@ def test_reproducible_mode_times_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_model_runs_with_packed_experts(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = make_executor(load_model(str(folder("qwen3_moe")), dtype="float32"), 200)
-    monkeypatch.setattr(cpu_experts, "quickest", lambda *_: "sorted and packed")
+    monkeypatch.setattr(cpu_experts, "quickest", lambda *_, **__: "sorted and packed")
     packed = make_executor(load_model(str(folder("qwen3_moe")), dtype="float32"), 200)
     assert packed.loaded.model.model.layers[0].mlp.experts.down_proj.numel() == 0
     for error in session_differences(plain, packed, seed=1):

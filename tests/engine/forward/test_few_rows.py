@@ -65,12 +65,12 @@ def of_one_row(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor
 
 
 FORMS = (
-    Form("one row", of_one_row, most_rows=1),
-    Form("whole", lambda *of: F.linear(*of)),
-    Form("in two", in_two, split=2),
-    Form("wrong", wrong),
-    Form("wrong for many", wrong_for_many),
-    Form("not a number", not_a_number),
+    Form("one row", "one row", of_one_row, most_rows=1),
+    Form("whole", "whole", lambda *of: F.linear(*of)),
+    Form("in two", "in two", in_two, split=2),
+    Form("wrong", "wrong", wrong),
+    Form("wrong for many", "wrong for many", wrong_for_many),
+    Form("not a number", "not a number", not_a_number),
 )
 
 
@@ -165,7 +165,9 @@ def test_forms_that_fail_are_told_once_and_not_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = timed_by(
-        monkeypatch, {"one": 1.0}, (Form("one", fails), Form("other", fails), FORMS[1])
+        monkeypatch,
+        {"one": 1.0},
+        (Form("one", "one", fails), Form("other", "other", fails), FORMS[1]),
     )
     caplog.set_level(logging.INFO, logger="engine.forward.few_rows")
     maker = FewRows()
@@ -240,7 +242,7 @@ def test_calls_are_timed_in_a_graph_that_reads_the_copies_in_turn(
         read.append([weight is copy for copy in copies].index(True))
         return F.linear(x, weight, bias)
 
-    took = few_rows._seconds(Form("", run), torch.zeros(1, 96), copies, bias)
+    took = few_rows._seconds(Form("", "", run), torch.zeros(1, 96), copies, bias)
     assert took == 3.2e-3 / 16
     assert read == [0] + [index % 3 for index in range(16)]
     assert cuda.CUDAGraph.return_value.replay.call_count == 5

@@ -5,8 +5,7 @@ test_flex_programs.py.
 """
 
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +25,7 @@ from engine.forward.masks import as_words, from_words
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from engine.model_executor import ModelExecutor
-from engine.timing import quickest
+from engine.timing import Form, quickest
 from tests.engine.flex_forms import always, counted, spelt_out
 from tests.engine.forward.test_fused import TOLERANCES, UPPER, save, session_differences
 from tests.engine.forward.test_graphs import NUM_SLOTS, ROW_COUNTS, pair, recordings  # noqa: F401 (a fixture)
@@ -164,8 +163,8 @@ def test_short_passes_keep_the_mask_where_that_is_faster(
 ) -> None:
     asked = []
 
-    def by_length(forms: dict[str, partial[float]], _decide: object) -> str:
-        rows = forms["split"].args[1]
+    def by_length(forms: Sequence[Form], *_: object, **__: object) -> str:
+        rows = forms[0].run.args[1]  # type: ignore[attr-defined]
         needed = int(rows[3, 0]) + rows.shape[1]
         asked.append(needed)
         return "split" if needed > 300 else "masked"

@@ -48,7 +48,7 @@ def test_a_family_runs_in_the_forms_that_the_table_names(
     else:
         with pytest.raises(ModelError, match="cannot be recorded as CUDA graphs"):
             make_executor(loaded, 96, backend="graphs", row_counts=(1, 4))
-    monkeypatch.setattr(cpu_experts, "quickest", lambda *_: "sorted and packed")
+    monkeypatch.setattr(cpu_experts, "quickest", lambda *_, **__: "sorted and packed")
     executor = make_executor(load_model(folder, dtype="float32"), 96)
     assert executor.backend == ("fused" if told.is_fused else "reference")
     packed = [part for part in executor.loaded.model.modules() if has_experts(part)]

@@ -1,7 +1,7 @@
 """Which form of an operator runs is timed on rank 0, and is the same on all ranks."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from engine.forward.fused import FusedBackend
 from engine.forward.graphs import GraphBackend
 from engine.model_executor import ModelExecutor
 from engine.tensor_parallel.split import first_says
-from engine.timing import Decide, quickest
+from engine.timing import Decide, Form, quickest
 from tests.engine.flex_forms import counted, spelt_out
 from tests.engine.forward.test_fused import TOLERANCES, session_differences
 from tests.engine.tensor_parallel.threads import Threads
@@ -36,8 +36,9 @@ Quickest = Callable[..., str]
 def by_rank(*places: int) -> Quickest:
     """In place of `quickest`: by rank, the form at that place is the fastest there."""
 
-    def quickest(forms: Mapping[str, object], decide: Decide) -> str:
-        return decide(tuple(forms)[places[HERE.rank]], tuple(forms))
+    def quickest(forms: Sequence[Form], decide: Decide, **_: object) -> str:
+        names = [form.name for form in forms]
+        return decide(names[places[HERE.rank]], names)
 
     return quickest
 
@@ -76,7 +77,8 @@ def test_ranks_whose_clocks_differ_run_each_form_equally_often(
             rank.add_up(torch.ones(1))
             runs.append(rank.index)
 
-        quickest({"one": run, "other": run}, partial(first_says, rank=rank, device=loaded.device))
+        forms = [Form(name, "in one order", run) for name in ("one", "other")]
+        quickest(forms, partial(first_says, rank=rank, device=loaded.device))
         return len(runs)
 
     first, second = Threads(make_model("llama", tmp_path), 2).run(num_runs)
