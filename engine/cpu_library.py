@@ -5,9 +5,10 @@ take two to three times as long at eight (docs/decisions.md has the figures); it
 take longer to call than to compute. Ours are written for the processor that they run on, so they
 are compiled where they run, with g++ or clang++, in some twenty seconds. `make setup` does that
 (`python -m engine.cpu_library`); else the first node that starts on a CPU starts a process that
-does it, and later starts find the library in the cache. That process ends with the node, so a
-command of a few seconds does not get it done. A quantised model, which needs the library, waits
-for it.
+does it, and later starts find the library in the cache. That process ends with the node. What it
+has compiled by then, source by source, stays in the cache as object files, and the next start goes
+on from there: some starts of a few seconds make the library too. A quantised model, which needs
+the library, waits for it.
 
 A process looks for the library once: whether it has one does not change while it loads or runs.
 
@@ -38,18 +39,21 @@ from proto.system import cache_folder
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(
-    Path(__file__).parent / name
-    for name in (
-        "quantised/cpu_products.cpp",
-        "forward/cpu_operators.cpp",
-        "forward/cpu_attention.cpp",
-        "choice/cpu_choice.cpp",
-    )
+_HERE = Path(__file__).parent
+# Those that take longest come first (five seconds, three, two, one and one), so that the fewest
+# short starts compile all.
+SOURCES = (
+    _HERE / "quantised/cpu_products_float32.cpp",
+    _HERE / "quantised/cpu_products.cpp",
+    _HERE / "forward/cpu_attention.cpp",
+    _HERE / "choice/cpu_choice.cpp",
+    _HERE / "forward/cpu_operators.cpp",
 )
-_HEADERS = (Path(__file__).parent / "forward/cpu_numbers.h",)  # that they include
+# That they include.
+_HEADERS = _HERE / "quantised/cpu_products.h", _HERE / "forward/cpu_numbers.h"
 NEEDED = {"avx512f", "avx512bw", "avx512vl"}
 LIMIT_S = 300.0  # the compiler takes twenty seconds, on a busy machine a minute
+RETRY_S = 86_400.0  # so long no start tries again what could not be compiled
 
 _ROOT = Path(__file__).parents[1]
 _COMPILERS = ("g++", "clang++", "c++")
@@ -57,7 +61,7 @@ _COMPILERS = ("g++", "clang++", "c++")
 # the same for another number of rows.
 _OPTIONS = (
     *("-O3", "-march=native", "-ffp-contract=off"),
-    *("-std=c++20", "-shared", "-fPIC", "-fopenmp"),
+    *("-std=c++20", "-fPIC", "-fopenmp"),
 )
 _BEHIND = "from engine import cpu_library as it; it.end_with_starter(); it.compile_behind()"
 _LOCK = "lock"  # held by the process that compiles
@@ -92,6 +96,7 @@ def made() -> tuple[ctypes.CDLL | None, str | None]:
         if why is None:
             found = _loaded(_compiled())
             _kept.cache_clear()
+            _path_or_none.cache_clear()
             return found, None
     except (OSError, subprocess.SubprocessError) as error:
         why = _why_not_compiled(error)
@@ -171,11 +176,11 @@ def compile_in_background() -> bool:
     """Start a process that compiles the library for later starts; True if it was started.
 
     It ends with this process, done or not. None is started if the library is there, cannot be
-    compiled here, was tried in vain by an earlier start, or is being compiled by somebody else.
+    compiled here, was tried in vain less than a day ago, or is being compiled by somebody else.
     Never raises.
     """
     path = _path_or_none()
-    if path is None or path.exists() or _failure(path).exists():
+    if path is None or path.exists() or _has_failed(path):
         return False
     with suppress(OSError), (path.parent / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,10 +246,29 @@ def _compiled() -> Path:
 
 
 def _compile(path: Path) -> None:
-    """Compile the library to `path`, whole or not at all. Raises OSError, SubprocessError."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        command = [str(_compiler()), *_OPTIONS, *map(str, SOURCES), "-o", str(made)]
+    """Compile the library to `path`. Raises OSError, SubprocessError.
+
+    Object files that an earlier start has made are not made again. What is no longer needed, also
+    of other versions, is removed at the end.
+    """
+    objects = {source: path.with_name(f"{path.stem}-{source.stem}.o") for source in SOURCES}
+    for source, made in objects.items():
+        if not made.exists():
+            _run_compiler("-c", source, to=made)
+    try:
+        _run_compiler("-shared", *objects.values(), to=path)
+    except subprocess.CalledProcessError:
+        if not path.exists():  # else another has made it meanwhile, where no file can be locked
+            raise
+    for old in (_failure(path), *path.parent.glob("*.o")):
+        old.unlink(missing_ok=True)
+
+
+def _run_compiler(*arguments: str | Path, to: Path) -> None:
+    """Make the file `to`, whole or not at all. Raises OSError, SubprocessError."""
+    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
+        made = Path(folder) / to.name
+        command = [str(_compiler()), *_OPTIONS, *map(str, arguments), "-o", str(made)]
         # A node's own TMPDIR is removed when its coordinator ends, also while this runs.
         subprocess.run(
             command,
@@ -254,7 +278,7 @@ def _compile(path: Path) -> None:
             timeout=LIMIT_S,
             check=True,
         )
-        made.replace(path)
+        made.replace(to)
 
 
 @contextmanager
@@ -282,9 +306,15 @@ def _failure(path: Path) -> Path:
     return path.with_suffix(".failed")
 
 
+def _has_failed(path: Path) -> bool:
+    """True if the library could not be compiled, less than `RETRY_S` seconds ago."""
+    with suppress(OSError):
+        return time.time() - _failure(path).stat().st_mtime < RETRY_S
+    return False
+
+
 def _why_not_compiled(error: OSError | subprocess.SubprocessError) -> str:
-    files = ", ".join(source.name for source in SOURCES)
-    return f"{files} cannot be compiled ({_reason(error)}); name another compiler in CXX"
+    return f"our C++ cannot be compiled ({_reason(error)}); name another compiler in CXX"
 
 
 def _reason(error: Exception) -> str:

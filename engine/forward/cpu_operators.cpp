@@ -125,7 +125,7 @@ void turn_and_write(const Heads& h, const X* qkv, const X* weights, const X* cos
 
 // -- layers ---------------------------------------------------------------------------------------
 
-// As cpu_layers.py passes them. Matrices are those of cpu_products.cpp.
+// As cpu_layers.py passes them. Matrices are those of cpu_products.h.
 struct Layer {
   const void *qkv, *out, *gate_up, *down;
   const void *head_norm, *before_mlp, *after;  // weights of norms; of queries and keys, or null

@@ -1,9 +1,9 @@
 """Products of a few rows with a quantised, bfloat16 or float32 matrix on a CPU, as it is.
 
-Owns the layout that cpu_products.cpp reads (it is described there). Inputs and outputs are float32
+Owns the layout that cpu_products.h reads (it is described there). Inputs and outputs are float32
 or bfloat16; codes, scales and sums are exact or float32, so the weight is the matrix itself and no
 rounded copy of it. With weights of 8 or 4 bits, inputs in bfloat16 become 16-bit integers per group
-where the processor multiplies 8-bit integers (cpu_products.cpp says how exact these are); in
+where the processor multiplies 8-bit integers (cpu_products.h says how exact these are); in
 float32, and on other processors, they stay as they are. A row's outputs are the same bits whatever
 other rows there are, and however many threads compute.
 """
@@ -30,7 +30,7 @@ _INPUTS = {8: 4, 4: 8}  # bits -> number of inputs in 64 bytes of a tile
 
 
 class _Matrix(ctypes.Structure):
-    """The structure `Matrix` of cpu_products.cpp."""
+    """The structure `Matrix` of cpu_products.h."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("bits", "form")),
@@ -115,7 +115,7 @@ def _is_covered(matrix: QuantisedMatrix, dtype: torch.dtype) -> bool:
 
 
 class TiledProduct:
-    """x [n, in] -> x W^T + b [n, out], with W laid out as cpu_products.cpp reads it.
+    """x [n, in] -> x W^T + b [n, out], with W laid out as cpu_products.h reads it.
 
     form    bits of a weight; form of its scales
     memory  codes, scales, offsets, units, bias: each a tensor or None
@@ -142,7 +142,7 @@ class TiledProduct:
         num_rows, is_float32 = len(x), x.dtype == torch.float32
         y = x.new_empty(num_rows, self.num_outputs)
         if self._product(self.address, is_float32, x.data_ptr(), y.data_ptr(), num_rows):
-            raise AssertionError("cpu_products.cpp has no such form")
+            raise AssertionError("cpu_products.h has no such form")
         return y
 
 

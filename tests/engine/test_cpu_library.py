@@ -1,6 +1,7 @@
 """The C++ library is compiled once, by whoever comes first, and a process has it or has it not."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,11 +17,12 @@ from engine.cpu_library import compile_in_background, library, library_name
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
+ALL = [*(source.stem for source in cpu_library.SOURCES), ""]  # what is compiled, and linked
 
 # Notes each call in a file, then waits as long as a real compiler might.
 COMPILER = """#!/bin/sh
 [ "$1" = --version ] && {{ echo a compiler; exit 0; }}
-echo "$TMPDIR" >> {calls}
+echo "$TMPDIR $*" >> {calls}
 sleep {seconds}
 {then}
 """
@@ -58,6 +60,12 @@ def real(folder: Path) -> str:
     source.write_text("int slipstream_product(void) { return 0; }\n")
     name = os.environ.get("REAL_CXX", "g++")
     return f'for out; do :; done; exec {name} -shared -fPIC {source} -o "$out"'
+
+
+def sources(calls: Path) -> list[str]:
+    """Return what was compiled, in its order; "": the library was linked."""
+    lines = calls.read_text().splitlines()
+    return ["".join(re.findall(r"/(\w+)\.cpp ", line)) for line in lines]
 
 
 def wait_for_the_compiler() -> None:
@@ -105,7 +113,7 @@ def test_what_a_process_makes_itself_it_has(compiler: Callable[..., Path], tmp_p
 def test_who_comes_while_another_compiles_waits_and_compiles_nothing(
     compiler: Callable[..., Path], tmp_path: Path
 ) -> None:
-    calls = compiler(real(tmp_path), seconds=0.5)
+    calls = compiler(real(tmp_path), seconds=0.2)
     found: list[Path] = []
     threads = [
         threading.Thread(target=lambda: found.append(cpu_library._compiled())) for _ in range(3)
@@ -116,18 +124,18 @@ def test_who_comes_while_another_compiles_waits_and_compiles_nothing(
     assert not compile_in_background(), "somebody is at it"
     for thread in threads:
         thread.join(LIMIT_S)
-    assert len(calls.read_text().splitlines()) == 1
+    assert sources(calls) == ALL
     assert found == products(tmp_path) * 3
 
 
 def test_of_two_nodes_that_start_at_once_one_compiles(
     compiler: Callable[..., Path], tmp_path: Path
 ) -> None:
-    calls = compiler(real(tmp_path), seconds=0.5)
+    calls = compiler(real(tmp_path), seconds=0.2)
     assert compile_in_background()
     assert not compile_in_background()
     wait_for_the_compiler()
-    assert len(calls.read_text().splitlines()) == 1
+    assert sources(calls) == ALL
 
 
 START = """
@@ -195,18 +203,45 @@ def test_where_a_start_was_cut_short_the_next_one_compiles(
     assert calls.exists()
 
 
+def test_starts_that_are_cut_short_go_on_from_what_the_ones_before_have_compiled(
+    compiler: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "slipstream" / "products"
+    for num_made in (0, 3, len(cpu_library.SOURCES)):
+        slow = ALL[num_made]
+        calls = compiler(f'case "$*" in *"/{slow}".cpp*) sleep 60;; esac; {real(tmp_path)}')
+        calls.unlink(missing_ok=True)
+        cpu_library.forget()
+        assert compile_in_background()
+        if not slow:
+            break
+        (process,) = cpu_library._running
+        deadline = time.monotonic() + LIMIT_S
+        while not (calls.exists() and slow in sources(calls)):
+            assert time.monotonic() < deadline, "it never compiled"
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(LIMIT_S)
+        cpu_library._running.clear()
+        assert len(list(folder.glob("*.o"))) == num_made
+    wait_for_the_compiler()
+    assert sources(calls) == ALL[3:]
+    assert sorted(path.name for path in folder.iterdir()) == [products(tmp_path)[0].name, "lock"]
+
+
 def test_what_a_compiler_needs_for_itself_is_not_where_a_run_ends(
     compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls = compiler(real(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "of this run"))
     cpu_library._compiled()
-    (folder,) = calls.read_text().splitlines()
-    assert Path(folder).parent == tmp_path / "slipstream" / "products"
-    assert not Path(folder).exists()
+    for line in calls.read_text().splitlines():
+        folder = Path(line.split()[0])
+        assert folder.parent == tmp_path / "slipstream" / "products"
+        assert not folder.exists()
 
 
-def test_a_failure_is_noted_so_that_not_every_start_tries_again(
+def test_a_failure_is_noted_so_that_starts_try_again_only_a_day_later(
     compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls = compiler("echo no room >&2; exit 1")
@@ -217,7 +252,15 @@ def test_a_failure_is_noted_so_that_not_every_start_tries_again(
     assert "cannot be compiled (no room)" in note.read_text()
     assert not compile_in_background()
     assert library() is None, "who needs it tries again"
-    assert len(calls.read_text().splitlines()) == 2
+    assert sources(calls) == ALL[:1] * 2
+    compiler(real(tmp_path))
+    assert not compile_in_background()
+    a_day_ago = time.time() - cpu_library.RETRY_S
+    os.utime(note, (a_day_ago, a_day_ago))
+    assert compile_in_background()
+    wait_for_the_compiler()
+    cpu_library.compile_behind()  # for the processor that is played here
+    assert not note.exists()
 
 
 def test_a_damaged_library_is_not_used(

@@ -288,7 +288,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     assert library() is None
-    assert "cpu_choice.cpp cannot be compiled (no room); name another compiler" in caplog.text
+    assert "our C++ cannot be compiled (no room); name another compiler" in caplog.text
     assert not list(tmp_path.rglob("*.so"))
 
 
