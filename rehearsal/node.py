@@ -344,7 +344,9 @@ class SimulatedNode:
         else:
             handle, model_us = self._launch(action.parts, self._verified, host_s)
             self._running = _Pass(action.ticket, handle, model_us)
-        return _Launched(self, handle.ends_at)
+        now = self.world.timeline.now
+        expected_s = self.world.setting.expected * (handle.ends_at - now)
+        return _Launched(self, now + expected_s)
 
     def _launch(
         self,

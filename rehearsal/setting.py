@@ -88,6 +88,8 @@ class Setting:
                      text a while after the one before is complete
     placement        "shared": passes run on the drafter's core too, so that the models take turns;
                      "auto": there or on other cores, whichever is faster; "": always on others
+    expected         part of a forward's time after which it is expected to have ended; below 1, all
+                     forwards are late
     """
 
     policy: Policy
@@ -108,6 +110,7 @@ class Setting:
     is_head: bool = False
     languages: Languages | None = None
     placement: str = ""
+    expected: float = 1.0
 
     def costs(self, role: Role) -> NodeCosts:
         """Return how long things take at a node of this role."""

@@ -34,6 +34,18 @@ def a_result_is_read_when_the_next_message_comes(patch: Patch) -> None:
     patch.setattr(SimulatedNode, "receive", hasty)
 
 
+def a_device_has_ended_when_it_should_have(patch: Patch) -> None:
+    """Whoever asks then gets the result, ready or not."""
+    is_over = Turns._is_over
+
+    def trusting(self: Any, running: Launched[Any]) -> bool:
+        if running.due_at is not None and self._clock() >= running.due_at:
+            return True
+        return is_over(self, running)
+
+    patch.setattr(Turns, "_is_over", trusting)
+
+
 class _LeftInTheBuffer:
     """An outcome of a pass that is read from the buffer whenever it is looked at."""
 
@@ -235,6 +247,7 @@ OTHER_ROWS = "another path|a hole|before it is written|is seen at|not that of th
 OTHER_DRAFTS = "a verdict counts .* drafts, but its pass had"
 
 DEVICE_FAULTS = (
+    Fault(a_device_has_ended_when_it_should_have, "read before it is ready"),
     Fault(a_result_is_read_when_the_next_message_comes, "read before it is ready"),
     Fault(a_result_is_left_in_a_buffer_that_the_next_launch_overwrites, "has overwritten it"),
     Fault(a_result_is_given_to_the_machine_twice, "AssertionError"),
