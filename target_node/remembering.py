@@ -3,7 +3,8 @@
 Whether drafts pay is known after some fifty passes (`resting.py`). A process that writes one short
 text would measure it until it ends, and the next one would begin anew. So outcomes are kept in the
 table of what was found out here (`engine/kept.py`), for this pair of models and these devices.
-They decide with what a text begins, never for good: trials go on from process to process.
+They decide with what a text begins, and not for good: trials go on from process to process. It is
+written when a trial has ended and when a text has, but not several times a second.
 """
 
 import time
@@ -18,7 +19,8 @@ from target_node.resting import MAX_KINDS, Outcome
 
 KIND = "rests"
 MOST_NUMBER = 1e9  # of tokens a second, seconds of a pass, passes of a stretch
-SPENT = 0.005  # most of the time that goes into keeping outcomes, where a disk is slow
+PAUSE_S = 1.0  # at least so long after outcomes were kept others are
+SPENT = 0.005  # and most of the time that this may take, where a disk is slow
 
 
 class Memory:
@@ -37,13 +39,13 @@ class Memory:
         return tuple(one for one in outcomes if one is not None)
 
     def keep(self, outcomes: Sequence[tuple[Any, ...]]) -> None:
-        """Keep these outcomes, unless the last ones took long to keep; others come soon."""
+        """Keep these outcomes, unless others were kept just now; the next ones come soon."""
         started = time.monotonic()
         if not self._about or started < self._next_at:
             return
         self._kept.keep(KIND, self._about, outcomes)
         ended = time.monotonic()
-        self._next_at = ended + (ended - started) / SPENT
+        self._next_at = ended + max(PAUSE_S, (ended - started) / SPENT)
 
 
 def memory_of(config: NodeConfig, engine: Engine, kept: Kept) -> Memory:
@@ -56,7 +58,9 @@ def memory_of(config: NodeConfig, engine: Engine, kept: Kept) -> Memory:
     loaded = engine.loaded
     target = name_and_size(config.model, config.revision), config.quantization, str(loaded.dtype)
     forms = engine.executor.backend, config.device, config.shared_device, config.placement
-    memory = Memory(kept, (*target, *forms, f"with {config.remembered_as}"))
+    padded = f"{config.fixed_rows} rows" if config.fixed_rows else ""
+    beside = config.home_drafter, f"with {config.remembered_as}"
+    memory = Memory(kept, (*target, *forms, padded, *beside))
     if config.tunes:
         memory.keep(())
     return memory

@@ -16,7 +16,9 @@ its passes; the first stretch of the greatest length ends with a trial all the s
 
 What trials have found is an `Outcome`, which is kept for later starts (`remembering.py`): a process
 that writes one short text would end before it knows anything. A new process goes on in the middle
-of a stretch where an earlier one has ended, so that trials do not begin anew with each.
+of a stretch where an earlier one has ended, so that the next trial comes as soon as if all passes
+were those of one process. Where the end of a process cuts a trial short, the next process makes it
+early. If that ends too soon as well, the next trial comes after another stretch.
 
 The first passes of a stretch do not count, because the drafter learns only from the next verdict
 whether it rests. In a crowd more of them do not count: first it has to be found out on which cores
@@ -41,7 +43,7 @@ only texts under coupled verification use it, whose tokens do not depend on the 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from enum import Enum, auto
-from functools import cache
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -62,7 +64,7 @@ FORESEEN = 1.25  # the same where plain passes were only timed at load, perhaps 
 NUM_TO_SUSPECT = 16  # passes that must count before drafts can look slower than none
 NUM_IN_CROWD = 6  # the same where each pass has several texts, so that chance averages out
 SURELY = 1.5  # so many times slower they look so after NUM_IN_CROWD passes in any case
-SAID_EVERY = 64  # passes after which an outcome is said again for later starts
+LEAST_COUNTED = 16  # passes of a stretch that a new process makes before the stretch ends
 LONGEST_SILENCE = 512  # most passes that are not counted while a drafter reads after its rest
 MAX_KINDS = 64
 
@@ -120,7 +122,8 @@ class Course:
     # so far, in which the newest has a weight of 2/3. And the seconds of a pass in the newest.
     rates: dict[bool, float] = field(default_factory=dict)
     pass_s: dict[bool, float] = field(default_factory=dict)
-    num_unsaid: int = 0  # passes since the outcome was said
+    is_new: bool = False  # a stretch has ended since the outcome was said
+    is_early: bool = False  # this process began with the end of a stretch: its trial comes early
 
     @property
     def rests(self) -> bool:
@@ -158,7 +161,6 @@ class Course:
             self.num_silent += 1
             return
         self.num_passes += 1
-        self.num_unsaid += 1
         settle = min(self.first, self._settle)
         left = settle + self.length - self.num_passes
         if self.num_passes <= settle or not 0 <= left < MEASURED:
@@ -167,12 +169,16 @@ class Course:
         self.num_tokens += num_tokens
         self.seconds += seconds
         self.plain_s += plain_s
-        if (left == 0 or self._looks_slow or self._has_failed) and self.seconds > 0:
+        is_over = left == 0 or self._looks_slow or self._is_clear
+        if is_over and self.seconds > 0:
             self._next(self.num_tokens / self.seconds)
 
     @property
     def _settle(self) -> int:
-        if not self.rests:
+        return self._settle_of(rests=self.rests)
+
+    def _settle_of(self, *, rests: bool) -> int:
+        if not rests:
             return SETTLE_DRAFTING
         return SETTLE_IN_CROWD if self.is_crowd else SETTLE_RESTING
 
@@ -191,17 +197,18 @@ class Course:
         return 0 < slower * self.num_tokens * self.plain_s < self.num_counted * self.seconds
 
     @property
-    def _has_failed(self) -> bool:
-        """True if a trial of drafts is so much slower than plain passes that it need not go on."""
+    def _is_clear(self) -> bool:
+        """True if a trial of drafts is so much slower or faster that it need not go on."""
         if self.way is not Way.TRYING_DRAFTS or self.num_counted < self._num_to_suspect:
             return False
-        return self.num_tokens * FAR < self.rates[True] * self.seconds
+        usual = self.rates[True] * self.seconds
+        return not usual / FAR <= self.num_tokens <= usual * FAR
 
     def _next(self, rate: float) -> None:
         """End a stretch: try the other way, or compare both ways after a trial."""
         self.rates[self.rests] = (self.rates.get(self.rests, rate) + 2 * rate) / 3
         self.pass_s[self.rests] = self.seconds / self.num_counted
-        self.num_unsaid = SAID_EVERY
+        self.is_new = True
         longer = min(2 * self.stretch, LONGEST_STRETCH)
         if self._is_foreseen:
             self.stretch = longer
@@ -213,6 +220,7 @@ class Course:
             here, there = self.rates[self.rests], self.rates[not self.rests]
             is_faster, is_slower = here > CLEARLY * there, there > CLEARLY * here
             self.way = Way.RESTING if self.rests is is_faster else Way.DRAFTING
+            self.is_early = False
             usual = longer if is_slower else self.first
             most = LONGEST_OF_ALL if is_slower else FIRST_TIMES * self.first
             self.stretch = max(usual, min(self._num_to_pay, most))
@@ -222,11 +230,11 @@ class Course:
     def _num_to_pay(self) -> int:
         """Return after how many passes of this way a trial of the other costs SPENT of the time."""
         here, there = self.rates[self.rests], self.rates[not self.rests]
-        num_passes = SETTLE_RESTING + TRIAL_OF_REST
+        num_counted = TRIAL_OF_REST
         if self.rests:
             is_cut_short = there * FAR < here
             num_counted = self._num_to_suspect if is_cut_short else TRIAL_OF_DRAFTS
-            num_passes = SETTLE_DRAFTING + num_counted
+        num_passes = self._settle_of(rests=not self.rests) + num_counted
         lost_s = num_passes * self.pass_s[not self.rests] * (1 - there / here)
         return ceil(lost_s / SPENT / self.pass_s[self.rests])
 
@@ -247,7 +255,9 @@ class Course:
         """Return what trials have found; None: there was none yet."""
         if len(self.rates) < len((True, False)):
             return None
-        num_passes = 0 if self.is_trial else self.num_passes
+        num_passes = min(self.num_passes, self.stretch)
+        if self.is_trial:  # if this is the end, the next process tries it early, but only once
+            num_passes = 0 if self.is_early else self.stretch
         alone, drafted = ((self.rates[rests], self.pass_s[rests]) for rests in (True, False))
         found = self.is_faster_alone, self.stretch, num_passes
         return Outcome(kind, num_texts, *found, alone, drafted)
@@ -257,14 +267,15 @@ class Course:
         """Return the measurements of a process that goes on where an earlier one has ended."""
         way = Way.RESTING if earlier.rests else Way.DRAFTING
         course = cls(first, earlier.stretch, way, is_crowd=earlier.num_texts > 1)
-        # At least so many passes of the stretch still come that they can be counted.
-        course.num_passes = max(0, min(earlier.num_passes, earlier.stretch - first))
+        most = min(first, course._settle) + earlier.stretch - LEAST_COUNTED
+        course.num_passes = max(0, min(earlier.num_passes, most))
+        course.is_early = earlier.num_passes >= most
         for rests, (rate, pass_s) in ((True, earlier.alone), (False, earlier.drafted)):
             course.rates[rests], course.pass_s[rests] = rate, pass_s
         return course
 
 
-@cache
+@lru_cache(MAX_KINDS)
 def _kind(policy: Policy, temperature: float, *, copies: bool) -> str:
     """Return the words for a kind of text: it is the same if they are."""
     numbers = " ".join(f"{value:g}" for value in astuple(policy)[1:])
@@ -325,17 +336,21 @@ class Courses:
             for (known, smaller), rests in {**before, **here}.items()
         )
 
-    def news(self) -> Sequence[Outcome]:
-        """Return everything that was found if there is something new, to be kept; else ()."""
-        if not any(course.num_unsaid >= SAID_EVERY for course in self._courses.values()):
+    def news(self, *, is_end: bool = False) -> Sequence[Outcome]:
+        """Return everything that was found if there is something new, to be kept; else ().
+
+        is_end  a text has come to its end: perhaps its process does, too
+        """
+        if not (is_end or any(course.is_new for course in self._courses.values())):
             return ()
         found = dict(self._earlier)
         for key, course in self._courses.items():
-            course.num_unsaid = 0
+            course.is_new = False
             if (outcome := course.outcome(*key)) is not None:
                 found.pop(key, None)
                 found[key] = outcome  # the newest comes last
+        found = dict(tuple(found.items())[-MAX_KINDS:])
         if found == self._earlier:
             return ()
         self._earlier = found
-        return tuple(found.values())[-MAX_KINDS:]
+        return tuple(found.values())

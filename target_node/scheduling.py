@@ -313,7 +313,7 @@ class Schedule:
         if not ended.is_usual:
             return (*said, *self._take_moves())
         self._measure(ended)
-        news = self._known.courses.news()
+        news = self._known.courses.news(is_end=any(one.text.finished for one in ended.grown))
         return (*said, *self._take_moves(), *([Remember(news)] if news else ()))
 
     def _take_moves(self) -> Sequence[SharedAction]:

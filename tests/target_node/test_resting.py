@@ -142,6 +142,13 @@ def test_trials_of_drafts_cost_little_of_the_time(with_s: float) -> None:
     assert 0 < num_tried * (with_s - 1.0) < 1.2 * SPENT * len(rested)
 
 
+def test_so_do_those_in_a_crowd() -> None:
+    crowd = Course(REST_AFTER, REST_AFTER, is_crowd=True)
+    run(crowd, LONG, with_s=0.5, alone_s=1.0)
+    num_tried = sum(run(crowd, 5 * LONG, with_s=0.5, alone_s=1.0))
+    assert 0 < num_tried * 0.5 < 1.2 * SPENT * 5 * LONG
+
+
 def test_trials_of_a_rest_do_so_too() -> None:
     course = started()
     run(course, LONG, with_s=0.5, alone_s=1.0)
@@ -239,32 +246,41 @@ def test_the_kinds_that_were_asked_for_last_are_remembered() -> None:
     assert courses.of(kinds[1], 1) is not once, "forgotten"
 
 
-def in_later_processes(num_passes: int, num_each: int, *, with_s: float) -> list[bool]:
-    """When it rested, in processes that make so many passes each, one after another."""
+def in_later_processes(
+    num_passes: int, num_each: int, *, with_s: float, earlier: tuple[Outcome, ...] = ()
+) -> tuple[list[bool], tuple[Outcome, ...]]:
+    """When it rested, in processes that write a text of so many passes each; what was kept."""
     rested: list[bool] = []
-    earlier: tuple[Outcome, ...] = ()
     while len(rested) < num_passes:
         courses = Courses(earlier)
         course = courses.of(FREE, 1)
         assert course is not None
-        for _ in range(num_each):
-            rested += run(course, 1, with_s=with_s, alone_s=1.0, catch_up=0, plain_s=1.0)
-            earlier = tuple(courses.news()) or earlier
-    return rested
+        rested += run(course, num_each, with_s=with_s, alone_s=1.0, catch_up=0, plain_s=1.0)
+        earlier = tuple(courses.news(is_end=True)) or earlier
+    return rested, earlier
 
 
-def test_a_process_begins_as_earlier_ones_have_found_faster() -> None:
-    rested = in_later_processes(LONG, 128, with_s=1.5)
-    assert sum(rested[:128]) < 128
-    assert sum(rested[128:]) > 0.96 * len(rested[128:])
-    assert not all(rested[128:]), "it is tried again now and then"
-    assert not any(in_later_processes(1000, 100, with_s=0.5))
+@pytest.mark.parametrize("num_each", [50, 100, 127, 200, 1000])
+def test_a_process_begins_as_earlier_ones_have_found_faster(num_each: int) -> None:
+    rested, kept = in_later_processes(2 * LONG, num_each, with_s=1.5)
+    assert sum(rested[:100]) < 100
+    assert sum(rested[200:]) > 0.96 * len(rested[200:])
+    assert not all(rested[200:]), "it is tried again now and then"
+    # Now drafts pay, and the next trial says so.
+    rested, kept = in_later_processes(2 * LONG, num_each, with_s=0.5, earlier=kept)
+    assert sum(rested[LONG:]) < 0.02 * LONG
+    assert [one.rests for one in kept] == [False]
 
 
-def test_an_outcome_is_said_when_a_trial_ends_and_now_and_then() -> None:
+def test_where_drafts_pay_short_processes_try_no_rest() -> None:
+    assert not any(in_later_processes(1000, 100, with_s=0.5)[0])
+
+
+def test_an_outcome_is_said_when_a_trial_and_when_a_text_has_ended() -> None:
     courses = Courses()
     course = courses.of(FREE, 1)
     assert course is not None
+    assert courses.news(is_end=True) == (), "nothing was found yet"
     said = []
     for number in range(400):
         run(course, 1, with_s=2.0, alone_s=1.0, catch_up=0, plain_s=1.0)
@@ -274,7 +290,19 @@ def test_an_outcome_is_said_when_a_trial_ends_and_now_and_then() -> None:
     assert outcome.rests
     assert outcome.alone == (pytest.approx(1.0), 1.0)
     assert outcome.drafted == (pytest.approx(0.5), 2.0)
-    assert [one.num_passes for _, one in said[1:]] == [64, 128, 192, 256, 320]
+    assert len(said) == 1
+    (ended,) = courses.news(is_end=True)
+    assert ended.num_passes == 399 - first
+
+
+def test_what_is_said_in_the_last_passes_of_a_stretch_can_be_read_again() -> None:
+    courses = Courses()
+    course = courses.of(FREE, 8)
+    assert course is not None
+    for _ in range(3000):
+        run(course, 1, with_s=2.0, alone_s=1.0, catch_up=0, plain_s=1.0)
+        for one in courses.news(is_end=True):
+            assert 0 <= one.num_passes <= one.stretch
 
 
 def test_the_outcomes_of_texts_that_nobody_writes_now_stay() -> None:
@@ -290,7 +318,7 @@ def test_the_outcomes_of_texts_that_nobody_writes_now_stay() -> None:
     assert course is not None
     assert later.news() == (), "nothing is new"
     run(course, 100, with_s=2.0, alone_s=1.0)
-    assert {one.kind for one in later.news()} == {one.kind for one in found}
+    assert {one.kind for one in later.news(is_end=True)} == {one.kind for one in found}
     crowd = later.of(hot, 8)
     assert crowd is not None
     assert crowd.rests, "where one text is faster alone, so are several"
