@@ -197,6 +197,9 @@ def compile_in_background() -> bool:
             process_group=0,
         )
         _running.append(process)
+        threading.Thread(
+            target=process.wait, daemon=True
+        ).start()  # else it stays when it has ended
         return True
     return False
 
@@ -219,7 +222,8 @@ def end_with_starter() -> None:
 def compile_behind() -> None:
     """Compile the library beside running nodes; the caller holds the lock.
 
-    A failure is noted in the cache, so that not every start tries again.
+    A failure is noted in the cache, so that not every start tries again. It is none that the time
+    was too short beside a busy node: the next start goes on.
     """
     os.nice(_IDLE)
     with suppress(OSError):  # the node that has started this process may be bound to few cores
@@ -228,6 +232,8 @@ def compile_behind() -> None:
     try:
         if not path.exists():
             _compile(path)
+    except subprocess.TimeoutExpired:
+        pass
     except (OSError, subprocess.SubprocessError) as error:
         _failure(path).write_text(_why_not_compiled(error))
 

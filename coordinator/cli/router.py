@@ -1,6 +1,7 @@
 """`python -m coordinator router`: several servers behind one address."""
 
 import random
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -9,11 +10,15 @@ import typer
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.harmless import harmless
 from coordinator.cli.wrapping import for_stderr
+from coordinator.http.clients import networks
 from coordinator.http.settings import ServeConfig
 from proto.errors import ConfigurationError, shown
 from proto.installation import missing
+from proto.system import may_open
 
 MOST_SERVERS = 1024
+SPARE_FILES = 128  # besides connections of clients and to servers
+USUAL_PORTS = {"http": 80, "https": 443}
 SEED_BITS = 31
 
 
@@ -57,7 +62,9 @@ def router(
     servers, keys = Servers.at(addresses(urls)), server.read_keys()
     bound = serving.listen(server)
     with bound:
-        ingress = Ingress(servers, wait_s=wait_s, draw=_seed)
+        may_open(server.max_connections + server.max_requests + SPARE_FILES)
+        proxies = networks(server.forwarded_allow_ips)
+        ingress = Ingress(servers, wait_s=wait_s, draw=_seed, proxies=proxies)
         door, work = serving.limits_of(server)
         app = serving.guarded(ingress.app, server, keys, work)
         url, count = serving.place_of(bound), len(servers.all)
@@ -88,12 +95,14 @@ def addresses(urls: list[str]) -> list[str]:
 def _address(url: str) -> str:
     try:
         parts = urlsplit(url)
-        is_right = parts.scheme in ("http", "https") and bool(parts.hostname)
-        is_right = is_right and parts.path in ("", "/", "/v1", "/v1/") and parts.port != 0
+        port = USUAL_PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
+        is_right = bool(port and parts.hostname) and parts.scheme in USUAL_PORTS
+        is_right = is_right and parts.path in ("", "/", "/v1", "/v1/")
+        is_right = is_right and not (parts.username or parts.query or parts.fragment)
     except ValueError:
         is_right = False
-    if not is_right:
-        raise ConfigurationError(
-            f"URL: expected an address like http://host:8000, got {shown(url)}"
-        )
-    return f"{parts.scheme}://{parts.netloc}"
+    if not is_right or re.search(r"\s", url):
+        told = shown(url)
+        raise ConfigurationError(f"URL: expected an address like http://host:8000, got {told}")
+    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+    return f"{parts.scheme}://{host}:{port}"

@@ -1,56 +1,100 @@
 """Passes requests to servers, and streams back to clients; a stream survives the loss of servers.
 
 What is decided is in `answer.py` and `servers.py`; this file has the connections and the clock.
+
+A request goes to one server after another until one takes it (`_opened`). A stream that breaks off
+goes on at another server (`_events`), as long as tokens come in between: after MOST_BREAKS in a row
+without one, the request itself must be what breaks servers, and its client gets an error.
 """
 
 import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
-from contextlib import suppress
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from coordinator.http.errors import Refusal, again_after, error_response
+from coordinator.http.clients import Network, client_at
+from coordinator.http.errors import Refusal, again_after, error_response, mistake_of
+from coordinator.http.jobs import ClientGoneError, unless_gone
+from coordinator.http.large import json_bytes
 from coordinator.ingress.answer import Answer, says_it_ends
 from coordinator.ingress.servers import Server, Servers
 from proto.errors import SlipstreamError
 
 T = TypeVar("T")
+Json = dict[str, Any]
 
 TEXTS = ("/v1/completions", "/v1/chat/completions")
-PASSED = ("authorization", "content-type", "accept")  # headers of a request that a server gets
-RETURNED = ("content-type", "retry-after", "content-security-policy")  # and of its answer
 FORWARDED = "x-forwarded-for"
+# Headers that are of one connection, or that are made anew for the next one.
+OF_CONNECTION = {
+    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
+    *("transfer-encoding", "upgrade", "host", "content-length", "content-encoding"),
+    *("accept-encoding", "date", "server", FORWARDED),
+}
 PROBE_S = 1.0  # between two questions about a server's health, and the most that an answer takes
 CONNECT_S = 5.0
 KEEP_ALIVE_S = 5.0  # while no server is there a stream says that it is alive
 LOOK_S = 0.1  # between two looks for a server that is ready
+MOST_BREAKS = 3  # of a request's connections in a row without a token in between
 BEGINNING = 1024  # characters of a request that tell whether it begins like another one
-
-
+LARGE = 1 << 16  # bytes of a request that is read and written in a thread
+MAX_EVENT = 64 << 20  # bytes of one event of a stream
+MARK, DONE = b"data: ", b"data: [DONE]"
 SEVERAL = "a server is lost, and an answer to several prompts cannot go on elsewhere; ask again"
+BREAKS = f"the servers broke off this request {MOST_BREAKS} times in a row"
 
 
 class LostError(Exception):
-    """Raised where a server is lost while it is asked, or while it answers."""
+    """Raised where a connection breaks, or its server is lost."""
 
 
 class EndedError(Exception):
     """Raised in a request that is in work when this process ends."""
 
 
+@dataclass(slots=True)
+class Asking:
+    """A request that servers are asked.
+
+    body       returns what the next server is asked
+    beginning  of the request; None: it has none that others may share
+    until      when waiting for a server ends (monotonic)
+    patient    True: a refusal that may pass is waited out; the client has got a part already
+    avoided    the server whose connection broke last
+    """
+
+    request: Request
+    body: Callable[[], bytes]
+    until: float
+    beginning: Hashable = None
+    patient: bool = False
+    avoided: Server | None = None
+    num_breaks: int = 0
+    tried: set[Server] = field(default_factory=set)
+
+    def broke(self, server: Server) -> None:
+        """Note that the connection to a server broke."""
+        self.num_breaks += 1
+        self.avoided = server
+
+
 class Ingress:
     """An ASGI application in front of several servers of one model.
 
-    wait_s  how long a request or a broken stream waits for a server that is ready
-    draw    returns the seed of an answer that has none
+    wait_s   how long a request or a broken stream waits for a server that is ready
+    draw     returns the seed of an answer that has none
+    proxies  whose X-Forwarded-For is believed
     """
 
     def __init__(
@@ -59,23 +103,28 @@ class Ingress:
         *,
         wait_s: float,
         draw: Callable[[], int],
+        proxies: tuple[Network, ...] = (),
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.servers = servers
-        self._wait_s = wait_s
-        self._draw = draw
+        self._wait_s, self._draw, self._proxies = wait_s, draw, proxies
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(None, connect=CONNECT_S)
-        self._client = httpx.AsyncClient(timeout=timeout, limits=limits, transport=transport)
+        # Nothing of the environment: what it says of proxies and passwords is not for these.
+        self.client = httpx.AsyncClient(
+            timeout=timeout, limits=limits, transport=transport, trust_env=False
+        )
         self._watching: list[asyncio.Task[None]] = []
         texts = [Route(path, self._text, methods=["POST"]) for path in TEXTS]
+        others = Route("/{path:path}", self._other, methods=["GET", "POST", "HEAD"])
         self.app = Starlette(
             routes=[
                 *texts,
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
-                Route("/{path:path}", self._other, methods=["GET", "POST"]),
-            ]
+                others,
+            ],
+            exception_handlers={Exception: _mistake, ClientGoneError: _gone},
         )
 
     # -- what a server of HTTP has behind it ------------------------------------------------------
@@ -95,15 +144,17 @@ class Ingress:
 
     async def _watch(self, server: Server) -> None:
         while True:
+            server.is_doubted, until = False, time.monotonic() + PROBE_S
             await self._probe(server)
-            await asyncio.sleep(PROBE_S)
+            while time.monotonic() < until and not server.is_doubted:
+                await asyncio.sleep(LOOK_S)
 
     async def _probe(self, server: Server) -> None:
         try:
-            found = await self._client.get(f"{server.url}/health", timeout=PROBE_S)
+            found = await self.client.get(f"{server.url}/health", timeout=PROBE_S)
         except httpx.TimeoutException:
             self.servers.probed(server, is_well=None)
-        except httpx.HTTPError:
+        except (httpx.HTTPError, OSError):
             self.servers.broke(server)
         else:
             self.servers.probed(server, is_well=found.status_code == 200)
@@ -132,93 +183,111 @@ class Ingress:
 
     async def _other(self, request: Request) -> Response:
         """Pass a request that is no text to whichever server is the least busy."""
-        body = await request.body()
-        return await self._whole(request, lambda: body)
+        return await self._whole(request, await request.body())
 
     async def _text(self, request: Request) -> Response:
         """Answer a request for a text."""
         raw = await request.body()
+        body = await _read_json(raw)
         try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
-            return await self._whole(request, lambda: raw)  # a server says what is wrong
-        answer = Answer(body, self._draw())
+            answer = Answer(body, self._draw())
+        except ValidationError:
+            return await self._whole(request, raw)  # a server says what is wrong
         beginning = _beginning(body)
         if not answer.streams:
-            asked = json.dumps(answer.asked()).encode()
-            return await self._whole(request, lambda: asked, beginning)
-        opened = await self._opened(request, lambda: json.dumps(answer.asked()).encode(), beginning)
+            return await self._whole(request, await _written(answer.asked()), beginning)
+        first = await _written(answer.asked())
+        until = time.monotonic() + self._wait_s
+        asking = Asking(request, lambda: first, until, beginning)
+        opened = await unless_gone(request, self._opened(asking))
         if isinstance(opened, Response):
             return opened
         if opened.status_code != 200:
-            return await self._read(opened)
-        events = self._events(request, answer, opened)
-        return StreamingResponse(events, media_type="text/event-stream")
+            return await self._refusal(opened)
+        return StreamingResponse(
+            self._events(asking, answer, opened), media_type="text/event-stream"
+        )
 
-    async def _whole(
-        self, request: Request, asked: Callable[[], bytes], beginning: Hashable = None
-    ) -> Response:
-        """Return a whole answer; where a server is lost meanwhile, another one is asked."""
-        while True:
-            opened = await self._opened(request, asked, beginning)
-            if isinstance(opened, Response):
-                return opened
-            with suppress(LostError):
-                try:
+    async def _whole(self, request: Request, body: bytes, beginning: Hashable = None) -> Response:
+        """Return a whole answer; where its server is lost meanwhile, another one is asked."""
+        asking = Asking(request, lambda: body, time.monotonic() + self._wait_s, beginning)
+
+        async def ask() -> Response:
+            while True:
+                opened = await self._opened(asking)
+                if isinstance(opened, Response):
+                    return opened
+                with suppress(LostError):
                     return await self._read(opened)
-                except EndedError:
-                    return error_response(_ended(self.servers))
+                asking.broke(opened.server)
+
+        return await unless_gone(request, ask())
 
     async def _read(self, opened: "Opened") -> Response:
         """Return what a server answers, whole. Raises LostError."""
         try:
             content = await opened.unless_lost(opened.response.aread())
+        except EndedError:
+            return error_response(_ended(self.servers))
         finally:
             await opened.close()
-        said = opened.response.headers
-        headers = {key: said[key] for key in RETURNED if key in said}
+        headers = _passed(opened.response.headers)
         return Response(content, opened.status_code, headers)
 
-    async def _opened(
-        self, request: Request, asked: Callable[[], bytes], beginning: Hashable = None
-    ) -> "Opened | Response":
+    async def _refusal(self, opened: "Opened") -> Response:
+        """Return what a server answers that does not stream, as far as it comes."""
+        try:
+            return await self._read(opened)
+        except LostError:
+            return error_response(Refusal(502, "the server broke off its answer; ask again"))
+
+    async def _opened(self, asking: Asking) -> "Opened | Response":
         """Return the answer of the first server that takes the request, whose body is not read yet.
 
-        If none does within the time, that of the last one, or a refusal.
+        If none does within the time, a refusal: that of the last one, if there was one.
         """
-        until, tried, refused = time.monotonic() + self._wait_s, set[Server](), None
-        while True:
-            if self.servers.ended:
-                return error_response(_ended(self.servers))
-            server = self.servers.choose(tried, beginning)
+        refused: Response | None = None
+        while not self.servers.ended:
+            if asking.num_breaks >= MOST_BREAKS:
+                return error_response(Refusal(502, BREAKS))
+            server = self.servers.choose(asking.tried, asking.beginning, asking.avoided)
             if server is None:
-                if refused is not None:
+                is_over = time.monotonic() > asking.until
+                if refused is not None and (is_over or not asking.patient):
                     return refused
-                if time.monotonic() > until:
+                if is_over:
                     return error_response(_no_server())
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(LOOK_S if refused is None else PROBE_S)
+                asking.tried.clear()
                 continue
             opened = Opened(self.servers, server)
             try:
-                await opened.ask(self._client, request, asked())
-                if opened.status_code not in (429, 503):
-                    return opened
-                refused = await self._read(opened)
+                await opened.ask(self.client, asking, self._client_of(asking.request))
+                if _may_pass(opened.status_code, is_patient=asking.patient):
+                    refused = await self._read(opened)
+                    asking.tried.add(server)
+                    continue
             except LostError:
-                continue
+                asking.broke(server)
             except EndedError:
-                return error_response(_ended(self.servers))
-            tried.add(server)
+                break
+            else:
+                return opened
+        return error_response(_ended(self.servers))
+
+    def _client_of(self, request: Request) -> str:
+        """Return the address from which a request came, as far as proxies are believed."""
+        peer = request.client.host if request.client else ""
+        return client_at(peer, request.headers.getlist(FORWARDED), self._proxies)
 
     # -- streams ----------------------------------------------------------------------------------
 
     async def _events(
-        self, request: Request, answer: Answer, opened: "Opened"
+        self, asking: Asking, answer: Answer, opened: "Opened"
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream, from as many servers as it takes."""
         while True:
+            num_tokens = answer.num_tokens
             try:
                 async for event in self._of(opened, answer):
                     yield event
@@ -230,40 +299,67 @@ class Ingress:
                 return
             finally:
                 await opened.close()
+            if answer.is_whole:
+                yield DONE + b"\n\n"
+                return
             if answer.has_begun and not answer.may_move:
-                yield _event(Refusal(503, SEVERAL).as_event())
+                yield _event(Refusal(503, SEVERAL, headers=again_after()).as_event())
                 return
+            if answer.num_tokens > num_tokens:
+                asking.num_breaks = 0
+            asking.broke(opened.server)
             self.servers.num_moved += 1
-            asking = asyncio.ensure_future(
-                self._opened(request, lambda: json.dumps(answer.asked()).encode())
-            )
-            try:
-                while not (await asyncio.wait((asking,), timeout=KEEP_ALIVE_S))[0]:
-                    yield b": waiting for a server\n\n"
-            finally:
-                asking.cancel()
-            found = asking.result()
-            if isinstance(found, Response) or found.status_code != 200:
-                response = found if isinstance(found, Response) else await self._read(found)
-                yield _event(_told_of(response))
-                return
-            opened = found
+            async with aclosing(self._moved(asking, answer)) as moved:
+                async for found in moved:
+                    if isinstance(found, Opened):
+                        opened = found
+                        break
+                    yield found
+                else:
+                    return
+
+    async def _moved(
+        self, asking: Asking, answer: Answer
+    ) -> AsyncGenerator["bytes | Opened", None]:
+        """Yield what goes on with a stream, last; before it, and in its place, what is said."""
+        body = await _written(answer.asked())
+        asking.body, asking.patient, asking.tried = lambda: body, True, set()
+        asking.until = time.monotonic() + self._wait_s
+        opening = asyncio.ensure_future(self._opened(asking))
+        try:
+            while not (await asyncio.wait((opening,), timeout=KEEP_ALIVE_S))[0]:
+                yield b": waiting for a server\n\n"
+        finally:
+            opening.cancel()
+        found = opening.result()
+        if isinstance(found, Opened) and found.status_code == 200:
+            yield found
+            return
+        if isinstance(found, Opened):
+            found = await self._refusal(found)
+        told = _told_of(found)
+        yield _event(told)
+        if told["error"].get("status") != 503:  # the request is at fault: it is not to be repeated
+            yield DONE + b"\n\n"
 
     async def _of(self, opened: "Opened", answer: Answer) -> AsyncIterator[bytes]:
-        """Yield the events of one server as the client gets them. Raises LostError."""
-        lines = opened.response.aiter_lines()
+        """Yield the events of one server as the client gets them. Raises LostError, EndedError."""
+        lines = _lines(opened.response)
         while True:
             line = await opened.unless_lost(_next(lines))
             if line is None:
                 raise LostError  # the stream has no end
-            if not line.startswith("data: "):
-                if line.startswith(":"):
-                    yield f"{line}\n\n".encode()
-                continue
-            if line == "data: [DONE]":
-                yield b"data: [DONE]\n\n"
+            if line == DONE:
+                yield DONE + b"\n\n"
                 return
-            event = json.loads(line.removeprefix("data: "))
+            if line.startswith(b":"):
+                yield line + b"\n\n"
+            if not line.startswith(MARK):
+                continue
+            try:
+                event = json.loads(line[len(MARK) :])
+            except ValueError as error:
+                raise LostError from error
             if says_it_ends(event):
                 raise LostError
             if (told := answer.heard(event)) is not None:
@@ -271,12 +367,13 @@ class Ingress:
 
 
 class Opened:
-    """A request that a server answers."""
+    """A request that a server is asked, and its answer."""
 
     response: httpx.Response
 
     def __init__(self, servers: Servers, server: Server) -> None:
-        self._servers, self._server, self._life = servers, server, server.num_lives
+        self.server = server
+        self._servers, self._life = servers, server.num_lives
         self._is_open = True
         server.num_running += 1
 
@@ -285,36 +382,31 @@ class Opened:
         """Return the HTTP status of the answer."""
         return self.response.status_code
 
-    async def ask(self, client: httpx.AsyncClient, request: Request, body: bytes) -> None:
-        """Send the request; returns when the answer begins. Raises LostError."""
-        headers = {key: request.headers[key] for key in PASSED if key in request.headers}
-        hops = [
-            *request.headers.getlist(FORWARDED),
-            *([request.client.host] if request.client else ()),
-        ]
-        headers[FORWARDED] = ", ".join(hops)
-        url = self._server.url + request.url.path
-        if request.url.query:
-            url = f"{url}?{request.url.query}"
-        made = client.build_request(request.method, url, headers=headers, content=body)
+    async def ask(self, client: httpx.AsyncClient, asking: Asking, client_name: str) -> None:
+        """Send the request; returns when the answer begins. Raises LostError, EndedError."""
         try:
+            made = _made(client, self.server.url, asking, client_name)
             self.response = await self.unless_lost(client.send(made, stream=True))
         except BaseException:
             await self.close()
             raise
 
     async def unless_lost(self, doing: Awaitable[T]) -> T:
-        """Return what this returns. Raises LostError if the server is lost before."""
+        """Return what this returns. Raises LostError if the connection or the server is lost."""
         task = asyncio.ensure_future(doing)
         try:
             while not (await asyncio.wait((task,), timeout=LOOK_S))[0]:
-                if self._server.num_lives != self._life:
+                if self.server.num_lives != self._life:
                     raise LostError
                 if self._servers.ended:
                     raise EndedError
             return task.result()
-        except httpx.HTTPError as error:
-            self._servers.broke(self._server)
+        except httpx.ConnectError as error:
+            if self.server.num_lives == self._life:
+                self._servers.broke(self.server)
+            raise LostError from error
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            self.server.is_doubted = True
             raise LostError from error
         finally:
             task.cancel()
@@ -324,26 +416,74 @@ class Opened:
         if not self._is_open:
             return
         self._is_open = False
-        self._server.num_running -= 1
+        self.server.num_running -= 1
         if hasattr(self, "response"):
             with suppress(httpx.HTTPError):
                 await self.response.aclose()
 
 
-async def _next(lines: AsyncIterator[str]) -> str | None:
+def _made(client: httpx.AsyncClient, url: str, asking: Asking, client_name: str) -> httpx.Request:
+    """Return the request as a server gets it."""
+    request = asking.request
+    path = request.scope.get("raw_path") or request.url.path.encode()
+    query: bytes = request.scope.get("query_string", b"")
+    target = path + (b"?" + query if query else b"")
+    kept = [
+        (name, value)
+        for name, value in request.headers.raw
+        if name.decode("latin-1") not in OF_CONNECTION
+    ]
+    return client.build_request(
+        request.method,
+        httpx.URL(url).copy_with(raw_path=target),
+        headers=[*kept, (FORWARDED.encode(), client_name.encode())],
+        content=asking.body(),
+    )
+
+
+def _passed(headers: httpx.Headers) -> dict[str, str]:
+    """Return the headers of an answer that the client gets."""
+    return {name: value for name, value in headers.items() if name not in OF_CONNECTION}
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream. Only a line feed ends one: texts have other ends of lines."""
+    left = b""
+    async for part in response.aiter_bytes():
+        *lines, left = (left + part).split(b"\n")
+        if len(left) > MAX_EVENT:
+            raise httpx.StreamError("an event without an end")
+        for line in lines:
+            yield line.rstrip(b"\r")
+
+
+async def _next(lines: AsyncIterator[bytes]) -> bytes | None:
     return await anext(lines, None)
 
 
-def _beginning(body: dict[str, Any]) -> Hashable:
+async def _read_json(raw: bytes) -> Any:
+    """Return a body that a client has sent; None if it is no JSON."""
+    try:
+        return await asyncio.to_thread(json.loads, raw) if len(raw) > LARGE else json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _written(body: Json) -> bytes:
+    """Return a body as bytes; a large one is written in a thread."""
+    return await asyncio.to_thread(json_bytes, body)
+
+
+def _beginning(body: Json) -> Hashable:
     """Return how a request begins, for those that may share what a server has read."""
     found = body.get("messages") or body.get("prompt")
-    first = found[0] if isinstance(found, list) and found else found
-    said = json.dumps(first)[:BEGINNING] if first is not None else ""
-    return said or None
+    if isinstance(found, list):
+        found = found[:BEGINNING]
+    return json.dumps(found)[:BEGINNING] if found else None
 
 
-def _event(value: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+def _event(value: Json) -> bytes:
+    return MARK + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _ended(servers: Servers) -> Refusal:
@@ -354,12 +494,31 @@ def _no_server() -> Refusal:
     return Refusal(503, "no server is ready; ask again later", headers=again_after())
 
 
-def _told_of(response: Response) -> dict[str, Any]:
-    """Return the last event of a stream that could not go on: what the other server answered."""
+def _told_of(response: Response) -> Json:
+    """Return the last event of a stream that could not go on: what the last server answered."""
+    status = response.status_code
     try:
-        told: dict[str, Any] = json.loads(bytes(response.body))
-        told["error"]["status"] = response.status_code
+        told: Json = json.loads(bytes(response.body))
+        told["error"]["status"] = status
     except (ValueError, KeyError, TypeError):
-        status = response.status_code
         return Refusal(502, f"another server answered with status {status}").as_event()
+    if seconds := response.headers.get("retry-after", ""):
+        told["error"]["retry_after"] = int(seconds) if seconds.isdigit() else 1
     return told
+
+
+def _may_pass(status: int, *, is_patient: bool) -> bool:
+    """True if another server may take what one has refused with this status, or the same later.
+
+    is_patient  the client has got a part: a server that knows the model not, or fails, is no reason
+                to end
+    """
+    return status in (429, 503) or (is_patient and (status == 404 or status >= 500))
+
+
+async def _mistake(_: Request, error: Exception) -> Response:
+    return error_response(mistake_of(error))
+
+
+async def _gone(_: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it

@@ -6,10 +6,11 @@ Each server is asked for its health about once a second (`probed`), and is in on
 
     READY  it answers that it is well: it gets requests
     BUSY   it answers, but not that: it drains, or waits for its models. It gets none; streams go on
-    LOST   it does not answer, or a connection to it broke: its streams go on elsewhere
+    LOST   it cannot be reached: its streams go on elsewhere
 
-A connection that is refused or breaks makes it lost at once. A server that is stopped still accepts
-connections, but answers nothing: after NUM_SILENT questions in a row it is lost too.
+A refused connection makes it lost at once. A server that is stopped still accepts connections, but
+answers nothing: after NUM_SILENT questions in a row it is lost too. A connection that breaks is
+that of one request, which goes on elsewhere; whether the server is lost, the next question tells.
 
 A request goes to the ready server with the fewest requests in work. Of requests that begin alike
 the next ones go where the first one went, which has the beginning in its cache, as long as that has
@@ -38,6 +39,7 @@ class Server:
     """One server.
 
     num_lives  how often it was lost: a stream of an earlier life is broken
+    is_doubted a connection to it broke: it is to be asked for its health at once
     """
 
     url: str
@@ -45,6 +47,7 @@ class Server:
     num_running: int = 0
     num_silent: int = 0
     num_lives: int = 0
+    is_doubted: bool = False
 
 
 @dataclass(slots=True)
@@ -82,13 +85,20 @@ class Servers:
             server.num_lives += 1
         server.state = State.LOST
 
-    def choose(self, tried: Collection[Server] = (), beginning: Hashable = None) -> Server | None:
+    def choose(
+        self,
+        tried: Collection[Server] = (),
+        beginning: Hashable = None,
+        avoided: Server | None = None,
+    ) -> Server | None:
         """Return the server that a request goes to; None: there is none.
 
         tried      those that have refused it
         beginning  of the request; None: it has none that others may share
+        avoided    is asked only if there is no other
         """
         able = [one for one in self.all if one.state is State.READY and one not in tried]
+        able = [one for one in able if one is not avoided] or able
         if not able:
             return None
         least = min(able, key=lambda one: one.num_running)

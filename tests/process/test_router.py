@@ -143,7 +143,7 @@ def ask(
         client.stream("POST", f"{url}/v1/{path}", json=asked) as response,
     ):
         assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
+        for line in lines_of(response):
             if line == "data: [DONE]":
                 return heard
             if line.startswith("data: "):
@@ -152,6 +152,14 @@ def ask(
                 if num == 5 and begun is not None:
                     begun.release()
     raise AssertionError("the stream has broken off")
+
+
+def lines_of(response: httpx.Response) -> Iterator[str]:
+    """The lines of a stream, which only a line feed ends."""
+    left = b""
+    for part in response.iter_bytes():
+        *lines, left = (left + part).split(b"\n")
+        yield from (line.decode() for line in lines)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from coordinator.ingress.answer import Answer, says_it_ends
 
@@ -120,6 +121,8 @@ def test_usage_and_progress_pass() -> None:
     ):
         assert one.heard(event) == event
     assert not one.has_begun
+    one.heard(completion(65))
+    assert one.heard({"id": "one", "choices": [], "prompt_progress": {"processed": 1}}) is None
 
 
 def test_an_answer_to_several_prompts_cannot_move() -> None:
@@ -130,11 +133,39 @@ def test_an_answer_to_several_prompts_cannot_move() -> None:
     assert not answer(prompt=[[1], [2]]).may_move
 
 
-@pytest.mark.parametrize("broken", [0, -1, "2", None, 1.5])
-def test_a_wrong_number_of_choices_is_for_the_server_to_refuse(broken: object) -> None:
-    one = answer(n=broken)
+@pytest.mark.parametrize(
+    "broken", [{"n": 1.5}, {"stream": "perhaps"}, {"resume": {"token_ids": "a"}}]
+)
+def test_what_the_servers_refuse_is_not_read(broken: Json) -> None:
+    with pytest.raises(ValidationError):
+        answer(**broken)
+
+
+def test_values_are_read_as_the_servers_read_them() -> None:
+    assert answer(stream="true").streams
+    assert answer(stream=1, return_token_ids="yes").asked()["return_token_ids"] is True
+    two = answer(n="2")
+    two.heard(completion(65))
+    assert two.asked()["resume"]["token_ids"] == [[65], []]
+    one = answer(n=0, resume={"token_ids": [[64]]})
     one.heard(completion(65))
-    assert one.asked()["resume"]["token_ids"] == [65]
+    assert one.asked()["resume"]["token_ids"] == [64, 65]
+
+
+def test_the_ids_of_a_prompt_that_the_client_knows_are_kept() -> None:
+    """No server says them again to whoever says them."""
+    one = answer(resume={"prompt_token_ids": [7], "token_ids": [64]})
+    one.heard(completion(65))
+    assert one.asked()["resume"] == {"prompt_token_ids": [7], "token_ids": [64, 65]}
+
+
+def test_an_answer_is_whole_before_the_mark_of_its_end() -> None:
+    one, two = answer(), answer(n=2, stream_options={"include_usage": True})
+    one.heard(completion(65, reason="stop"))
+    assert one.is_whole
+    two.heard(completion(65, reason="stop"))
+    two.heard(completion(65, index=1, reason="stop"))
+    assert not two.is_whole, "it owes its usage"
 
 
 def test_only_the_end_of_a_server_moves_a_stream() -> None:
