@@ -150,8 +150,8 @@ GENERATE: list[tuple[list[str], str]] = [
     *(
         (
             ["a", "--target", str(MODELS / name)],
-            f"{MODELS / name} is a head of the kind {name}: it drafts for one model and writes no "
-            "text alone; give that model as the target, and the head as the drafter\n",
+            f"{MODELS / name} is a head of the kind {name}: it drafts for one model; give that as "
+            "the target, this as the drafter\n",
         )
         for name in ("medusa", "eagle", "eagle3")
     ),

@@ -14,7 +14,7 @@ from node.events import Arrived
 from proto.codec import decode, encode
 from proto.messages import Role
 from proto.terms import SENT_BY
-from rehearsal.node import Node
+from rehearsal.node import SimulatedNode
 from rehearsal.setting import VOCABULARY
 from rehearsal.world import Host
 from tests.hostile.outside import ALL_FIELDS, Attacker, Key
@@ -110,7 +110,7 @@ class Attack:
         patch.setattr(Host, "receive", attacked)
         patch.setattr(Entrance, "handle", let_in)
 
-    def _send(self, host: Host, node: Node, receive: Any) -> None:
+    def _send(self, host: Host, node: SimulatedNode, receive: Any) -> None:
         message = self.attacker.next(node.id)
         if message is None:
             return

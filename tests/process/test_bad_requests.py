@@ -164,11 +164,11 @@ def test_what_is_no_conversation_is_one_line(llm: LLM, messages: Any, line: str)
             {"speculation": SpeculationConfig().model_copy(update={"window": 99})},
             "the nodes cannot",
         ),
-        ({"request": None}, "sampling_params: expected SamplingParams, got None"),
+        ({"params": None}, "sampling_params: expected SamplingParams, got None"),
     ],
 )
 def test_a_pair_says_what_it_takes(llm: LLM, values: dict[str, Any], line: str) -> None:
-    good = {"prompt": (5, 6, 7), "speculation": SpeculationConfig(), "request": PARAMS}
+    good = {"prompt": (5, 6, 7), "speculation": SpeculationConfig(), "params": PARAMS}
     with pytest.raises(ConfigurationError) as caught:
         llm.pair.generate(**{**good, **values})
     assert str(caught.value).startswith(line)

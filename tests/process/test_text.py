@@ -10,7 +10,7 @@ from coordinator import LLM, AsyncLLM, RequestOutput, RequestOutputKind, Samplin
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.prompts import Tokenization
 from coordinator.api.requests import Batch, Request
-from coordinator.cli.writers import Place, TextWriter
+from coordinator.cli.writers import ShownPrompt, TextWriter
 from tests.tiny_models import make_model
 from tests.tiny_tokenizer import sentencepiece_tokenizer
 
@@ -91,7 +91,7 @@ def test_the_speculation_in_sight_shows_the_same_text(
     ids = TOKENIZATION.encode(PROMPT)
     for params in (PARAMS, BEGINS_A_WORD):
         writer = TextWriter(speculation.policy, params, show_speculation=True)
-        writer.begin(Place(0, 1, PROMPT, llm.pair.decoder))
+        writer.begin(ShownPrompt(0, 1, PROMPT, llm.pair.decoder))
         request = Request(llm.pair, speculation, PROMPT, ids, params)
         for step in Batch(llm.pair, [request]).steps():
             writer.add(step.emit, step.part)
