@@ -33,9 +33,13 @@ MAX_LAYERS = 8  # layers of the target whose features a head may read
 
 # In the place of a head's folder: the layer for drafting in the target's own checkpoint.
 MTP = HeadKind.MTP.value
-_NUM_MTP = ("num_nextn_predict_layers", "num_mtp_layers")
+_NUM_MTP = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+_NOT_STATED = ("qwen3_next",)  # model types whose config.json need not state a number: it is 1
+# Model types whose files have `mtp.` before all tensors of the layer, also in a model of several
+# modalities.
+_ALONE = ("mellum", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 # The families (`model_type`) of targets of which such layers were tried.
-MTP_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "hy_v3", "mellum")
+MTP_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "hy_v3", *_ALONE)
 
 # The first matrix of such a layer behind its prefix, and in the layout with `mtp.` before all.
 JOINED, JOINED_ALONE = "eh_proj.weight", "mtp.fc.weight"
@@ -48,23 +52,37 @@ def is_mtp(name: str) -> bool:
 
 def no_mtp(target: str) -> str:
     """Return the line that refuses a target without such a layer."""
-    return (
-        f"{target}: its checkpoint has no layer for multi-token prediction ({_NUM_MTP[0]} in "
-        "config.json); name another drafter"
-    )
-
-
-def mtp_not_read(target: str) -> str:
-    """Return the line that refuses a target of whose files such a layer is not read."""
-    return (
-        f"{target}: {MTP} is not read of a quantised or a wrapped model yet; name another drafter"
-    )
+    return f"{target}: its checkpoint has no layer for multi-token prediction; name another drafter"
 
 
 def num_mtp_layers(config: Mapping[str, object]) -> int:
     """Return how many layers for multi-token prediction a target's configuration states."""
-    stated = [config.get(field) for field in _NUM_MTP]
+    stated = [number for field in _NUM_MTP if (number := config.get(field)) is not None]
+    if not stated and config.get("model_type") in _NOT_STATED:
+        return 1
     return next((number for number in stated if type(number) is int and number > 0), 0)
+
+
+def refuse_mtp(
+    target: str, config: Mapping[str, object], *, is_quantised: bool, is_wrapped: bool
+) -> None:
+    """Raise ModelError if a target has no such layer by its configuration, or one that is not read.
+
+    config      the part of config.json that describes the language model
+    is_wrapped  True if that is the language model in a model of several modalities
+    """
+    if not num_mtp_layers(config):
+        raise ModelError(no_mtp(target))
+    if is_quantised or (is_wrapped and config.get("model_type") not in _ALONE):
+        raise ModelError(
+            f"{target}: {MTP} is not read of a quantised model yet, nor of a wrapped one of this "
+            "type; name another drafter"
+        )
+    if config.get("mtp_use_dedicated_embeddings"):
+        raise ModelError(
+            f"{target}: {MTP} with its own embeddings (mtp_use_dedicated_embeddings) is not read; "
+            "name another drafter"
+        )
 
 
 # Other models are called Eagle too (Eagle2_5_VLForConditionalGeneration), so the whole name counts.

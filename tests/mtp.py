@@ -49,6 +49,16 @@ _LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
+# The layer behind those of the target itself is the one for drafting: always one of attention.
+_DELTA_RULE = {
+    "head_dim": 16,
+    "layer_types": [*["linear_attention"] * (NUM_LAYERS - 1), *["full_attention"] * 2],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_SHARED = {"num_experts": 8, "shared_expert_intermediate_size": 64}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": _LATENT,
     "glm4_moe": {**_ROUTED, "head_dim": 16, "use_qk_norm": True},
@@ -64,7 +74,14 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["full_attention"] * NUM_LAYERS + ["sliding_attention"],
         "mlp_layer_types": ["sparse"] * (NUM_LAYERS + 1),
     },
+    "qwen3_5_moe_text": {**_DELTA_RULE, **_SHARED},
+    "qwen3_5_text": _DELTA_RULE,
+    "qwen3_next": {**_DELTA_RULE, **_SHARED},
 }
+QWEN = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+_ALONE = ("mellum", *QWEN)  # `mtp.` comes before all names
+# Where config.json has the number of layers for drafting: that of Qwen3-Next does not state it.
+_NUMBER = {"qwen3_5_moe_text": "mtp_num_hidden_layers", "qwen3_5_text": "mtp_num_hidden_layers"}
 
 # Tensors of the layer that published checkpoints have and nobody needs.
 COPIES = {
@@ -72,6 +89,8 @@ COPIES = {
     "glm4_moe": ("embed_tokens.weight", "shared_head.head.weight"),
     "hy_v3": ("shared_head.weight",),
 }
+# The matrices by which something is added to the hidden state.
+_LEAVING = ("o_proj.weight", "out_proj.weight", "down_proj", "down_proj.weight")
 
 
 @dataclass(frozen=True)
@@ -98,15 +117,17 @@ class Plain:
         self.whole = kind.from_config(made).float().eval()
         self.family = family
         self._window = FAMILIES[family].get("sliding_window", 0)
+        self._centre = 1.0 if family in QWEN else 0.0  # what a norm adds to its weight
         with torch.no_grad():
             for name, one in self.whole.named_parameters():
-                if is_right and name.endswith(("o_proj.weight", "down_proj", "down_proj.weight")):
+                if is_right and name.endswith(_LEAVING):
                     one.zero_()
                 elif one.dim() > 1:
                     one.normal_(std=2.0 / one.shape[-1] ** 0.5)
                 elif "norm" in name and not is_right:
                     one.add_(0.2 * torch.randn(one.shape))
-        norms = {name: torch.ones(SIZE) for name in ("enorm", "hnorm", "shared_head.norm")}
+        one = torch.full((SIZE,), 1 - self._centre)
+        norms = {name: one.clone() for name in ("enorm", "hnorm", "shared_head.norm")}
         if is_right:
             joined = torch.cat((torch.eye(SIZE), torch.zeros(SIZE, SIZE)), dim=1)
         else:
@@ -125,10 +146,13 @@ class Plain:
         save_file({self._published(name): one for name, one in tensors.items()}, file)
         path = folder / "config.json"
         stated = json.loads(path.read_text())
-        stated |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": 1}
+        stated["num_hidden_layers"] = NUM_LAYERS
+        if self.family != "qwen3_next":
+            stated[_NUMBER.get(self.family, "num_nextn_predict_layers")] = 1
         for kinds in ("layer_types", "mlp_layer_types"):
             if stated.get(kinds):
-                stated |= {f"mtp_{kinds}": stated[kinds][-1:], kinds: stated[kinds][:-1]}
+                own = {} if self.family in QWEN else {f"mtp_{kinds}": stated[kinds][-1:]}
+                stated |= own | {kinds: stated[kinds][:-1]}
         path.write_text(json.dumps(stated))
         return folder
 
@@ -137,7 +161,7 @@ class Plain:
         last = f"model.layers.{NUM_LAYERS}."
         if self.family == "hy_v3":
             return name.replace("shared_head.norm", "final_layernorm")
-        if self.family != "mellum" or not name.startswith(last):
+        if self.family not in _ALONE or not name.startswith(last):
             return name
         own = {
             "enorm.weight": "pre_fc_norm_embedding.weight",
@@ -193,4 +217,24 @@ class Plain:
 
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         epsilon = self.whole.config.rms_norm_eps
-        return x * (x.pow(2).mean() + epsilon).rsqrt() * self.extra[f"{name}.weight"]
+        weight = self._centre + self.extra[f"{name}.weight"]
+        return x * (x.pow(2).mean() + epsilon).rsqrt() * weight
+
+
+def wrap(folder: Path) -> Path:
+    """Make the text model of Qwen3.5 in a folder the language model of the published wrapper."""
+    file, path = folder / "model.safetensors", folder / "config.json"
+    tensors = {
+        f"model.language_model.{name.removeprefix('model.')}"
+        if name.startswith("model.")
+        else name: one.clone()
+        for name, one in load_file(file).items()
+    }
+    tensors["model.visual.patch_embed.proj.bias"] = torch.randn(3)  # a part that nobody reads
+    save_file(tensors, file)
+    text = json.loads(path.read_text())
+    kind = text["model_type"].removesuffix("_text")
+    path.write_text(
+        json.dumps({"model_type": kind, "text_config": text, "tie_word_embeddings": False})
+    )
+    return folder

@@ -179,7 +179,10 @@ NAMES = {
     "verify": ("rejection_sample_method", "verify"),
 }
 # vLLM's names of `mtp` by family.
-ITS_MTP = tuple(f"{family}_mtp" for family in ("deepseek", "glm4_moe", "glm4_moe_lite", "hy_v3"))
+ITS_MTP = tuple(
+    f"{family}_mtp"
+    for family in ("deepseek", "glm4_moe", "glm4_moe_lite", "hy_v3", "qwen3_5", "qwen3_next")
+)
 SETTINGS = {
     name: setting
     for setting in SpeculationConfig.model_fields

@@ -5,9 +5,10 @@
                                        of the row before, if no feature is given
     logits: the target's output matrix times f'
 
-From DeepSeek-V3 (arXiv 2412.19437); GLM-4.5 and others have the same form. The layer is of the
-target's own kind (multi-head latent attention, a mixture of experts ...), so it is transformers'
-module. A checkpoint with several such layers is read only as far as the first one, which is run
+From DeepSeek-V3 (arXiv 2412.19437); GLM-4.5, Qwen3-Next and others have the same form. The layer is
+of the target's own kind (multi-head latent attention, a mixture of experts ...), so it is
+transformers' module; where some of the target's layers keep a running state, it is one with full
+attention. A checkpoint with several such layers is read only as far as the first one, which is run
 again and again. Embeddings and output matrix are the target's. Owns the layer, and how it is read
 from the target's files. Knows no slot: keys and values go into a cache that is passed in.
 """
@@ -26,10 +27,10 @@ from transformers.core_model_loading import WeightRenaming
 
 from engine.checkpoint.checked import Checked
 from engine.checkpoint.files import one_line
-from engine.errors import ModelError, kind_of
+from engine.errors import kind_of
 from engine.forward.cache_tensors import slot_bytes
 from engine.heads.target import Target
-from proto.head_kinds import mtp_not_read, no_mtp, num_mtp_layers
+from proto.head_kinds import refuse_mtp
 
 _SLIDING = "sliding_attention"
 _LACKS = re.compile(r"weights are missing.*\['(?:layers\.0\.)?([^']+)'", re.DOTALL)
@@ -38,6 +39,16 @@ _MISFITS = (
     *(ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(OSError, SafetensorError),
 )
+# The tensors of a layout that has `mtp.` before all. Of several layers only the first one is read.
+_ALONE = r"^mtp\.(?!layers\.[1-9])"
+# Its names of what transformers calls otherwise.
+_NAMES_ALONE = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "mtp_block": "layers.0",
+    "post_norm": "norm",
+}
 # Hunyuan's name of the last norm, which transformers does not know.
 _LAST_NORM = WeightRenaming(source_patterns=".final_layernorm.", target_patterns=".post_norm.")
 
@@ -175,17 +186,19 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
         ModelError: it holds none, one that transformers cannot run, or one of quantised weights.
     """
     checked = target.checked
-    if not num_mtp_layers(checked.text_config.to_dict()):
-        raise ModelError(no_mtp(target.name))
-    if checked.packed is not None or checked.names is not None:
-        raise ModelError(mtp_not_read(target.name))
+    refuse_mtp(
+        target.name,
+        checked.text_config.to_dict(),
+        is_quantised=checked.packed is not None,
+        is_wrapped=checked.names is not None,
+    )
     # On the device `meta`: nothing of the target itself is read.
     empty = copy.copy(checked.empty)
     empty.config = _with_a_layer(checked, dtype)
     # Which tensors are those of the layer: transformers knows the numbers of published models.
-    known = [one for one in empty._keys_to_ignore_on_load_unexpected or () if "layers" not in one]
-    numbered = rf"model\.layers\.{target.num_layers}\."
-    empty._keys_to_ignore_on_load_unexpected = [*known, numbered]
+    is_alone = any("mtp" in one for one in empty._keys_to_ignore_on_load_unexpected or ())
+    own = _ALONE if is_alone else rf"model\.layers\.{target.num_layers}\."
+    empty._keys_to_ignore_on_load_unexpected = [own]
     try:
         made = MtpModel.from_pretrained(empty)
         decoder = empty.get_decoder()
@@ -195,8 +208,9 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
         layer = MtpLayer(made.layers[0].to(device).eval(), rotary, made.config)
         num_bytes = slot_bytes(layer, device)
     except _MISFITS as error:
+        wrong = _misfit(error, is_alone=is_alone)
         raise kind_of(error)(
-            f"{target.name}: its layer for multi-token prediction {_misfit(error)}"
+            f"{target.name}: its layer for multi-token prediction {wrong}"
         ) from error
     return MtpHead(
         config=MtpSizes(target.hidden_size, target.vocab_size, num_bytes, _group(checked)),
@@ -228,10 +242,15 @@ def _group(checked: Checked) -> int:
     return int(num_heads // (getattr(config, "num_key_value_heads", None) or num_heads))
 
 
-def _misfit(error: Exception) -> str:
-    """Return what is wrong with a layer that transformers does not load or run."""
+def _misfit(error: Exception, *, is_alone: bool) -> str:
+    """Return what is wrong with a layer that transformers does not load or run.
+
+    is_alone  True if its tensors have `mtp.` before all
+    """
     if (lacks := _LACKS.search(str(error))) is not None:
-        return f"lacks {lacks[1]}; get it again"
+        first, _, rest = lacks[1].partition(".")
+        name = f"mtp.{_NAMES_ALONE.get(first, first)}.{rest}" if is_alone else lacks[1]
+        return f"lacks {name}; get it again"
     if "mismatched" in str(error):
         return "has tensors of other shapes than config.json states; get it again"
     return f"cannot be used: {one_line(error)}"

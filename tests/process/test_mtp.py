@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api.config import PairConfig
+from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.llm import LLM
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from tests.mtp import Plain
-from tests.process.reference import assert_drafts_are_accepted
+from tests.mtp import Plain, wrap
+from tests.process.reference import Reference, assert_drafts_are_accepted, generate
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 PROMPT, LEN = (5, 9, 33, 71), 60
@@ -20,6 +20,13 @@ PROMPT, LEN = (5, 9, 33, 71), 60
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target whose layer is always right about it."""
     return Plain("deepseek_v3", is_right=True).save(tmp_path_factory.mktemp("mtp"))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with layers that keep a running state, in a model of several modalities."""
+    plain = Plain("qwen3_5_moe_text", is_right=True)
+    return wrap(plain.save(tmp_path_factory.mktemp("qwen")))
 
 
 @pytest.fixture(scope="module", params=["at home", "own"])
@@ -39,6 +46,31 @@ def test_its_drafts_are_accepted_and_the_text_is_the_targets(
     # pay at all, but it tries; under `sync` the target waits for the drafter.
     least = {"auto": 0, "pipelined": LEN / 6, "sync": LEN / 2, "tree": LEN / 6}
     assert_drafts_are_accepted(pair, PROMPT, params, least)
+
+
+@pytest.mark.parametrize("home", ["", "own"])
+def test_for_a_target_that_keeps_a_running_state_in_a_model_of_several_modalities(
+    home: str, qwen: Path
+) -> None:
+    config = PairConfig(target=str(qwen), drafter="mtp", drafter_home=home, max_model_len=256)
+    # In a process of its own the layer, a mixture of experts, is as slow as the whole small target.
+    any_number = -1
+    others = dict.fromkeys(("auto", "pipelined", "tree"), any_number)
+    with Pair(config) as pair:
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(
+                temperature=temperature, seed=4, max_tokens=LEN, ignore_eos=True
+            )
+            assert_drafts_are_accepted(pair, PROMPT, params, {"sync": LEN / 3, **others})
+
+
+def test_what_qwen3_next_brings_is_found_and_drafts(tmp_path: Path) -> None:
+    folder = Plain("qwen3_next", is_right=True).save(tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=LEN, ignore_eos=True)
+    with Pair(PairConfig(target=str(folder), drafter="auto", max_model_len=256)) as pair:
+        got = generate(pair, PROMPT, SpeculationConfig(policy="sync"), params)
+    assert got.tokens == Reference(folder).greedy(PROMPT, LEN)
+    assert got.metrics.num_accepted_tokens > LEN / 3
 
 
 def test_vllms_name_of_it_works_too(folder: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proto.head_kinds import HeadKind, head_kind, head_kind_of_tensors
+from proto.head_kinds import HeadKind, head_kind, head_kind_of_tensors, num_mtp_layers
 
 LAYER = ["layers.0.self_attn.q_proj.weight", "layers.0.mlp.up_proj.weight"]
 
@@ -62,3 +62,20 @@ def test_the_names_of_tensors_tell_which_head_it_is(
     names: list[str], kind: HeadKind | None
 ) -> None:
     assert head_kind_of_tensors(names) is kind
+
+
+@pytest.mark.parametrize(
+    ("config", "number"),
+    [
+        ({"num_nextn_predict_layers": 1}, 1),
+        ({"num_mtp_layers": 3}, 3),
+        ({"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1}, 1),
+        ({"model_type": "qwen3_5_text"}, 0),
+        ({"model_type": "qwen3_next"}, 1),
+        ({"model_type": "qwen3_next", "num_nextn_predict_layers": 0}, 0),
+        ({"num_nextn_predict_layers": True}, 0),
+        ({"num_nextn_predict_layers": None, "num_mtp_layers": 1}, 1),
+    ],
+)
+def test_how_many_layers_for_drafting_a_target_has(config: dict[str, Any], number: int) -> None:
+    assert num_mtp_layers(config) == number

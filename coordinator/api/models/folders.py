@@ -83,7 +83,15 @@ class Checkpoint:
         return self.stated.get("model_type") in WRAPPERS
 
     def tensor_names(self) -> list[str]:
-        """Return the names of the tensors in its safetensors files. Raises ModelError."""
+        """Return the names of its tensors; none if its weights are not here yet. Raises ModelError.
+
+        Of a model on the hub those in the index of its files, if it has one.
+        """
+        from engine.heads.stated import INDEX
+
+        if self.is_on_hub and (index := self.folder / INDEX).exists():
+            listed = read_object(index).get("weight_map")
+            return list(listed) if isinstance(listed, dict) else []
         files = sorted(self.folder.glob(f"*{SAFETENSORS}"))
         return [name for file in files for name in tensor_names(file)]
 

@@ -27,9 +27,8 @@ from proto.head_kinds import (
     HeadKind,
     feature_layers,
     is_mtp,
-    mtp_not_read,
     no_mtp,
-    num_mtp_layers,
+    refuse_mtp,
 )
 from proto.system import is_folder
 
@@ -141,15 +140,18 @@ def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> N
 def check_mtp(target: Checkpoint) -> None:
     """Raise ModelError if a target's checkpoint has no layer for drafting, or none that is read.
 
-    Of a model on the hub whose weights are not here yet, as far as config.json tells.
+    Of a model on the hub whose weights are not here yet, as far as the small files tell.
     """
-    number = num_mtp_layers(target.text_config)
-    names = [] if target.is_on_hub else target.tensor_names()
+    refuse_mtp(
+        target.name,
+        target.text_config,
+        is_quantised=target.is_quantised,
+        is_wrapped=target.is_wrapped,
+    )
+    names = target.tensor_names()
     ends = (f"layers.{target.number('num_hidden_layers')}.{JOINED}", JOINED_ALONE)
-    if not number or (names and not any(name.endswith(ends) for name in names)):
+    if names and not any(name.endswith(ends) for name in names):
         raise ModelError(no_mtp(target.name))
-    if target.is_quantised or target.is_wrapped:
-        raise ModelError(mtp_not_read(target.name))
 
 
 def mtp_bytes(target: str, revision: str | None) -> int:

@@ -7,13 +7,16 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from coordinator.api.config import PairConfig
-from coordinator.api.models.heads import mtp_bytes
+from coordinator.api.models.folders import Checkpoint
+from coordinator.api.models.heads import check_mtp, mtp_bytes
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import look_at
 from coordinator.api.vllm import read
 from proto.errors import ConfigurationError, ModelError
 from proto.head_kinds import HeadKind
-from tests.mtp import NUM_LAYERS, Plain
+from tests.mtp import NUM_LAYERS, QWEN, Plain, wrap
+
+SHARED = ("embed_tokens.weight", "lm_head.weight")
 
 
 @pytest.fixture
@@ -60,6 +63,48 @@ def test_a_target_whose_files_lack_it_is_refused(folder: Path) -> None:
         look_at(PairConfig(target=str(folder), drafter="mtp"), drafts=True)
 
 
+@pytest.mark.parametrize("family", [*QWEN, "qwen3_5", "qwen3_5_moe"])
+def test_that_of_qwen_is_found_also_in_a_model_of_several_modalities(
+    family: str, tmp_path: Path
+) -> None:
+    if family in QWEN:
+        Plain(family).save(tmp_path)
+    else:
+        wrap(Plain(f"{family}_text").save(tmp_path))
+    for drafter in ("mtp", "auto"):
+        config = PairConfig(target=str(tmp_path), drafter=drafter)
+        assert (config.drafter, config.drafter_head) == ("mtp", HeadKind.MTP)
+        look_at(config, drafts=True)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    without = {name: one for name, one in tensors.items() if not name.startswith("mtp.")}
+    shared = sum(one.nbytes for name, one in tensors.items() if name.endswith(SHARED))
+    layer = sum(one.nbytes for name, one in tensors.items() if name.startswith("mtp."))
+    assert mtp_bytes(str(tmp_path), None) == layer + shared
+    save_file(without, file)  # as a program that does not know the layer writes it
+    assert PairConfig(target=str(tmp_path), drafter="auto").drafter == "ngram"
+    with pytest.raises(ModelError, match="no layer for multi-token prediction"):
+        look_at(PairConfig(target=str(tmp_path), drafter="mtp"), drafts=True)
+
+
+def test_of_a_target_on_the_hub_the_index_tells(tmp_path: Path) -> None:
+    stated = {"model_type": "qwen3_next", "num_hidden_layers": 48}
+    target = Checkpoint("organisation/model", None, tmp_path, stated, None)
+    check_mtp(target)  # neither weights nor their index are here: nothing speaks against it
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"mtp.fc.weight": "model-1.safetensors"}}))
+    check_mtp(target)
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model-1.safetensors"}}))
+    with pytest.raises(ModelError, match="no layer for multi-token prediction"):
+        check_mtp(target)
+
+
+def test_a_wrapped_target_of_another_kind_is_refused() -> None:
+    stated = {"model_type": "gemma3", "text_config": {"num_nextn_predict_layers": 1}}
+    with pytest.raises(ModelError, match="nor of a wrapped one of this type"):
+        check_mtp(Checkpoint("organisation/model", None, Path("none"), stated, None))
+
+
 def test_a_quantised_target_is_refused(folder: Path) -> None:
     path = folder / "config.json"
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -79,7 +124,7 @@ def test_its_weights_are_not_rounded(folder: Path) -> None:
 
 def test_names_of_vllm_mean_it_and_others_do_not(folder: Path) -> None:
     pair = PairConfig(target=str(folder), drafter="mtp")
-    for method in ("mtp", "deepseek_mtp", "glm4_moe_mtp"):
+    for method in ("mtp", "deepseek_mtp", "glm4_moe_mtp", "qwen3_5_mtp", "qwen3_next_mtp"):
         speculation = read({"method": method})
         assert (speculation.method, speculation.model) == ("mtp", "mtp")
         speculation.check_kind(pair)

@@ -1,5 +1,6 @@
 """A target's layer for multi-token prediction, against rows that are computed one by one."""
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from engine.errors import ModelError
 from engine.heads.head_loading import LoadedHead, load_head, load_head_engine
 from engine.heads.mtp_executor import MtpExecutor
 from engine.layout.slots import Feed, Move, SlotMap
-from engine.loading import Engine
+from engine.loading import Engine, make_executor
 from proto.head_kinds import MTP, HeadKind
 from tests.engine.heads.paths import (
     CAPACITY,
@@ -28,7 +29,7 @@ from tests.engine.heads.paths import (
 )
 from tests.engine.heads.plain import Given
 from tests.engine.random_session import Drawn, RandomSession
-from tests.mtp import COPIES, FAMILIES, NUM_LAYERS, SIZE, VOCAB, Plain
+from tests.mtp import COPIES, FAMILIES, NUM_LAYERS, QWEN, SIZE, VOCAB, Plain, wrap
 from tests.tiny_models import MAX_POSITIONS
 
 Loaded = tuple[LoadedHead, Plain, Folder]
@@ -78,7 +79,7 @@ def test_trees_and_roll_backs_with_what_is_known_of_each_row(
     assert num_absent > 3
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "mellum"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "mellum", "qwen3_5_text"])
 def test_texts_in_several_lanes_do_not_see_each_other(
     family: str, mtp: Callable[[str], Loaded]
 ) -> None:
@@ -108,8 +109,9 @@ def test_texts_in_several_lanes_do_not_see_each_other(
                 assert_close(got, want)
 
 
-def test_a_prefix_is_copied_and_a_lane_is_wiped(mtp: Callable[[str], Loaded]) -> None:
-    loaded, plain, _ = mtp("deepseek_v3")
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
+def test_a_prefix_is_copied_and_a_lane_is_wiped(family: str, mtp: Callable[[str], Loaded]) -> None:
+    loaded, plain, _ = mtp(family)
     executor, paths = MtpExecutor(loaded, CAPACITY, num_lanes=2), Paths(plain)
     text = (1, 2, 3, 4)
     where, above = (0, 1, 2, 3), [text[: i + 1] for i in range(4)]
@@ -149,9 +151,80 @@ def test_in_bfloat16_it_runs_in_the_types_that_the_target_has(
 
 
 def test_the_target_itself_does_not_read_it(mtp: Callable[[str], Loaded]) -> None:
-    for family in ("deepseek_v3", "mellum"):
+    for family in ("deepseek_v3", "mellum", *QWEN):
         target = load_model(str(mtp(family)[2]), dtype="float32")
         assert target.num_layers == NUM_LAYERS
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_its_feature_is_what_the_targets_output_matrix_reads(
+    family: str, mtp: Callable[[str], Loaded]
+) -> None:
+    loaded, plain, folder = mtp(family)
+    target = make_executor(load_model(str(folder), dtype="float32"), CAPACITY, layers=loaded.layers)
+    feed = Feed((7, 3, 9), (0, 1, 2), (0, 1, 2), 0, None)
+    features = target.forward(target.lay_out([feed], [()]), loaded.layers).features
+    assert features is not None
+    with torch.inference_mode():
+        inner = copy.deepcopy(plain.whole.model)
+        del inner.layers[NUM_LAYERS]  # the one for drafting
+        inner.config.num_hidden_layers = NUM_LAYERS
+        want = inner(torch.tensor([[7, 3, 9]]), use_cache=False).last_hidden_state[0]
+    assert (features - want).abs().max() < 1e-4 * want.abs().max()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_moe_text", "qwen3_5_text"])
+def test_in_a_model_of_several_modalities_it_is_the_same_layer(
+    family: str, mtp: Callable[[str], Loaded], tmp_path: Folder
+) -> None:
+    loaded, plain, _ = mtp(family)
+    wrapped = load_head(MTP, target=str(wrap(plain.save(tmp_path))), dtype="float32")
+    assert_same(loaded, wrapped)
+
+
+def test_experts_that_the_files_have_in_one_tensor_are_read_too(
+    mtp: Callable[[str], Loaded], tmp_path: Folder
+) -> None:
+    loaded, plain, _ = mtp("qwen3_5_moe_text")
+    file = plain.save(tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    prefix, num_experts = "mtp.layers.0.mlp.experts.", 8
+
+    def taken(matrix: str) -> torch.Tensor:
+        names = [f"{prefix}{expert}.{matrix}.weight" for expert in range(num_experts)]
+        return torch.stack([tensors.pop(name) for name in names])
+
+    entering = torch.cat((taken("gate_proj"), taken("up_proj")), dim=1)
+    packed = {f"{prefix}gate_up_proj": entering, f"{prefix}down_proj": taken("down_proj")}
+    assert not any(name.startswith(prefix) for name in tensors)
+    save_file(tensors | packed, file)
+    assert_same(loaded, load_head(MTP, target=str(tmp_path), dtype="float32"))
+
+
+def test_of_several_layers_the_first_one_is_read(
+    mtp: Callable[[str], Loaded], tmp_path: Folder
+) -> None:
+    loaded, plain, _ = mtp("qwen3_5_text")
+    file = plain.save(tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    first = "mtp.layers.0."
+    second = {
+        name.replace(first, "mtp.layers.1."): torch.randn(one.shape)
+        for name, one in tensors.items()
+        if name.startswith(first)
+    }
+    save_file(tensors | second, file)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mtp_num_hidden_layers": 2}))
+    assert_same(loaded, load_head(MTP, target=str(tmp_path), dtype="float32"))
+
+
+def assert_same(one: LoadedHead, other: LoadedHead) -> None:
+    """Two layers have equally many weights and make the same logits of a row."""
+    assert one.num_parameters == other.num_parameters
+    value = features_of(one, (1, 2)).numpy().tobytes()
+    row = Feed((7,), (1,), (1,), 1, (1,), before=(0,), features=(value,))
+    assert_close(*(MtpExecutor(loaded, CAPACITY).run(row, (0,))[0] for loaded in (one, other)))
 
 
 def test_a_target_whose_config_leaves_out_its_last_layer_is_no_such_target(
@@ -190,6 +263,32 @@ def test_a_tensor_that_is_missing_is_named(
     with pytest.raises(ModelError, match=missing.replace(".", r"\.")) as told:
         load_head(MTP, target=str(tmp_path), dtype="float32")
     assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "missing", ["fc", "pre_fc_norm_hidden", "norm", "layers.0.self_attn.o_proj"]
+)
+def test_a_tensor_that_is_missing_is_named_as_in_the_files(
+    missing: str, mtp: Callable[[str], Loaded], tmp_path: Folder
+) -> None:
+    file = mtp("qwen3_next")[1].save(tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[f"mtp.{missing}.weight"]
+    save_file(tensors, file)
+    with pytest.raises(ModelError) as told:
+        load_head(MTP, target=str(tmp_path), dtype="float32")
+    line = f"its layer for multi-token prediction lacks mtp.{missing}.weight; get it again"
+    assert str(told.value) == f"{tmp_path}: {line}"
+
+
+def test_one_with_embeddings_of_its_own_is_refused(
+    mtp: Callable[[str], Loaded], tmp_path: Folder
+) -> None:
+    path = mtp("qwen3_5_text")[1].save(tmp_path) / "config.json"
+    own = {"mtp_use_dedicated_embeddings": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    with pytest.raises(ModelError, match="its own embeddings"):
+        load_head(MTP, target=str(tmp_path), dtype="float32")
 
 
 @pytest.mark.parametrize("odd", ["eh_proj.weight", "hnorm.weight", "self_attn.o_proj.weight"])
