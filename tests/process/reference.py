@@ -111,7 +111,9 @@ def assert_drafts_are_accepted(
     """Every policy writes the target's text, and more than `least` of its drafts are accepted."""
     want = generate(pair, prompt, ALONE, params)
     for policy, num_accepted in least.items():
-        got = generate(pair, prompt, SpeculationConfig(policy=policy), params)
+        # On a busy machine drafts are soon measured to be of no use, and then there are none.
+        speculation = SpeculationConfig(policy=policy, adaptive=policy == "auto")
+        got = generate(pair, prompt, speculation, params)
         assert got.tokens == want.tokens, policy
         assert got.metrics.num_accepted_tokens > num_accepted, policy
 
