@@ -32,10 +32,9 @@ from engine.fastest import (
     usual_num_threads,
 )
 from engine.forward.cpu_attention import NAMES
-from engine.forward.delta_rule import delta_layers
 from engine.forward.forward import Layers, Say, silent
 from engine.forward.llama_parts import why_not_fused
-from engine.forward.more_layers import more_in_slots
+from engine.forward.more_layers import has_states, more_in_slots
 from engine.heads.loaded import Loaded
 from engine.heads.recognised import head_kind_of
 from engine.kept import AS_BEFORE, Kept
@@ -442,7 +441,7 @@ def make_executor(
         ModelError: this engine's logits are not the model's own, or this backend cannot run it.
     """
     assert backend in BACKENDS
-    if fixed_rows is not None and delta_layers(loaded.model):
+    if fixed_rows is not None and has_states(loaded.model):
         raise ModelError(
             f"{loaded.name}: reproducible mode is not for layers with a running state; leave it out"
         )
@@ -489,6 +488,6 @@ def _candidates(backend: str, loaded: LoadedModel) -> tuple[str, ...]:
     """Return the backends to try, in order, before the reference; () for "reference" itself."""
     if backend != "auto":
         return () if backend == "reference" else (backend,)
-    if delta_layers(loaded.model):  # they are not recorded yet
+    if has_states(loaded.model):  # they are not recorded yet
         return ("fused",)
     return ("graphs", "fused") if loaded.device.type == "cuda" else ("fused",)

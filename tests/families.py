@@ -66,6 +66,13 @@ _DELTA_RULE: Mapping[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+_MAMBA_2: Mapping[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 32,
+}
 _CONVOLVED: Mapping[str, Any] = {
     "layer_types": ["conv", "conv", "full_attention", "conv"],
     "block_auto_adjust_ff_dim": False,
@@ -130,6 +137,7 @@ WINDOWED: Mapping[str, Mapping[str, Any]] = {
 FULL: Mapping[str, Mapping[str, Any]] = {
     "apertus": {},
     "arcee": {},
+    "bamba": {**_MAMBA_2, "attn_layer_indices": [2]},
     "cohere": {"logit_scale": 1.0, "use_qk_norm": True},
     "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,

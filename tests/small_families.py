@@ -57,8 +57,16 @@ _DELTA_RULE = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+_MAMBA_2 = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+}
 _WIDE = {_HIDDEN: 64, _INNER: 128}
 _OF_KIND: dict[str, dict[str, Any]] = {
+    "bamba": {**_MAMBA_2, "attn_layer_indices": [1]},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
         "ffn_config": {

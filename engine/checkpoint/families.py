@@ -1,12 +1,13 @@
 """Which model families this engine cannot run, decided from config.json alone.
 
 For each token the engine keeps a key and a value that it can drop, move and hide behind a mask; of
-a short convolution or of a gated delta rule what the token gives to later ones, in their place. A
-layer that keeps anything else cannot be rolled back after rejected drafts. One table serves both
-sides: the coordinator asks it with the content of config.json before it starts a node; the node
-does the same, and asks again with transformers' configuration made of that. So the table also says
-what a family does where config.json is silent. It names every causal language model of the
-installed release of transformers (pyproject.toml); other model types are refused. Needs no torch.
+a short convolution, a gated delta rule or Mamba 2 what the token gives to later ones, in their
+place. A layer that keeps anything else cannot be rolled back after rejected drafts. One table
+serves both sides: the coordinator asks it with the content of config.json before it starts a node;
+the node does the same, and asks again with transformers' configuration made of that. So the table
+also says what a family does where config.json is silent. It names every causal language model of
+the installed release of transformers (pyproject.toml); other model types are refused. Needs no
+torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -42,14 +43,7 @@ ENCODER_DECODER = "an encoder-decoder model"
 # Reason -> the model types that are refused for it, whatever else config.json says.
 _ALWAYS: Mapping[str, tuple[str, ...]] = {
     RECURRENT: (
-        *(
-            "bailing_hybrid",
-            "bamba",
-            "deepseek_v4",
-            "falcon_h1",
-            "falcon_mamba",
-            "granitemoehybrid",
-        ),
+        *("bailing_hybrid", "deepseek_v4", "falcon_h1", "falcon_mamba", "granitemoehybrid"),
         *("jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen4_exp"),
         *("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
     ),
@@ -67,7 +61,7 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
 # Kind of layer -> the model types that have such layers where config.json has no `layer_types`.
 _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
     "linear_attention": (
-        *("inkling2_text", "inkling_text", "minimax", "qwen3_5", "qwen3_5_moe"),
+        *("bamba", "inkling2_text", "inkling_text", "minimax", "qwen3_5", "qwen3_5_moe"),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     ),
     "chunked_attention": ("llama4", "llama4_text"),
@@ -93,6 +87,8 @@ _WITH_WINDOWS = {
 _WITH_CONVOLUTIONS = {"lfm2", "lfm2_moe"}
 # Model types whose layers with the gated delta rule run (`forward/delta_rule.py`).
 _WITH_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+# Model types whose Mamba 2 layers run (`forward/mamba2.py`).
+_WITH_MAMBA_2 = {"bamba"}
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
 _ONE_WINDOW = {
     *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),
@@ -278,6 +274,8 @@ def _why_not(kind: str, text: Stated) -> str | None:
         types -= {_CONVOLUTION}
     if kinds <= _WITH_DELTA_RULE:
         types -= {_LINEAR}
+    if kinds <= _WITH_MAMBA_2:
+        types -= {_LINEAR, "mamba"}
     if types & _WITH_STATE:
         return RECURRENT
     types -= _SLIDING | {_CHUNKED}
@@ -322,18 +320,19 @@ def family(kind: str) -> Family:
     """Return what is known of a model type: one of `CAUSAL`, and none of `WRAPPERS`."""
     refused = ENCODER_DECODER if _has_encoder(kind, {}) else _why_not(kind, {})
     own = "own" if kind in _OWN_EXPERTS else ""
+    has_states = kind in _WITH_DELTA_RULE or kind in _WITH_MAMBA_2
     return Family(
         kind,
         refused,
         has_windows=kind in _WITH_WINDOWS,
         has_chunks=kind in _BY_DEFAULT[_CHUNKED],
         has_convolutions=kind in _WITH_CONVOLUTIONS,
-        has_states=kind in _WITH_DELTA_RULE,
+        has_states=has_states,
         is_fused=kind in FUSED,
         is_by_row=kind in FUSED or kind in BY_ROW,
         experts="common" if kind in _MIXTURES else own,
         is_eager=kind in _EAGER,
-        is_recorded=not _OWN_EXPERTS.get(kind, False) and kind not in _WITH_DELTA_RULE,
+        is_recorded=not _OWN_EXPERTS.get(kind, False) and not has_states,
         is_tested=refused is None and kind not in _UNTESTED,
     )
 

@@ -96,15 +96,16 @@ class SlotCache(Cache):
         size = capacity if num_before else 0
         self._positions = torch.zeros(size, dtype=torch.int64, device=device)
         self._before = self._are_before = self._positions
-        # Of layers with a state (`delta_rule.py`), by layer and lane: the state of the text behind
-        # so many tokens. What a pass of one lane is, as `note` was told.
+        # Of layers with a state (`running_states.py`), by layer and lane: the state of the text
+        # behind so many tokens. What a pass of one lane is, as `note` was told.
         self.states: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
         self.border = self.first = self.count = self._longest = 0
         self.is_chain = False
         # What the layers' views show: the slots before `end`, as many as `lengths` (`begin`).
         self._shown: tuple[int, tuple[int, ...]] = capacity, (capacity,)
-        # Upper layers of some families have no keys of their own, but those of a layer below.
-        self._of_layers = (of_layers or (0,) * len(shapes))[: len(shapes)]
+        # Upper layers of some families have no keys of their own, but those of a layer below; and
+        # behind all layers are those that are beside attention (`more_layers.py`).
+        self._of_layers = (*of_layers, *(0,) * (len(shapes) - len(of_layers)))[: len(shapes)]
         views = {kind: iter(buffer) for kind, buffer in self.buffers.items()}
         self._slot_layers = [
             SlotLayer(self, next(views[keys]), next(views[values])) for keys, values in shapes
@@ -283,9 +284,9 @@ class SlotCache(Cache):
         return self._slot_layers[layer].parts()
 
     def parts(self) -> Iterator[torch.Tensor]:
-        """Yield the keys, then the values of each layer, [heads, capacity, dim]."""
+        """Yield the keys, then the values of each layer that has any, [heads, capacity, dim]."""
         for layer in self._slot_layers:
-            yield from layer.parts()
+            yield from (part for part in layer.parts() if part.numel())
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -425,6 +426,11 @@ def _shapes_by_running(model: Any, device: torch.device) -> list[tuple[_Kind, _K
     return [(_kind_of(layer.keys), _kind_of(layer.values)) for layer in layers]
 
 
-def _kind_of(rows: torch.Tensor) -> _Kind:
-    """Return (heads, dim, dtype) of keys or values [1, heads, n, dim]."""
+def _kind_of(rows: torch.Tensor | None) -> _Kind:
+    """Return (heads, dim, dtype) of keys or values [1, heads, n, dim].
+
+    None: the layer keeps nothing here, as one of a feed-forward alone.
+    """
+    if rows is None:
+        return 0, 0, torch.float32
     return rows.shape[1], rows.shape[3], rows.dtype

@@ -20,12 +20,12 @@ from engine.checkpoint.model import LoadedModel
 from engine.choice.coupling_on_gpu import Choice
 from engine.device import send
 from engine.errors import ModelError
-from engine.forward import by_row, cpu_experts, delta_rule
+from engine.forward import by_row, cpu_experts
 from engine.forward.by_row import ByRow
 from engine.forward.cache_tensors import SlotCache, first_not_finite
 from engine.forward.experts import RecordedExperts
 from engine.forward.masks import KindMasks, as_words, window_words
-from engine.forward.more_layers import more_in_slots
+from engine.forward.more_layers import has_states, more_in_slots
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
 from engine.layout.slots import Feed, LaneLayout, Span
 from engine.quantised.linear import is_quantised
@@ -391,7 +391,7 @@ class HuggingFaceBackend(Recordable):
         self._masks = KindMasks(self.kinds, loaded.device, loaded.dtype)
         self.experts = RecordedExperts(loaded.model)
         before = more_in_slots(loaded.model)
-        self._has_states = bool(delta_rule.delta_layers(loaded.model))
+        self._has_states = has_states(loaded.model)
         # Layers that are no attention take no mask of ours.
         others = ("linear_attention",) if self._has_states else ("conv",)
         self._names = (*self.kinds.layer_types, *(others if before else ()))

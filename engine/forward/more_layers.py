@@ -1,8 +1,40 @@
 """The layers that are no attention and keep what they need of a token in the token's slot."""
 
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Protocol
 
-from engine.forward import delta_rule, short_conv
+import torch
+
+from engine.forward import delta_rule, mamba2, short_conv
+
+
+class Kind(Protocol):
+    """A kind of such layers: one of the files that `_KINDS` names."""
+
+    @property
+    def CLASSES(self) -> tuple[str, ...]:
+        """Return the names of transformers' classes of these layers."""
+
+    @property
+    def BESIDE_ATTENTION(self) -> bool:
+        """True: some of these layers are beside attention, which has their place in the cache."""
+
+    def num_before(self, module: Any) -> int:
+        """Return how many tokens before a row the layer's convolution reads."""
+
+    def forward(
+        self, module: Any, usual: Any, place: int, hidden_states: torch.Tensor, /
+    ) -> torch.Tensor:
+        """Return the layer's outputs [lanes, n, width].
+
+        usual  transformers' forward, for a cache that is not ours; it has further arguments
+        place  which layer of the cache this one has
+        """
+
+
+_STATES: tuple[Kind, ...] = (delta_rule, mamba2)
+_KINDS: tuple[Kind, ...] = (short_conv, *_STATES)
 
 
 def more_in_slots(model: Any) -> int:
@@ -10,6 +42,24 @@ def more_in_slots(model: Any) -> int:
 
     0: the model has none. It is done once, and before the model's cache is measured.
     """
-    short_conv.keep_in_slots(model)
-    delta_rule.keep_in_slots(model)
-    return max(short_conv.num_before(model), delta_rule.num_before(model))
+    found = 0
+    num_layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    for module, kind in _layers(model, _KINDS):
+        if "forward" not in vars(module):
+            place = module.layer_idx + kind.BESIDE_ATTENTION * num_layers
+            module.forward = partial(kind.forward, module, module.forward, place)
+        found = max(found, kind.num_before(module))
+    return found
+
+
+def has_states(model: Any) -> bool:
+    """True if a model has layers that keep a running state."""
+    return next(_layers(model, _STATES), None) is not None
+
+
+def _layers(model: Any, kinds: tuple[Kind, ...]) -> Iterator[tuple[Any, Kind]]:
+    """Yield a model's layers of these kinds, each with its kind."""
+    for module in model.modules():
+        for kind in kinds:
+            if type(module).__name__ in kind.CLASSES:
+                yield module, kind

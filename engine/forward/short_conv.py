@@ -10,30 +10,19 @@ has one order, in float32, so a row does not depend on the rest of its pass.
 The modules stay transformers'; where the cache is ours, their forward is this one.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 
 from engine.forward.cache_tensors import ShapeCache, SlotCache
 
-_CLASSES = ("Lfm2ShortConv", "Lfm2MoeShortConv")
+CLASSES = ("Lfm2ShortConv", "Lfm2MoeShortConv")
+BESIDE_ATTENTION = False
 
 
-def num_before(model: Any) -> int:
-    """Return how many tokens before a row its layers' convolutions read; 0: it has none."""
-    return max((len(_weights(one.conv)) - 1 for one in _convolutions(model)), default=0)
-
-
-def keep_in_slots(model: Any) -> None:
-    """Let a model's short convolutions use slots, where the cache has them; done once."""
-    for module in _convolutions(model):
-        if "forward" not in vars(module):
-            module.forward = partial(_forward, module, module.forward)
-
-
-def _convolutions(model: Any) -> list[Any]:
-    return [one for one in model.modules() if type(one).__name__ in _CLASSES]
+def num_before(module: Any) -> int:
+    """Return how many tokens before a row the layer's convolution reads."""
+    return len(_weights(module.conv)) - 1
 
 
 def _weights(conv: Any) -> torch.Tensor:
@@ -42,22 +31,23 @@ def _weights(conv: Any) -> torch.Tensor:
     return weights[:, 0].t()
 
 
-def _forward(
+def forward(
     module: Any,
     usual: Any,
+    place: int,
     hidden_states: torch.Tensor,
     past_key_values: Any = None,
     attention_mask: Any = None,
     **more: Any,
 ) -> torch.Tensor:
-    """Return the layer's outputs [lanes, n, width]; `usual` is transformers' forward."""
+    """Return the layer's outputs [lanes, n, width] (`more_layers.Kind`)."""
     if not isinstance(past_key_values, SlotCache | ShapeCache):
         found: torch.Tensor = usual(hidden_states, past_key_values, attention_mask, **more)
         return found
     gate, out_gate, inner = module.in_proj(hidden_states).chunk(3, dim=-1)
     own = gate * inner
     halves = [half[:, None] for half in own.chunk(2, dim=-1)]
-    seen = past_key_values.update(*halves, module.layer_idx)
+    seen = past_key_values.update(*halves, place)
     before = None
     if isinstance(past_key_values, SlotCache):
         before = torch.cat([past_key_values.before(part[:, 0]) for part in seen], dim=-1)

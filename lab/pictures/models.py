@@ -35,12 +35,13 @@ config.json some or all layers may see only the last tokens, or only those of th
 transformers. Keys and values of the whole text stay in memory all the same, because a rejected
 draft may move the window back. *convolutions*: by config.json some layers mix each token with the
 few tokens before it; what they need of a token lies where others have its key and value. *states*:
-some layers keep one running state (gated delta rule). What each token gives to it lies in the
-token's place, for the whole text: what enters the layer's convolution, and key, value and two
-numbers a head in float32. That is far more than an attention layer keeps. The state itself is kept
-at every 64th token, and made anew where it is not. *eager*: transformers
-has no fused attention for this family, so each layer writes the scores of all heads to memory and
-reads them again. That takes more time and memory, above all for long prompts.
+some layers keep one running state (gated delta rule, Mamba 2), in a few families beside attention
+in the same layer. What each token gives to it lies in the token's place, for the whole text: what
+enters the layer's convolution, and in float32 what the rule takes of it (key, value and two numbers
+a head; in Mamba 2 a head's x and step, a group's b). That is far more than an attention layer
+keeps. The state itself is kept at every 64th token, and made anew where it is not. *eager*:
+transformers has no fused attention for this family, so each layer writes the scores of all heads to
+memory and reads them again. That takes more time and memory, above all for long prompts.
 
 **experts.** *yes*: the family has mixtures of experts in transformers' common form; in some it is
 up to config.json. On a CPU a pass reads only the experts that it uses. Each expert's matrices are

@@ -52,7 +52,7 @@ RUN = (
 
 
 # Whose running state rolls back.
-WITH_STATES = {"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
+WITH_STATES = {"bamba", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
 
 
 def causal_kinds() -> list[str]:

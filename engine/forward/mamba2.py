@@ -1,0 +1,127 @@
+"""Mamba 2 (Bamba): layers that keep one running state, over slots.
+
+    S_t = exp(s_t A) S_(t-1) + s_t x_t b_t'          y_t = S_t c_t + D x_t
+
+What a token gives to the states behind it: x, b and its step s (in the paper: delta t). Heads have
+an x and a step each, groups of heads share b and c. How a state comes of these, and where it is
+kept: `running_states.py`. A token's share in a later output is the product of c and b with the
+decays between the two (https://arxiv.org/abs/2405.21060, equation 16), so a row of a tree needs no
+state of its own.
+
+The modules stay transformers'; where the cache is ours, their forward is this one. Passes of
+several texts run one text after another.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.forward.cache_tensors import ShapeCache, SlotCache
+from engine.forward.running_states import convolved, summed
+
+CLASSES = ("BambaMixer",)
+BESIDE_ATTENTION = True
+
+
+def num_before(module: Any) -> int:
+    """Return how many tokens before a row the layer's convolution reads."""
+    return int(module.conv_kernel_size) - 1
+
+
+def forward(
+    module: Any,
+    usual: Any,
+    place: int,
+    hidden_states: torch.Tensor,
+    cache_params: Any = None,
+    attention_mask: Any = None,
+    **more: Any,
+) -> torch.Tensor:
+    """Return the layer's outputs [1, n, width] (`more_layers.Kind`)."""
+    if not isinstance(cache_params, SlotCache | ShapeCache):
+        found: torch.Tensor = usual(hidden_states, cache_params, attention_mask, **more)
+        return found
+    gate, entering, steps = _projected(module, hidden_states)
+    inner, outer = _sizes(module)
+    size = inner + outer + module.num_heads
+    mixed = module.act(convolved(entering, module.conv1d, size, cache_params, place))
+    x, b, c = torch.split(mixed.to(entering.dtype).float(), [inner, outer, outer], dim=-1)
+    given = torch.cat((x, b, steps), dim=-1)
+    queries = _by(c, module.n_groups)
+    rows = summed(partial(_run, module), queries, given, entering, cache_params, place)
+    rows = rows + module.D.float()[:, None] * _by(x, module.num_heads)
+    made: torch.Tensor = module.out_proj(_gated(module, rows.flatten(2), gate))
+    return made
+
+
+def _by(rows: torch.Tensor, *counts: int) -> torch.Tensor:
+    """Return rows [..., size] divided into so many parts, [..., *counts, size of a part]."""
+    return rows.view(*rows.shape[:-1], *counts, -1)
+
+
+def _sizes(module: Any) -> tuple[int, int]:
+    """Return how many numbers the x of all heads have, and the b of all groups."""
+    return module.intermediate_size, module.n_groups * module.ssm_state_size
+
+
+def _projected(
+    module: Any, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (gates, x, b and c before the convolution, steps [1, n, heads] float32)."""
+    made = module.in_proj(hidden)
+    sizes = [module.intermediate_size, module.conv_dim, module.num_heads]
+    gate, entering, steps = torch.split(made, sizes, dim=-1)
+    steps = F.softplus(steps.float() + module.dt_bias.float()).clamp(*module.time_step_limit)
+    return gate, entering, steps
+
+
+def _gated(module: Any, rows: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Return rows [1, n, width] float32 normed and gated, in the type of `gate`."""
+    made: torch.Tensor = module.norm(rows, gate)
+    return made.to(gate.dtype)
+
+
+def _run(
+    module: Any,
+    queries: torch.Tensor,
+    given: torch.Tensor,
+    state: torch.Tensor | None,
+    *,
+    goes_on: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Run chains of tokens (`running_states.Rule`).
+
+    In the shapes: g groups, h heads of each, d numbers of x, s of b.
+
+    queries  [B, q, g, s]: c
+    state    [g, h, d, s]
+    """
+    x, b, steps = torch.split(given, [*_sizes(module), module.num_heads], dim=-1)
+    steps, b = _by(steps, module.n_groups), _by(b, module.n_groups)  # [B, n, g, h], [B, n, g, s]
+    x = _by(x, *steps.shape[2:]) * steps[..., None]  # [B, n, g, h, d]
+    # Sums of logarithms from the beginning on, whose differences must stay exact.
+    decays = -module.A_log.double().exp().view(steps.shape[2:]) * steps
+    sums = decays.cumsum(1)
+    num_tokens, num_rows = given.shape[1], queries.shape[1]
+    of_rows = sums[:, num_tokens - num_rows :]
+    are_later = torch.ones(num_rows, num_tokens, dtype=torch.bool, device=x.device)
+    are_later = are_later.triu_(num_tokens - num_rows + 1)[..., None, None]
+    since = (of_rows[:, :, None] - sums[:, None]).masked_fill_(are_later, -torch.inf)
+    shares = torch.einsum("bqgs,bngs->bqng", queries, b)[..., None] * since.exp_().float()
+    made = torch.einsum("bqngh,bnghd->bqghd", shares, x)
+    if state is not None:
+        old = torch.einsum("bqgs,ghds->bqghd", queries, state)
+        made = made + old * of_rows.exp().float()[..., None]
+    behind = _behind(x, b, sums, state) if goes_on else None
+    return made.flatten(2, 3), behind
+
+
+def _behind(
+    x: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, state: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the state behind one chain of tokens; shapes as in `_run`, with B = 1."""
+    left = (sums[:, -1:] - sums).exp().float()
+    made = torch.einsum("nghd,ngs->ghds", (x * left[..., None])[0], b[0])
+    return made if state is None else made + state * sums[0, -1].exp().float()[..., None, None]
