@@ -152,6 +152,14 @@ FULL: Mapping[str, Mapping[str, Any]] = {
     "gpt_neox": {},
     "granite": _MULTIPLIERS,
     "granitemoe": {**_MULTIPLIERS, **_EXPERTS},
+    "granitemoehybrid": {
+        **_MAMBA_2,
+        **_MULTIPLIERS,
+        **_EXPERTS,
+        "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+        "position_embedding_type": "rope",
+        "shared_intermediate_size": 64,
+    },
     "hunyuan_v1_dense": _WIDE,
     "lfm2": _CONVOLVED,
     "lfm2_moe": {**_CONVOLVED, **_FEW, "num_dense_layers": 1},
@@ -200,6 +208,14 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
         "activation_sparsity_pattern": [0.0] * 4,
     },
     "gemma4_text-shared": _PER_LAYER,
+    "granitemoehybrid-dense": {
+        **_MAMBA_2,
+        **_MULTIPLIERS,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_local_experts": 0,
+        "position_embedding_type": "nope",
+        "shared_intermediate_size": 64,
+    },
     "ministral3-yarn": {**_WIDE, **_rope("yarn", llama_4_scaling_beta=0.5)},
 }
 ALL: Mapping[str, Mapping[str, Any]] = {**FAMILIES, **FORMS}

@@ -67,6 +67,10 @@ _MAMBA_2 = {
 _WIDE = {_HIDDEN: 64, _INNER: 128}
 _OF_KIND: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA_2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        **_MAMBA_2,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
         "ffn_config": {

@@ -43,7 +43,7 @@ ENCODER_DECODER = "an encoder-decoder model"
 # Reason -> the model types that are refused for it, whatever else config.json says.
 _ALWAYS: Mapping[str, tuple[str, ...]] = {
     RECURRENT: (
-        *("bailing_hybrid", "deepseek_v4", "falcon_h1", "falcon_mamba", "granitemoehybrid"),
+        *("bailing_hybrid", "deepseek_v4", "falcon_h1", "falcon_mamba"),
         *("jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen4_exp"),
         *("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
     ),
@@ -61,8 +61,8 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
 # Kind of layer -> the model types that have such layers where config.json has no `layer_types`.
 _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
     "linear_attention": (
-        *("bamba", "inkling2_text", "inkling_text", "minimax", "qwen3_5", "qwen3_5_moe"),
-        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+        *("bamba", "granitemoehybrid", "inkling2_text", "inkling_text", "minimax", "qwen3_5"),
+        *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     ),
     "chunked_attention": ("llama4", "llama4_text"),
     "sliding_attention": (
@@ -88,7 +88,7 @@ _WITH_CONVOLUTIONS = {"lfm2", "lfm2_moe"}
 # Model types whose layers with the gated delta rule run (`forward/delta_rule.py`).
 _WITH_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 # Model types whose Mamba 2 layers run (`forward/mamba2.py`).
-_WITH_MAMBA_2 = {"bamba"}
+_WITH_MAMBA_2 = {"bamba", "granitemoehybrid"}
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
 _ONE_WINDOW = {
     *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),
@@ -147,10 +147,10 @@ BY_ROW = frozenset(
 _MIXTURES = {
     *("afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1"),
     *("ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma4_text", "glm4_moe"),
-    *("glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared"),
-    *("hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash"),
-    *("minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
-    *("qwen3_5_moe_text", "qwen3_next", "solar_open"),
+    *("glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoehybrid"),
+    *("granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "lfm2_moe", "mellum"),
+    *("mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe"),
+    *("qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "solar_open"),
 }
 # Model types with experts in code of their own -> True if that makes the host wait for a GPU.
 _OWN_EXPERTS: Mapping[str, bool] = {

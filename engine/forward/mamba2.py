@@ -1,4 +1,4 @@
-"""Mamba 2 (Bamba): layers that keep one running state, over slots.
+"""Mamba 2 (Bamba, Granite 4): layers that keep one running state, over slots.
 
     S_t = exp(s_t A) S_(t-1) + s_t x_t b_t'          y_t = S_t c_t + D x_t
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from engine.forward.cache_tensors import ShapeCache, SlotCache
 from engine.forward.running_states import convolved, summed
 
-CLASSES = ("BambaMixer",)
+CLASSES = ("BambaMixer", "GraniteMoeHybridMambaLayer")
 BESIDE_ATTENTION = True
 
 

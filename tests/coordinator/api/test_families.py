@@ -52,7 +52,10 @@ RUN = (
 
 
 # Whose running state rolls back.
-WITH_STATES = {"bamba", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
+WITH_STATES = {
+    *("bamba", "granitemoehybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+    *("qwen3_next",),
+}
 
 
 def causal_kinds() -> list[str]:
@@ -136,6 +139,7 @@ def test_a_family_that_works_is_not_refused(kind: str) -> None:
         ({"model_type": "afmoe", "sliding_window": 64}, False),
         ({"model_type": "gemma2", "layer_types": ["full_attention"] * 26}, False),
         ({"model_type": "llama4_text", "layer_types": ["full_attention"] * 48}, False),
+        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * 16}, False),
         ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32}, True),
         ({"model_type": "llama", "layer_types": ["something"] * 32}, True),
         ({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}}, False),
