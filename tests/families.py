@@ -73,6 +73,19 @@ _MAMBA_2: Mapping[str, Any] = {
     "mamba_n_groups": 2,
     "mamba_chunk_size": 32,
 }
+_MUP: Mapping[str, Any] = {
+    **_MAMBA_2,
+    "mamba_d_ssm": 128,
+    "embedding_multiplier": 1.5,
+    "key_multiplier": 1.3,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 1.2,
+    "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 0.7],
+    "mlp_multipliers": [1.2, 0.8],
+    "lm_head_multiplier": 0.9,
+}
 _CONVOLVED: Mapping[str, Any] = {
     "layer_types": ["conv", "conv", "full_attention", "conv"],
     "block_auto_adjust_ff_dim": False,
@@ -144,6 +157,7 @@ FULL: Mapping[str, Mapping[str, Any]] = {
     "dots1": {**_ROUTED, **_WIDE},
     "ernie4_5": _WIDE,
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon_h1": _MUP,
     "gemma": _WIDE,
     "glm": _WIDE,
     "glm4": _WIDE,
@@ -202,6 +216,7 @@ _PER_LAYER: Mapping[str, Any] = {
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3-yarn": {**_LATENT, **_rope("yarn", mscale=1.0, mscale_all_dim=1.0)},
     "falcon-rw": {"multi_query": False, "parallel_attn": False, "bias": True},
+    "falcon_h1-norm": {**_MUP, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     "gemma3n_text-shared": {
         **_PER_LAYER,
         "laurel_rank": 8,

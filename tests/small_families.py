@@ -67,6 +67,7 @@ _MAMBA_2 = {
 _WIDE = {_HIDDEN: 64, _INNER: 128}
 _OF_KIND: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA_2, "attn_layer_indices": [1]},
+    "falcon_h1": {**_MAMBA_2, "mamba_d_ssm": 64, "key_multiplier": 1.3},
     "granitemoehybrid": {
         **_MAMBA_2,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],

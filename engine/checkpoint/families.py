@@ -43,9 +43,9 @@ ENCODER_DECODER = "an encoder-decoder model"
 # Reason -> the model types that are refused for it, whatever else config.json says.
 _ALWAYS: Mapping[str, tuple[str, ...]] = {
     RECURRENT: (
-        *("bailing_hybrid", "deepseek_v4", "falcon_h1", "falcon_mamba"),
-        *("jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen4_exp"),
-        *("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
+        *("bailing_hybrid", "deepseek_v4", "falcon_mamba", "jamba", "kimi_linear", "mamba"),
+        *("mamba2", "nemotron_h", "olmo_hybrid", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma"),
+        *("rwkv", "xlstm", "zamba", "zamba2", "zaya"),
     ),
     ALIBI: ("bloom", "mpt"),  # transformers' MPT has them also where config.json has none
     _SPARSE: ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"),
@@ -61,8 +61,8 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
 # Kind of layer -> the model types that have such layers where config.json has no `layer_types`.
 _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
     "linear_attention": (
-        *("bamba", "granitemoehybrid", "inkling2_text", "inkling_text", "minimax", "qwen3_5"),
-        *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+        *("bamba", "falcon_h1", "granitemoehybrid", "inkling2_text", "inkling_text", "minimax"),
+        *("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
     ),
     "chunked_attention": ("llama4", "llama4_text"),
     "sliding_attention": (
@@ -88,7 +88,7 @@ _WITH_CONVOLUTIONS = {"lfm2", "lfm2_moe"}
 # Model types whose layers with the gated delta rule run (`forward/delta_rule.py`).
 _WITH_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 # Model types whose Mamba 2 layers run (`forward/mamba2.py`).
-_WITH_MAMBA_2 = {"bamba", "granitemoehybrid"}
+_WITH_MAMBA_2 = {"bamba", "falcon_h1", "granitemoehybrid"}
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
 _ONE_WINDOW = {
     *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),

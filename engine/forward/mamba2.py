@@ -1,4 +1,4 @@
-"""Mamba 2 (Bamba, Granite 4): layers that keep one running state, over slots.
+"""Mamba 2 (Bamba, Granite 4, Falcon H1): layers that keep one running state, over slots.
 
     S_t = exp(s_t A) S_(t-1) + s_t x_t b_t'          y_t = S_t c_t + D x_t
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from engine.forward.cache_tensors import ShapeCache, SlotCache
 from engine.forward.running_states import convolved, summed
 
-CLASSES = ("BambaMixer", "GraniteMoeHybridMambaLayer")
+CLASSES = ("BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer")
 BESIDE_ATTENTION = True
 
 
@@ -70,7 +70,11 @@ def _projected(
     module: Any, hidden: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (gates, x, b and c before the convolution, steps [1, n, heads] float32)."""
+    if is_scaled := hasattr(module, "mup_vector"):  # Falcon H1's multipliers
+        hidden = hidden * module.ssm_in_multiplier
     made = module.in_proj(hidden)
+    if is_scaled:
+        made = made * module.mup_vector
     sizes = [module.intermediate_size, module.conv_dim, module.num_heads]
     gate, entering, steps = torch.split(made, sizes, dim=-1)
     steps = F.softplus(steps.float() + module.dt_bias.float()).clamp(*module.time_step_limit)
@@ -78,9 +82,11 @@ def _projected(
 
 
 def _gated(module: Any, rows: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Return rows [1, n, width] float32 normed and gated, in the type of `gate`."""
-    made: torch.Tensor = module.norm(rows, gate)
-    return made.to(gate.dtype)
+    """Return rows [1, n, width] float32 gated and mostly normed, in the type of `gate`."""
+    if getattr(module, "mamba_rms_norm", True):
+        made: torch.Tensor = module.norm(rows, gate)
+        return made.to(gate.dtype)
+    return (rows * F.silu(gate)).to(gate.dtype)
 
 
 def _run(

@@ -53,8 +53,8 @@ RUN = (
 
 # Whose running state rolls back.
 WITH_STATES = {
-    *("bamba", "granitemoehybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
-    *("qwen3_next",),
+    *("bamba", "falcon_h1", "granitemoehybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
+    *("qwen3_5_text", "qwen3_next"),
 }
 
 
