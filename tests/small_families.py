@@ -63,6 +63,7 @@ _MAMBA_2 = {
     "mamba_d_head": 16,
     "mamba_d_state": 8,
     "mamba_n_groups": 2,
+    "time_step_limit": [0.5, 1.2],
 }
 _WIDE = {_HIDDEN: 64, _INNER: 128}
 _OF_KIND: dict[str, dict[str, Any]] = {
@@ -92,6 +93,15 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": _DELTA_RULE,
     "qwen3_5_text": _DELTA_RULE,
     "qwen3_next": _DELTA_RULE,
+    "nemotron_h": {
+        "hybrid_override_pattern": "M-*ME",
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "moe_shared_expert_intermediate_size": _HIDDEN,
+        "sliding_window": None,
+    },
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {
         "num_hidden_layers": 3,

@@ -27,6 +27,8 @@ _PLAIN = {"full_attention", "attention"}
 _SLIDING = {"sliding_attention", "reference_sliding_attention"}
 _CHUNKED = "chunked_attention"
 _CONVOLUTION, _LINEAR = "conv", "linear_attention"
+# Beside attention; Nemotron H has feed-forward blocks and experts in layers of their own.
+_OF_MAMBA_2 = {"linear_attention", "mamba", "mlp", "moe"}
 _WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent", "mamba"}
 
 RECURRENT = "recurrent layers, whose state cannot be rolled back"
@@ -44,8 +46,8 @@ ENCODER_DECODER = "an encoder-decoder model"
 _ALWAYS: Mapping[str, tuple[str, ...]] = {
     RECURRENT: (
         *("bailing_hybrid", "deepseek_v4", "falcon_mamba", "jamba", "kimi_linear", "mamba"),
-        *("mamba2", "nemotron_h", "olmo_hybrid", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma"),
-        *("rwkv", "xlstm", "zamba", "zamba2", "zaya"),
+        *("mamba2", "olmo_hybrid", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
+        *("xlstm", "zamba", "zamba2", "zaya"),
     ),
     ALIBI: ("bloom", "mpt"),  # transformers' MPT has them also where config.json has none
     _SPARSE: ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"),
@@ -62,7 +64,8 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
 _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
     "linear_attention": (
         *("bamba", "falcon_h1", "granitemoehybrid", "inkling2_text", "inkling_text", "minimax"),
-        *("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+        *("nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+        *("qwen3_next",),
     ),
     "chunked_attention": ("llama4", "llama4_text"),
     "sliding_attention": (
@@ -88,7 +91,7 @@ _WITH_CONVOLUTIONS = {"lfm2", "lfm2_moe"}
 # Model types whose layers with the gated delta rule run (`forward/delta_rule.py`).
 _WITH_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 # Model types whose Mamba 2 layers run (`forward/mamba2.py`).
-_WITH_MAMBA_2 = {"bamba", "falcon_h1", "granitemoehybrid"}
+_WITH_MAMBA_2 = {"bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"}
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
 _ONE_WINDOW = {
     *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),
@@ -149,8 +152,8 @@ _MIXTURES = {
     *("ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma4_text", "glm4_moe"),
     *("glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoehybrid"),
     *("granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "lfm2_moe", "mellum"),
-    *("mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral", "olmoe", "phimoe"),
-    *("qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "solar_open"),
+    *("mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral", "nemotron_h", "olmoe"),
+    *("phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "solar_open"),
 }
 # Model types with experts in code of their own -> True if that makes the host wait for a GPU.
 _OWN_EXPERTS: Mapping[str, bool] = {
@@ -275,7 +278,7 @@ def _why_not(kind: str, text: Stated) -> str | None:
     if kinds <= _WITH_DELTA_RULE:
         types -= {_LINEAR}
     if kinds <= _WITH_MAMBA_2:
-        types -= {_LINEAR, "mamba"}
+        types -= _OF_MAMBA_2
     if types & _WITH_STATE:
         return RECURRENT
     types -= _SLIDING | {_CHUNKED}

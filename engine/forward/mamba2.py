@@ -1,4 +1,4 @@
-"""Mamba 2 (Bamba, Granite 4, Falcon H1): layers that keep one running state, over slots.
+"""Mamba 2 (Bamba, Falcon H1, Granite 4, Nemotron H and others): one running state, over slots.
 
     S_t = exp(s_t A) S_(t-1) + s_t x_t b_t'          y_t = S_t c_t + D x_t
 
@@ -9,7 +9,8 @@ decays between the two (https://arxiv.org/abs/2405.21060, equation 16), so a row
 state of its own.
 
 The modules stay transformers'; where the cache is ours, their forward is this one. Passes of
-several texts run one text after another.
+several texts run one text after another. The limits of steps hold for every token, as where
+transformers computes a whole text; where it computes one token at a time, it leaves them out.
 """
 
 from functools import partial
@@ -21,7 +22,12 @@ import torch.nn.functional as F
 from engine.forward.cache_tensors import ShapeCache, SlotCache
 from engine.forward.running_states import convolved, summed
 
-CLASSES = ("BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer")
+CLASSES = (
+    "BambaMixer",
+    "FalconH1Mixer",
+    "GraniteMoeHybridMambaLayer",
+    "NemotronHMamba2Mixer",
+)
 BESIDE_ATTENTION = True
 
 

@@ -16,7 +16,14 @@ from tests.families import load
 from tests.small_families import make_small
 
 VOCAB, TOLERANCE = 199, 1e-3
-KINDS = ("qwen3_next", "qwen3_5_text", "bamba", "falcon_h1", "granitemoehybrid")
+KINDS = (
+    "qwen3_next",
+    "qwen3_5_text",
+    "bamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "nemotron_h",
+)
 LENGTHS = (1, STATE_STEP - 1, STATE_STEP, STATE_STEP + 1, 2 * STATE_STEP, 150)
 
 
