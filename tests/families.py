@@ -86,6 +86,19 @@ _MUP: Mapping[str, Any] = {
     "mlp_multipliers": [1.2, 0.8],
     "lm_head_multiplier": 0.9,
 }
+_SHARED: Mapping[str, Any] = {
+    "num_hidden_layers": 6,
+    "layers_block_type": ["linear_attention", "hybrid", *["hybrid", "linear_attention"] * 2],
+    "n_mamba_heads": 8,
+    "mamba_d_state": 16,
+    "mamba_ngroups": 2,
+    "chunk_size": 32,
+    "num_mem_blocks": 2,
+    "use_mem_rope": True,
+    "adapter_rank": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
 _CONVOLVED: Mapping[str, Any] = {
     "layer_types": ["conv", "conv", "full_attention", "conv"],
     "block_auto_adjust_ff_dim": False,
@@ -212,6 +225,7 @@ FULL: Mapping[str, Mapping[str, Any]] = {
     "smollm3": {},
     "stablelm": {"qk_layernorm": True},
     "starcoder2": {},
+    "zamba2": _SHARED,
 }
 FAMILIES: Mapping[str, Mapping[str, Any]] = {**WINDOWED, **FULL}
 _PER_LAYER: Mapping[str, Any] = {

@@ -102,6 +102,16 @@ _OF_KIND: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": _HIDDEN,
         "sliding_window": None,
     },
+    "zamba2": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+        "n_mamba_heads": 4,
+        "mamba_d_state": 8,
+        "mamba_ngroups": 2,
+        "num_mem_blocks": 1,
+        "adapter_rank": 8,
+        "num_key_value_heads": 4,
+    },
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {
         "num_hidden_layers": 3,

@@ -27,8 +27,9 @@ _PLAIN = {"full_attention", "attention"}
 _SLIDING = {"sliding_attention", "reference_sliding_attention"}
 _CHUNKED = "chunked_attention"
 _CONVOLUTION, _LINEAR = "conv", "linear_attention"
-# Beside attention; Nemotron H has feed-forward blocks and experts in layers of their own.
-_OF_MAMBA_2 = {"linear_attention", "mamba", "mlp", "moe"}
+# Nemotron H has feed-forward blocks and experts in layers of their own; "hybrid" is Zamba 2's word
+# for attention and Mamba 2 in one layer.
+_OF_MAMBA_2 = {"linear_attention", "mamba", "hybrid", "mlp", "moe"}
 _WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent", "mamba"}
 
 RECURRENT = "recurrent layers, whose state cannot be rolled back"
@@ -47,7 +48,7 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
     RECURRENT: (
         *("bailing_hybrid", "deepseek_v4", "falcon_mamba", "jamba", "kimi_linear", "mamba"),
         *("mamba2", "olmo_hybrid", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
-        *("xlstm", "zamba", "zamba2", "zaya"),
+        *("xlstm", "zamba", "zaya"),
     ),
     ALIBI: ("bloom", "mpt"),  # transformers' MPT has them also where config.json has none
     _SPARSE: ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"),
@@ -65,7 +66,7 @@ _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
     "linear_attention": (
         *("bamba", "falcon_h1", "granitemoehybrid", "inkling2_text", "inkling_text", "minimax"),
         *("nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
-        *("qwen3_next",),
+        *("qwen3_next", "zamba2"),
     ),
     "chunked_attention": ("llama4", "llama4_text"),
     "sliding_attention": (
@@ -91,7 +92,7 @@ _WITH_CONVOLUTIONS = {"lfm2", "lfm2_moe"}
 # Model types whose layers with the gated delta rule run (`forward/delta_rule.py`).
 _WITH_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 # Model types whose Mamba 2 layers run (`forward/mamba2.py`).
-_WITH_MAMBA_2 = {"bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"}
+_WITH_MAMBA_2 = {"bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2"}
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
 _ONE_WINDOW = {
     *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),

@@ -27,6 +27,7 @@ CLASSES = (
     "FalconH1Mixer",
     "GraniteMoeHybridMambaLayer",
     "NemotronHMamba2Mixer",
+    "Zamba2MambaMixer",
 )
 BESIDE_ATTENTION = True
 

@@ -54,7 +54,7 @@ RUN = (
 # Whose running state rolls back.
 WITH_STATES = {
     *("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "qwen3_5", "qwen3_5_moe"),
-    *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+    *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba2"),
 }
 
 
@@ -141,6 +141,8 @@ def test_a_family_that_works_is_not_refused(kind: str) -> None:
         ({"model_type": "llama4_text", "layer_types": ["full_attention"] * 48}, False),
         ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * 16}, False),
         ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32}, True),
+        ({"model_type": "zamba2", "layers_block_type": ["mamba", "hybrid"] * 27}, False),
+        ({"model_type": "zamba2", "layer_types": ["mamba", "hybrid"] * 27}, False),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*ME"}, False),
         ({"model_type": "nemotron_h", "layer_types": ["mamba", "mlp", "attention"]}, False),
         ({"model_type": "llama", "layer_types": ["something"] * 32}, True),

@@ -23,6 +23,7 @@ KINDS = (
     "falcon_h1",
     "granitemoehybrid",
     "nemotron_h",
+    "zamba2",
 )
 LENGTHS = (1, STATE_STEP - 1, STATE_STEP, STATE_STEP + 1, 2 * STATE_STEP, 150)
 
