@@ -86,16 +86,19 @@ _MUP: Mapping[str, Any] = {
     "mlp_multipliers": [1.2, 0.8],
     "lm_head_multiplier": 0.9,
 }
+# Transformers' `generate` does not hold each token to the least step (`engine/forward/mamba2.py`);
+# with this one it makes no difference.
+_STEPS: Mapping[str, Any] = {"time_step_min": 1e-6, "time_step_max": 2.0}
 _SHARED: Mapping[str, Any] = {
-    "num_hidden_layers": 6,
-    "layers_block_type": ["linear_attention", "hybrid", *["hybrid", "linear_attention"] * 2],
+    **_STEPS,
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention"],
     "n_mamba_heads": 8,
     "mamba_d_state": 16,
     "mamba_ngroups": 2,
     "chunk_size": 32,
-    "num_mem_blocks": 2,
+    "num_mem_blocks": 1,
     "use_mem_rope": True,
-    "adapter_rank": 8,
+    "adapter_rank": 64,
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
@@ -200,6 +203,7 @@ FULL: Mapping[str, Mapping[str, Any]] = {
     "nemotron_h": {
         **_WIDE,
         **_ROUTED,
+        **_STEPS,
         "hybrid_override_pattern": "M-*ME",
         "mamba_num_heads": 8,
         "mamba_head_dim": 16,
@@ -260,8 +264,9 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 }
 ALL: Mapping[str, Mapping[str, Any]] = {**FAMILIES, **FORMS}
 # Tested where there is little time: a window in some layers, in all layers, chunks, experts, sinks,
-# short convolutions, a running state.
+# short convolutions, two kinds of a running state.
 USUAL = (
+    "bamba",
     "gemma3_text",
     "gpt_oss",
     "lfm2",

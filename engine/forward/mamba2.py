@@ -10,7 +10,8 @@ state of its own.
 
 The modules stay transformers'; where the cache is ours, their forward is this one. Passes of
 several texts run one text after another. The limits of steps hold for every token, as where
-transformers computes a whole text; where it computes one token at a time, it leaves them out.
+transformers computes a whole text; where it computes one token at a time, it leaves them out, so
+that its `generate` may differ from its own forward where steps reach them.
 """
 
 from functools import partial
