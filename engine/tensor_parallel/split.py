@@ -8,7 +8,7 @@ reshape by the size of a head, so they run unchanged with fewer heads. Routers, 
 are whole on every rank and compute the same numbers on each, from the same inputs.
 
 Other models are refused: those whose attention counts its heads itself, mixes them before o_proj,
-or keeps its weights in other shapes.
+or keeps its weights in other shapes; and those with layers that keep a running state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from engine.errors import ModelError
+from engine.forward.more_layers import has_states
 from engine.tensor_parallel.group import Rank
 from engine.tensor_parallel.layout import UNIT, scaled
 
@@ -138,6 +139,8 @@ def cuts_of(name: str, model: Any, rank: Rank) -> dict[str, Cut]:
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise _refused(name, model, "no list of decoder layers")
+    if has_states(model):
+        raise _refused(name, model, "layers with a running state")
     paths = {part: path for path, part in model.named_modules()}
     cuts: dict[str, Cut] = {}
     for layer in layers:

@@ -14,6 +14,7 @@ from tests.engine.random_session import Path as TreePath
 from tests.engine.random_session import RandomSession
 from tests.engine.tensor_parallel.threads import Threads
 from tests.engine.test_slot_cache import difference
+from tests.small_families import make_small
 
 EMBEDDED = Path(__file__).resolve().parents[3] / "models"
 TOLERANCE = 2e-5
@@ -117,6 +118,11 @@ def test_norms_across_heads_are_refused(tmp_path: Path) -> None:
     path = save("cohere", tmp_path, {"use_qk_norm": True})
     with pytest.raises(ModelError, match="weights across heads"):
         Threads(path, 2)
+
+
+def test_a_running_state_beside_attention_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"falcon_h1 .* \(layers with a running state\)"):
+        Threads(make_small("falcon_h1", tmp_path), 2)
 
 
 def test_more_ranks_than_key_heads_are_refused(tmp_path: Path) -> None:
