@@ -12,7 +12,8 @@ nearly equally fast, trials go on as often as at first: they cost nothing then, 
 be clear. Passes without drafts were timed when the model was loaded. If the first drafts make fewer
 tokens a second than such passes would, the first trial comes early: else a short run would end
 before it. If drafts make far more, no trial is made, since it would cost a short text a fifth of
-its passes; the first stretch of the greatest length ends with a trial all the same.
+its passes; the first stretch of the greatest length ends with a trial all the same. Where the last
+passes with drafts were far slower than plain ones were in a trial, the next trial comes at once.
 
 What trials have found is an `Outcome`, which is kept for later starts (`remembering.py`): a process
 that writes one short text would end before it knows anything. A new process goes on in the middle
@@ -118,6 +119,8 @@ class Course:
     num_tokens: float = 0.0  # tokens of each text in the passes that count
     seconds: float = 0.0  # seconds of these passes
     plain_s: float = 0.0  # seconds that they would have taken without drafts, as measured
+    # Tokens of each text and seconds of a pass: running means over the last passes of this stretch.
+    recent: tuple[float, float] = (0.0, 0.0)
     # Tokens per second with a rest (True) and without (False): a running mean over the stretches
     # so far, in which the newest has a weight of 2/3. And the seconds of a pass in the newest.
     rates: dict[bool, float] = field(default_factory=dict)
@@ -162,6 +165,13 @@ class Course:
             return
         self.num_passes += 1
         settle = min(self.first, self._settle)
+        if self.num_passes > settle:
+            self._note_recent(
+                num_tokens, seconds, 1 / min(self.num_passes - settle, NUM_TO_SUSPECT)
+            )
+        if self._is_far_behind:
+            self._next(self.recent[0] / self.recent[1], self.recent[1])
+            return
         left = settle + self.length - self.num_passes
         if self.num_passes <= settle or not 0 <= left < MEASURED:
             return
@@ -171,7 +181,14 @@ class Course:
         self.plain_s += plain_s
         is_over = left == 0 or self._looks_slow or self._is_clear
         if is_over and self.seconds > 0:
-            self._next(self.num_tokens / self.seconds)
+            self._next(self.num_tokens / self.seconds, self.seconds / self.num_counted)
+
+    def _note_recent(self, num_tokens: float, seconds: float, weight: float) -> None:
+        tokens, spent_s = self.recent
+        self.recent = (
+            tokens + weight * (num_tokens - tokens),
+            spent_s + weight * (seconds - spent_s),
+        )
 
     @property
     def _settle(self) -> int:
@@ -204,10 +221,25 @@ class Course:
         usual = self.rates[True] * self.seconds
         return not usual / FAR <= self.num_tokens <= usual * FAR
 
-    def _next(self, rate: float) -> None:
-        """End a stretch: try the other way, or compare both ways after a trial."""
+    @property
+    def _is_far_behind(self) -> bool:
+        """True if the last passes with drafts were far slower than plain ones that were measured.
+
+        Texts of one kind differ, and what paid on average may not on this one.
+        """
+        if self.way is not Way.DRAFTING or True not in self.rates:
+            return False
+        tokens, seconds = self.recent
+        is_known = self.num_passes >= min(self.first, self._settle) + NUM_TO_SUSPECT
+        return is_known and SURELY * tokens < self.rates[True] * seconds
+
+    def _next(self, rate: float, pass_s: float) -> None:
+        """End a stretch: try the other way, or compare both ways after a trial.
+
+        rate, pass_s  tokens of each text a second in it, and seconds of a pass
+        """
         self.rates[self.rests] = (self.rates.get(self.rests, rate) + 2 * rate) / 3
-        self.pass_s[self.rests] = self.seconds / self.num_counted
+        self.pass_s[self.rests] = pass_s
         self.is_new = True
         longer = min(2 * self.stretch, LONGEST_STRETCH)
         if self._is_foreseen:
@@ -250,6 +282,7 @@ class Course:
         """Reset the counts for a new stretch."""
         self.num_passes = self.num_silent = self.num_counted = 0
         self.num_tokens = self.seconds = self.plain_s = 0.0
+        self.recent = 0.0, 0.0
 
     def outcome(self, kind: str, num_texts: int) -> Outcome | None:
         """Return what trials have found; None: there was none yet."""

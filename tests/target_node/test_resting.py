@@ -156,6 +156,18 @@ def test_trials_of_a_rest_do_so_too() -> None:
     assert 0 < num_tried * 0.5 < 1.2 * SPENT * 5 * LONG
 
 
+def test_a_text_on_which_drafts_are_far_worse_than_on_others_ends_without_them() -> None:
+    course = started()
+    run(course, LONG, with_s=0.5, alone_s=1.0)
+    assert True in course.rates
+    run(course, 200, with_s=0.5, alone_s=1.0)
+    rested = run(course, 300, with_s=1.1 * SURELY, alone_s=1.0)
+    assert rested.index(True) < 4 * NUM_TO_SUSPECT
+    assert sum(rested) > 200
+    rested = run(started(), 300, with_s=0.9 * SURELY, alone_s=1.0)
+    assert rested.index(True) == SETTLE_DRAFTING + REST_AFTER, "nothing was tried yet"
+
+
 def test_far_slower_drafts_are_doubted_at_once() -> None:
     rested = run(started(), LONG, with_s=1.1 * SURELY, alone_s=1.0, plain_s=1.0)
     assert rested.index(True) == SETTLE_DRAFTING + NUM_IN_CROWD
