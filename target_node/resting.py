@@ -121,6 +121,7 @@ class Course:
     plain_s: float = 0.0  # seconds that they would have taken without drafts, as measured
     # Tokens of each text and seconds of a pass: running means over the last passes of this stretch.
     recent: tuple[float, float] = (0.0, 0.0)
+    num_recent: int = 0  # passes in them
     # Tokens per second with a rest (True) and without (False): a running mean over the stretches
     # so far, in which the newest has a weight of 2/3. And the seconds of a pass in the newest.
     rates: dict[bool, float] = field(default_factory=dict)
@@ -166,9 +167,7 @@ class Course:
         self.num_passes += 1
         settle = min(self.first, self._settle)
         if self.num_passes > settle:
-            self._note_recent(
-                num_tokens, seconds, 1 / min(self.num_passes - settle, NUM_TO_SUSPECT)
-            )
+            self._note_recent(num_tokens, seconds)
         if self._is_far_behind:
             self._next(self.recent[0] / self.recent[1], self.recent[1])
             return
@@ -183,7 +182,9 @@ class Course:
         if is_over and self.seconds > 0:
             self._next(self.num_tokens / self.seconds, self.seconds / self.num_counted)
 
-    def _note_recent(self, num_tokens: float, seconds: float, weight: float) -> None:
+    def _note_recent(self, num_tokens: float, seconds: float) -> None:
+        self.num_recent += 1
+        weight = 1 / min(self.num_recent, NUM_TO_SUSPECT)
         tokens, spent_s = self.recent
         self.recent = (
             tokens + weight * (num_tokens - tokens),
@@ -230,7 +231,7 @@ class Course:
         if self.way is not Way.DRAFTING or True not in self.rates:
             return False
         tokens, seconds = self.recent
-        is_known = self.num_passes >= min(self.first, self._settle) + NUM_TO_SUSPECT
+        is_known = self.num_recent >= NUM_TO_SUSPECT
         return is_known and SURELY * tokens < self.rates[True] * seconds
 
     def _next(self, rate: float, pass_s: float) -> None:
@@ -282,7 +283,7 @@ class Course:
         """Reset the counts for a new stretch."""
         self.num_passes = self.num_silent = self.num_counted = 0
         self.num_tokens = self.seconds = self.plain_s = 0.0
-        self.recent = 0.0, 0.0
+        self.recent, self.num_recent = (0.0, 0.0), 0
 
     def outcome(self, kind: str, num_texts: int) -> Outcome | None:
         """Return what trials have found; None: there was none yet."""

@@ -164,6 +164,13 @@ def test_a_text_on_which_drafts_are_far_worse_than_on_others_ends_without_them()
     rested = run(course, 300, with_s=1.1 * SURELY, alone_s=1.0)
     assert rested.index(True) < 4 * NUM_TO_SUSPECT
     assert sum(rested) > 200
+    assert course.pass_s[False] == pytest.approx(1.1 * SURELY)
+    outcome = course.outcome("kind", 1)
+    assert outcome is not None
+    later = Course.resumed(outcome._replace(rests=False, num_passes=outcome.stretch), REST_AFTER)
+    rested = run(later, 300, with_s=1.1 * SURELY, alone_s=1.0, catch_up=0)
+    assert rested.index(True) >= NUM_TO_SUSPECT, "a pass or two of a new process prove nothing"
+    assert later.pass_s[False] == pytest.approx(1.1 * SURELY)
     rested = run(started(), 300, with_s=0.9 * SURELY, alone_s=1.0)
     assert rested.index(True) == SETTLE_DRAFTING + REST_AFTER, "nothing was tried yet"
 
