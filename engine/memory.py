@@ -18,10 +18,11 @@ from engine.errors import OutOfMemory
 from engine.forward.cache_tensors import slot_bytes
 from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import PROMPT_ROWS, scored_rows
+from engine.forward.more_layers import state_bytes
 from engine.heads.loaded import Loaded, LoadedHead
 from engine.heads.medusa import Medusa
 from engine.layout.attention_windows import LayerKinds
-from engine.layout.slots import NUM_TREE_SLOTS, num_lanes_within
+from engine.layout.slots import NUM_TREE_SLOTS
 from engine.tensor_parallel.calls import FindFree
 from engine.tensor_parallel.split import lowest
 
@@ -102,7 +103,7 @@ def longest_text(
         each, once, scored = _slot_bytes(loaded), _mask_bytes(loaded), _scored_bytes(loaded)
         raise OutOfMemory(
             f"{loaded.name}: a cache for {limit} tokens takes "
-            f"{gigabytes(limit * (each + once))}, and {loaded.device} has "
+            f"{gigabytes(limit * (each + once) + _state_bytes(loaded))}, and {loaded.device} has "
             f"{gigabytes(max(0, room - scored))} for it; {_advice(most, utilization)}"
         )
     if asked:
@@ -120,7 +121,7 @@ def longest_text(
 
 def _fitting(loaded: Loaded, room: float) -> int:
     """Return how many tokens a text may have whose cache and masks take `room` bytes."""
-    left = max(0, int(room) - _scored_bytes(loaded))
+    left = max(0, int(room) - _scored_bytes(loaded) - _state_bytes(loaded))
     return left // (_slot_bytes(loaded) + _mask_bytes(loaded)) - _SPARE_SLOTS[_kind(loaded)]
 
 
@@ -169,7 +170,7 @@ def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, room: int) 
         return 1
     slots = max_len + _SPARE_SLOTS[_kind(loaded)]
     left = room - slots * _mask_bytes(loaded) - _scored_bytes(loaded)
-    fitting = num_lanes_within(max(0, left), _slot_bytes(loaded), slots)
+    fitting = max(0, left) // _lane_bytes(loaded, slots)
     if fitting < wanted:
         logger.warning(
             "%s: memory for %d texts at once, not for %d; a lower maximum length makes room",
@@ -186,12 +187,13 @@ def refuse_what_is_not_free(loaded: Loaded, max_len: int, num_lanes: int) -> Non
     The cache of a CPU takes memory only where texts were, so that room for one text is enough.
     """
     is_gpu, free = _kind(loaded) == "cuda", _free_bytes(loaded)
-    each, slots = _slot_bytes(loaded), max_len + _SPARE_SLOTS[_kind(loaded)]
+    slots = max_len + _SPARE_SLOTS[_kind(loaded)]
+    each = _lane_bytes(loaded, slots)
     needed = slots * _mask_bytes(loaded) + _scored_bytes(loaded)
-    held = (num_lanes if is_gpu else 1) * slots * each
+    held = (num_lanes if is_gpu else 1) * each
     if needed + held <= free:
         return
-    fitting = num_lanes_within(max(0, free - needed), each, slots)
+    fitting = max(0, free - needed) // each
     advice = f"{fitting} at once fit" if fitting else _advice(min(max_len, _fitting(loaded, free)))
     several = f"{num_lanes} texts" if is_gpu and num_lanes > 1 else "a text"
     raise OutOfMemory(
@@ -205,6 +207,16 @@ def _slot_bytes(loaded: Loaded) -> int:
     if isinstance(loaded, LoadedHead):
         return loaded.slot_bytes
     return slot_bytes(loaded.model, loaded.device)
+
+
+def _state_bytes(loaded: Loaded) -> int:
+    """Return the bytes of the running states that layers keep of one text, whatever its length."""
+    return 0 if isinstance(loaded, LoadedHead) else state_bytes(loaded.model)
+
+
+def _lane_bytes(loaded: Loaded, slots: int) -> int:
+    """Return the bytes of the cache of one text, with so many slots."""
+    return slots * _slot_bytes(loaded) + _state_bytes(loaded)
 
 
 def _mask_bytes(loaded: Loaded) -> int:

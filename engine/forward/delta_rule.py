@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.forward.cache_tensors import ShapeCache, SlotCache
-from engine.forward.running_states import convolved, summed
+from engine.forward.running_states import FLOAT32_BYTES, convolved, summed
 
 CLASSES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
 BESIDE_ATTENTION = False
@@ -35,6 +35,11 @@ class _Tokens(NamedTuple):
 def num_before(module: Any) -> int:
     """Return how many tokens before a row the layer's convolution reads."""
     return int(module.conv_kernel_size) - 1
+
+
+def state_bytes(module: Any) -> int:
+    """Return the bytes of one text's state: [heads, key dim, value dim] in float32."""
+    return int(module.value_dim) * int(module.head_k_dim) * FLOAT32_BYTES
 
 
 def forward(

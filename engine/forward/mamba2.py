@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.forward.cache_tensors import ShapeCache, SlotCache
-from engine.forward.running_states import convolved, summed
+from engine.forward.running_states import FLOAT32_BYTES, convolved, summed
 
 CLASSES = (
     "BambaMixer",
@@ -36,6 +36,11 @@ BESIDE_ATTENTION = True
 def num_before(module: Any) -> int:
     """Return how many tokens before a row the layer's convolution reads."""
     return int(module.conv_kernel_size) - 1
+
+
+def state_bytes(module: Any) -> int:
+    """Return the bytes of one text's state: [heads, dim, state] in float32."""
+    return int(module.intermediate_size) * int(module.ssm_state_size) * FLOAT32_BYTES
 
 
 def forward(

@@ -23,6 +23,9 @@ class Kind(Protocol):
     def num_before(self, module: Any) -> int:
         """Return how many tokens before a row the layer's convolution reads."""
 
+    def state_bytes(self, module: Any) -> int:
+        """Return the bytes of the state that such a layer keeps of a text."""
+
     def forward(
         self, module: Any, usual: Any, place: int, hidden_states: torch.Tensor, /
     ) -> torch.Tensor:
@@ -50,6 +53,11 @@ def more_in_slots(model: Any) -> int:
             module.forward = partial(kind.forward, module, module.forward, place)
         found = max(found, kind.num_before(module))
     return found
+
+
+def state_bytes(model: Any) -> int:
+    """Return the bytes of all states that a model keeps of one text, whatever its length."""
+    return sum(kind.state_bytes(module) for module, kind in _layers(model, _KINDS))
 
 
 def has_states(model: Any) -> bool:

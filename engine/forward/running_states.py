@@ -20,6 +20,8 @@ from engine.forward.short_conv import mixed_with
 
 Cache = SlotCache | ShapeCache
 
+FLOAT32_BYTES = 4
+
 
 class Rule(Protocol):
     """Says what rows read of the tokens before them, and which state these leave."""

@@ -25,6 +25,12 @@ def num_before(module: Any) -> int:
     return len(_weights(module.conv)) - 1
 
 
+def state_bytes(module: Any) -> int:
+    """Return 0: all that such a layer keeps lies in slots."""
+    del module
+    return 0
+
+
 def _weights(conv: Any) -> torch.Tensor:
     """Return the weights [taps, width], of the row itself last."""
     weights: torch.Tensor = conv.weight

@@ -441,15 +441,6 @@ def lane_counts(num_lanes: int) -> tuple[int, ...]:
     return (*(1 << power for power in range((num_lanes - 1).bit_length())), num_lanes)
 
 
-def num_lanes_within(limit_bytes: int, slot_bytes: int, slots_per_lane: int) -> int:
-    """Return how many lanes fit into `limit_bytes` of memory; 0 if not even one does.
-
-    slot_bytes      bytes of the keys and values of one token (`cache_tensors.slot_bytes`)
-    slots_per_lane  slots for the longest text, its tree and scratch (`Executor.lanes.num_slots`)
-    """
-    return limit_bytes // (slot_bytes * slots_per_lane)
-
-
 def copied(moves: Iterable[Move], lanes: LaneLayout) -> tuple[list[int], list[int]]:
     """Return the source and target slots of several lanes' moves, as slots of the whole cache."""
     sources: list[int] = []

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from engine import memory
 from engine.checkpoint.model import load_model
 from engine.errors import ModelError
-from engine.forward.cache_tensors import STATE_STEP
+from engine.forward.cache_tensors import STATE_STEP, slot_bytes
+from engine.forward.more_layers import state_bytes
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from engine.model_executor import ModelExecutor
@@ -32,6 +34,27 @@ LENGTHS = (1, STATE_STEP - 1, STATE_STEP, STATE_STEP + 1, 2 * STATE_STEP, 150)
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small model."""
     return make_small(request.param, tmp_path_factory.mktemp("model"))
+
+
+def test_memory_is_counted_for_the_states_that_are_kept(small: Path) -> None:
+    loaded = load_model(str(small), dtype="float32")
+    executor = ModelExecutor(loaded, 320, num_lanes=2)
+    cache = executor._backend.cache  # type: ignore[union-attr]
+    where = tuple(range(STATE_STEP + 1))
+    for lane in (0, 1):
+        executor.run(Feed(where, where, where, 0, None, lane=lane), (STATE_STEP,))
+    held = sum(_num_bytes(state) for _, state in cache.states.values())
+    assert held == 2 * state_bytes(loaded.model) > 0
+    # A text of no tokens has these bytes too, so one lane less fits.
+    slots = 300
+    room = 3 * (slots * slot_bytes(loaded.model, loaded.device) + state_bytes(loaded.model))
+    spare = memory._SPARE_SLOTS["cpu"]
+    assert memory.num_lanes_that_fit(loaded, slots - spare, 8, room=room) == 3
+    assert memory.num_lanes_that_fit(loaded, slots - spare, 8, room=room - 1) == 2
+
+
+def _num_bytes(state: Any) -> int:
+    return int(state.nbytes)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from engine.checkpoint.model import load_model
 from engine.forward.cache_tensors import slot_bytes
-from engine.layout.slots import Feed, LaneLayout, Move, SlotMap, Span, is_grid, num_lanes_within
+from engine.layout.slots import Feed, LaneLayout, Move, SlotMap, Span, is_grid
 from engine.loading import make_executor
 from engine.model_executor import ModelExecutor
 from tests.engine.conftest import Load
@@ -174,13 +174,10 @@ def test_lanes_at_equal_distances_are_a_grid() -> None:
     assert not is_grid(spans((0, 1), (64, 2)))
 
 
-def test_memory_says_how_many_lanes_fit(load: Load) -> None:
+def test_a_buffer_has_the_lanes_that_memory_was_counted_for(load: Load) -> None:
     loaded = load("llama")
     per_slot = slot_bytes(loaded.model, loaded.device)
     executor = ModelExecutor(loaded, 100, num_lanes=3, fixed_rows=4)
     (buffer,) = executor._backend.cache.buffers.values()  # type: ignore[union-attr]
     assert buffer.nbytes == executor.lanes.total * per_slot
     assert executor.lanes == LaneLayout(3, 104)
-    assert num_lanes_within(buffer.nbytes, per_slot, 104) == 3
-    assert num_lanes_within(buffer.nbytes - 1, per_slot, 104) == 2
-    assert num_lanes_within(per_slot, per_slot, 104) == 0
