@@ -95,9 +95,10 @@ _OF_TYPES: Mapping[str, tuple[str, ...]] = {
 # class in the files counts only if it is the one of this table.
 _WITHOUT_CLASS = {
     *("beam", "ernie4_5", "ernie4_5_moe", "flex_olmo", "fuyu", "glm", "glm4", "glm4_moe"),
-    *("glm4_moe_lite", "got_ocr2", "gpt_bigcode", "granite", "granitemoe", "granitemoeshared"),
-    *("hyperclovax", "internlm3", "iquestcoder", "llava", "llava_next", "mimo_v2_flash"),
-    *("minicpm3", "minimax_m2", "ministral", "ministral3", "mistral", "mistral3", "mixtral"),
+    *("glm4_moe_lite", "got_ocr2", "gpt_bigcode", "granite", "granitemoe", "granitemoehybrid"),
+    *("granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llava", "llava_next"),
+    *("mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral"),
+    *("mistral3", "mixtral"),
     *("modernbert-decoder", "nemotron", "olmo2", "olmo3", "persimmon", "phi3", "phimoe"),
     *("smolvlm", "stablelm", "vipllava", "voxtral"),
 }
