@@ -36,11 +36,12 @@ Json = dict[str, Any]
 
 TEXTS = ("/v1/completions", "/v1/chat/completions")
 FORWARDED = "x-forwarded-for"
-# Headers that are of one connection, or that are made anew for the next one.
+# Headers that are of one connection, or that are made anew for the next one. The page's origin is
+# this address, which the guard has compared; a server would take it for a page elsewhere.
 OF_CONNECTION = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
     *("transfer-encoding", "upgrade", "host", "content-length", "content-encoding"),
-    *("accept-encoding", "date", "server", FORWARDED),
+    *("accept-encoding", "date", "server", "origin", "referer", "sec-fetch-site", FORWARDED),
 }
 PROBE_S = 1.0  # between two questions about a server's health, and the most that an answer takes
 CONNECT_S = 5.0

@@ -237,6 +237,14 @@ def test_a_router_changes_nothing(fleet: Fleet, undisturbed: list[Heard]) -> Non
         assert texts == dict(wanted.text)
     assert httpx.get(f"{fleet.url}/v1/models").json()["data"]
     assert "<html" in httpx.get(f"{fleet.url}/").text
+    # As the page asks, in a browser.
+    own = {"Origin": fleet.url, "Sec-Fetch-Site": "same-origin"}
+    body = {"prompt": PROMPT, "max_tokens": 4}
+    asked = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=own, timeout=LIMIT_S)
+    assert asked.status_code == 200
+    other = {"Origin": "http://elsewhere.example", "Sec-Fetch-Site": "cross-site"}
+    refused = httpx.post(f"{fleet.url}/v1/completions", json=body, headers=other, timeout=LIMIT_S)
+    assert refused.status_code == 403
     refused = httpx.post(f"{fleet.url}/v1/completions", json={"prompt": PROMPT, "n": -1})
     assert refused.status_code == 400
     broken = {"Content-Type": "application/json"}
