@@ -21,6 +21,7 @@ from engine.forward.running_states import FLOAT32_BYTES, convolved, summed
 
 CLASSES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
 BESIDE_ATTENTION = False
+CONVOLUTION = "conv1d"
 
 
 class _Tokens(NamedTuple):
@@ -32,37 +33,23 @@ class _Tokens(NamedTuple):
     decays: torch.Tensor
 
 
-def num_before(module: Any) -> int:
-    """Return how many tokens before a row the layer's convolution reads."""
-    return int(module.conv_kernel_size) - 1
-
-
 def state_bytes(module: Any) -> int:
     """Return the bytes of one text's state: [heads, key dim, value dim] in float32."""
     return int(module.value_dim) * int(module.head_k_dim) * FLOAT32_BYTES
 
 
 def forward(
-    module: Any,
-    usual: Any,
-    place: int,
-    hidden_states: torch.Tensor,
-    cache_params: Any = None,
-    attention_mask: Any = None,
-    **more: Any,
+    module: Any, place: int, hidden_states: torch.Tensor, cache: SlotCache | ShapeCache
 ) -> torch.Tensor:
     """Return the layer's outputs [1, n, width] (`more_layers.Kind`)."""
-    if not isinstance(cache_params, SlotCache | ShapeCache):
-        found: torch.Tensor = usual(hidden_states, cache_params, attention_mask, **more)
-        return found
     entering, gate, betas, decays = _projected(module, hidden_states)
     size = module.key_dim + module.value_dim + 2 * module.num_v_heads
-    mixed = F.silu(convolved(entering, module.conv1d, size, cache_params, place))
+    mixed = F.silu(convolved(entering, module.conv1d, size, cache, place))
     sizes = [module.key_dim, module.key_dim, module.value_dim]
     queries, keys, values = torch.split(mixed.to(entering.dtype), sizes, dim=-1)
     given = torch.cat((keys, values, betas, decays), dim=-1).float()
     queries = queries.view(*queries.shape[:-1], -1, module.head_k_dim)
-    rows = summed(partial(_run, module), queries, given, entering, cache_params, place)
+    rows = summed(partial(_run, module), queries, given, entering, cache, place)
     heads = rows.reshape(-1, module.head_v_dim).to(gate.dtype)
     normed = module.norm(heads, gate.reshape(-1, module.head_v_dim))
     made: torch.Tensor = module.out_proj(normed.view(*entering.shape[:2], -1))

@@ -31,11 +31,7 @@ CLASSES = (
     "Zamba2MambaMixer",
 )
 BESIDE_ATTENTION = True
-
-
-def num_before(module: Any) -> int:
-    """Return how many tokens before a row the layer's convolution reads."""
-    return int(module.conv_kernel_size) - 1
+CONVOLUTION = "conv1d"
 
 
 def state_bytes(module: Any) -> int:
@@ -44,26 +40,17 @@ def state_bytes(module: Any) -> int:
 
 
 def forward(
-    module: Any,
-    usual: Any,
-    place: int,
-    hidden_states: torch.Tensor,
-    cache_params: Any = None,
-    attention_mask: Any = None,
-    **more: Any,
+    module: Any, place: int, hidden_states: torch.Tensor, cache: SlotCache | ShapeCache
 ) -> torch.Tensor:
     """Return the layer's outputs [1, n, width] (`more_layers.Kind`)."""
-    if not isinstance(cache_params, SlotCache | ShapeCache):
-        found: torch.Tensor = usual(hidden_states, cache_params, attention_mask, **more)
-        return found
     gate, entering, steps = _projected(module, hidden_states)
     inner, outer = _sizes(module)
     size = inner + outer + module.num_heads
-    mixed = module.act(convolved(entering, module.conv1d, size, cache_params, place))
+    mixed = module.act(convolved(entering, module.conv1d, size, cache, place))
     x, b, c = torch.split(mixed.to(entering.dtype).float(), [inner, outer, outer], dim=-1)
     given = torch.cat((x, b, steps), dim=-1)
     queries = _by(c, module.n_groups)
-    rows = summed(partial(_run, module), queries, given, entering, cache_params, place)
+    rows = summed(partial(_run, module), queries, given, entering, cache, place)
     rows = rows + module.D.float()[:, None] * _by(x, module.num_heads)
     made: torch.Tensor = module.out_proj(_gated(module, rows.flatten(2), gate))
     return made

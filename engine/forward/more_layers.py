@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.forward import delta_rule, mamba2, short_conv
+from engine.forward.cache_tensors import ShapeCache, SlotCache
 
 
 class Kind(Protocol):
@@ -20,19 +21,20 @@ class Kind(Protocol):
     def BESIDE_ATTENTION(self) -> bool:
         """True: some of these layers are beside attention, which has their place in the cache."""
 
-    def num_before(self, module: Any) -> int:
-        """Return how many tokens before a row the layer's convolution reads."""
+    @property
+    def CONVOLUTION(self) -> str:
+        """Return the name of a layer's convolution, which reads some tokens before each row."""
 
     def state_bytes(self, module: Any) -> int:
         """Return the bytes of the state that such a layer keeps of a text."""
 
     def forward(
-        self, module: Any, usual: Any, place: int, hidden_states: torch.Tensor, /
+        self, module: Any, place: int, hidden_states: torch.Tensor, cache: Any, /
     ) -> torch.Tensor:
         """Return the layer's outputs [lanes, n, width].
 
-        usual  transformers' forward, for a cache that is not ours; it has further arguments
         place  which layer of the cache this one has
+        cache  of ours, or the one that learns shapes
         """
 
 
@@ -50,8 +52,30 @@ def more_in_slots(model: Any) -> int:
     for module, kind in _layers(model, _KINDS):
         if "forward" not in vars(module):
             place = module.layer_idx + kind.BESIDE_ATTENTION * num_layers
-            module.forward = partial(kind.forward, module, module.forward, place)
-        found = max(found, kind.num_before(module))
+            module.forward = partial(_forward, kind, module, module.forward, place)
+        num_taps = getattr(module, kind.CONVOLUTION).weight.shape[-1]
+        found = max(found, num_taps - 1)
+    return found
+
+
+def _forward(
+    kind: Kind,
+    module: Any,
+    usual: Any,
+    place: int,
+    hidden_states: torch.Tensor,
+    *more: Any,
+    **named: Any,
+) -> torch.Tensor:
+    """Return a layer's outputs: ours where the cache is, else transformers'.
+
+    usual  transformers' forward
+    place  which layer of the cache this one has
+    """
+    for one in (*more, *named.values()):
+        if isinstance(one, SlotCache | ShapeCache):
+            return kind.forward(module, place, hidden_states, one)
+    found: torch.Tensor = usual(hidden_states, *more, **named)
     return found
 
 

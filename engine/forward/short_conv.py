@@ -18,11 +18,7 @@ from engine.forward.cache_tensors import ShapeCache, SlotCache
 
 CLASSES = ("Lfm2ShortConv", "Lfm2MoeShortConv")
 BESIDE_ATTENTION = False
-
-
-def num_before(module: Any) -> int:
-    """Return how many tokens before a row the layer's convolution reads."""
-    return len(_weights(module.conv)) - 1
+CONVOLUTION = "conv"
 
 
 def state_bytes(module: Any) -> int:
@@ -38,25 +34,16 @@ def _weights(conv: Any) -> torch.Tensor:
 
 
 def forward(
-    module: Any,
-    usual: Any,
-    place: int,
-    hidden_states: torch.Tensor,
-    past_key_values: Any = None,
-    attention_mask: Any = None,
-    **more: Any,
+    module: Any, place: int, hidden_states: torch.Tensor, cache: SlotCache | ShapeCache
 ) -> torch.Tensor:
     """Return the layer's outputs [lanes, n, width] (`more_layers.Kind`)."""
-    if not isinstance(past_key_values, SlotCache | ShapeCache):
-        found: torch.Tensor = usual(hidden_states, past_key_values, attention_mask, **more)
-        return found
     gate, out_gate, inner = module.in_proj(hidden_states).chunk(3, dim=-1)
     own = gate * inner
     halves = [half[:, None] for half in own.chunk(2, dim=-1)]
-    seen = past_key_values.update(*halves, place)
+    seen = cache.update(*halves, place)
     before = None
-    if isinstance(past_key_values, SlotCache):
-        before = torch.cat([past_key_values.before(part[:, 0]) for part in seen], dim=-1)
+    if isinstance(cache, SlotCache):
+        before = torch.cat([cache.before(part[:, 0]) for part in seen], dim=-1)
     mixed = mixed_with(before, own, module.conv)
     made: torch.Tensor = module.out_proj(out_gate * mixed.to(own.dtype))
     return made
