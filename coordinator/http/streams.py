@@ -77,10 +77,10 @@ async def event_stream(
                 waiting.put_nowait(await _written(event))
         except SlipstreamError as error:
             refusal = refusal_of(error)
-            waiting.put_nowait(_event(refusal.as_event()))
+            waiting.put_nowait(event_bytes(refusal.as_event()))
             return refusal.status != 503
         except RefusedRequestError as error:
-            waiting.put_nowait(_event(error.refusal.as_event()))
+            waiting.put_nowait(event_bytes(error.refusal.as_event()))
         finally:
             waiting.put_nowait(None)
         return True
@@ -104,8 +104,9 @@ async def _written(event: dict[str, Any]) -> bytes:
     found = [choice.get("logprobs") for choice in event.get("choices", ())]
     if any(one and len(one.get("tokens", ())) > MANY_TOKENS for one in found):
         return b"data: " + await asyncio.to_thread(json_bytes, event) + b"\n\n"
-    return _event(event)
+    return event_bytes(event)
 
 
-def _event(value: dict[str, Any]) -> bytes:
+def event_bytes(value: dict[str, Any]) -> bytes:
+    """Return a server-sent event."""
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

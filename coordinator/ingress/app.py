@@ -27,6 +27,7 @@ from coordinator.http.clients import Network, client_at
 from coordinator.http.errors import Refusal, again_after, error_response, mistake_of
 from coordinator.http.jobs import ClientGoneError, unless_gone
 from coordinator.http.large import json_bytes
+from coordinator.http.streams import event_bytes
 from coordinator.ingress.answer import Answer, says_it_ends
 from coordinator.ingress.servers import Server, Servers
 from proto.errors import SlipstreamError
@@ -49,11 +50,14 @@ KEEP_ALIVE_S = 5.0  # while no server is there a stream says that it is alive
 LOOK_S = 0.1  # between two looks for a server that is ready
 MOST_BREAKS = 3  # of a request's connections in a row without a token in between
 BEGINNING = 1024  # characters of a request that tell whether it begins like another one
-LARGE = 1 << 16  # bytes of a request that is read and written in a thread
+LARGE = 1 << 16  # bytes of a request that is read in a thread
 MAX_EVENT = 64 << 20  # bytes of one event of a stream
 MARK, DONE = b"data: ", b"data: [DONE]"
 SEVERAL = "a server is lost, and an answer to several prompts cannot go on elsewhere; ask again"
-BREAKS = f"the servers broke off this request {MOST_BREAKS} times in a row"
+BREAKS = (
+    f"the servers broke off this request {MOST_BREAKS} times in a row; their logs may say why, and "
+    "another request may pass"
+)
 
 
 class LostError(Exception):
@@ -296,7 +300,7 @@ class Ingress:
             except LostError:
                 answer.broke()
             except EndedError:
-                yield _event(_ended(self.servers).as_event())
+                yield event_bytes(_ended(self.servers).as_event())
                 return
             finally:
                 await opened.close()
@@ -304,7 +308,7 @@ class Ingress:
                 yield DONE + b"\n\n"
                 return
             if answer.has_begun and not answer.may_move:
-                yield _event(Refusal(503, SEVERAL, headers=again_after()).as_event())
+                yield event_bytes(Refusal(503, SEVERAL, headers=again_after()).as_event())
                 return
             if answer.num_tokens > num_tokens:
                 asking.num_breaks = 0
@@ -339,7 +343,7 @@ class Ingress:
         if isinstance(found, Opened):
             found = await self._refusal(found)
         told = _told_of(found)
-        yield _event(told)
+        yield event_bytes(told)
         if told["error"].get("status") != 503:  # the request is at fault: it is not to be repeated
             yield DONE + b"\n\n"
 
@@ -364,7 +368,7 @@ class Ingress:
             if says_it_ends(event):
                 raise LostError
             if (told := answer.heard(event)) is not None:
-                yield _event(told)
+                yield event_bytes(told)
 
 
 class Opened:
@@ -471,7 +475,7 @@ async def _read_json(raw: bytes) -> Any:
 
 
 async def _written(body: Json) -> bytes:
-    """Return a body as bytes; a large one is written in a thread."""
+    """Return a body as bytes; it is written in a thread, because it may be large."""
     return await asyncio.to_thread(json_bytes, body)
 
 
@@ -481,10 +485,6 @@ def _beginning(body: Json) -> Hashable:
     if isinstance(found, list):
         found = found[:BEGINNING]
     return json.dumps(found)[:BEGINNING] if found else None
-
-
-def _event(value: Json) -> bytes:
-    return MARK + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _ended(servers: Servers) -> Refusal:

@@ -200,6 +200,22 @@ def test_a_stream_that_makes_a_token_at_a_time_comes_to_its_end() -> None:
     run(stage, scene)
 
 
+def test_a_stream_that_waits_for_a_server_says_that_it_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "KEEP_ALIVE_S", 0.02)
+    plays = iter((breaks_after(2),))
+    stage = Stage(one=lambda *asked: next(plays, refuses(503))(*asked), two=refuses(503))
+
+    async def scene(_: Ingress, client: httpx.AsyncClient) -> None:
+        found = await client.post("/v1/completions", json={"prompt": "p", "stream": True})
+        before, _, behind = found.text.partition(": waiting for a server\n\n")
+        assert WORDS[1] in before
+        assert "503" in behind
+
+    run(stage, scene)
+
+
 @pytest.mark.parametrize("status", [404, 429, 500, 503])
 def test_a_begun_stream_waits_for_a_server_that_takes_it(status: int) -> None:
     stage = Stage(one=breaks_after(2), two=refuses(status))
