@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 A `Drafting` holds a copy of the speculation tree and runs ahead of the last verdict that it knows.
-`scheduling.py` decides when the drafter computes, and for which texts. For that it calls:
+`scheduling.py` decides when the drafter computes, and for which texts. The dispatcher
+(`node/dispatcher.py`) hands over messages, and the schedule calls the rest:
 
     tips              the nodes that could be expanded next, if there are any
     chunk, read       prefill the prompt, or tokens that the cache lacks, first         -> Part
@@ -16,13 +17,14 @@ A `Drafting` holds a copy of the speculation tree and runs ahead of the last ver
 A `Drafting` is made with the Open that begins a life of the text. A verdict of an earlier life is
 taken if it continues this text (`SpeculationTree.news`).
 
-It never waits for an answer. It stops at `window` tokens ahead of its root (the last committed
-token) until the next verdict, and below a token that ends the text. If the newest verdict states a
-`least_chance`, the models take turns: it stops at as many drafts in a row as a pass verifies, or
-where a node is less likely than `least_chance`, says that it is done, and pauses while the target
-computes, because that uses this core too. While verdicts have the cause RESTING, the drafter rests:
-it drafts and sends nothing. The target takes its first draft after a rest as the sign that it has
-caught up. `frontier.py` chooses the next nodes, and so whether a tree or a chain grows.
+It drafts on without an answer, up to `window` tokens ahead of its root (the last committed token);
+there, and below a token that ends the text, it stops until the next verdict. If the newest verdict
+states a `least_chance`, the models take turns: it stops at as many drafts in a row as a pass
+verifies, or where a node is less likely than `least_chance`, says that it is done, and pauses while
+the target computes, because that uses this core too. While verdicts have the cause RESTING, the
+drafter rests: it drafts and sends nothing. The target takes its first draft after a rest as the
+sign that it has caught up. `frontier.py` chooses the next nodes, and so whether a tree or a chain
+grows.
 
 Several queued verdicts are handled before tips are asked for, so only the last root is expanded.
 Draft steps of a chain whose drafts would not be sent yet are requested in one Compute, which ends
@@ -59,8 +61,8 @@ from enum import Enum, auto
 from drafter_node.compute import Children, Part
 from drafter_node.feeding import Change, HeadReading, Reading
 from drafter_node.frontier import Frontier, Pace, Tip
+from drafter_node.known import Known
 from drafter_node.sending import Numbers, Reminder, Said, all_of, some_of
-from drafter_node.statistics import Known
 from drafter_node.tail import TextEnd
 from engine.layout.slots import Feed
 from node.events import Arrived, MoveRows, Send, SharedAction, TextEvent, WaitUntil, Wipe, gap
@@ -203,8 +205,8 @@ class Drafting:
 
     def go_on(
         self, tail: Sequence[int], said: bytes, follows: Follows, *, may_be_longer: bool = False
-    ) -> Sequence[SharedAction]:
-        """Note how the text goes on behind the committed tokens (`tail.py`); returns the actions.
+    ) -> None:
+        """Note how the text goes on behind the committed tokens (`tail.py`).
 
         tail     the tokens of the end, as they are now
         said     the end in bytes
@@ -219,7 +221,6 @@ class Drafting:
         if (self.tree.root, said) != self._certain:
             self._certain = self.tree.root, said
             self._said_done = 0
-        return ()
 
     def _forget_steps(self) -> None:
         """Forget the steps that may follow the running forward: the cache was cut below them."""
@@ -254,7 +255,7 @@ class Drafting:
 
     def _of_a_turn(self, tips: Sequence[Tip]) -> list[Tip]:
         """Return those of these tips that the target waits for; [] ends the turn."""
-        if len(self._first_chain()) == self._num_wanted():
+        if len(self._first_chain()) == self._num_awaited_now():
             return []
         return [tip for tip in tips if tip.chance >= self._least]
 
@@ -334,7 +335,7 @@ class Drafting:
             return self.opened.policy.window
         if self._sends_at_once:
             return 0
-        num_there, wanted = len(self._first_chain()), self._num_wanted()
+        num_there, wanted = len(self._first_chain()), self._num_awaited_now()
         if num_there < wanted:
             return wanted - num_there - 1
         return self.opened.policy.group - len(self._unsent) - 1
@@ -461,7 +462,7 @@ class Drafting:
         """Return a message that says no more drafts come, once for each root, if it is needed."""
         if self._said_done == self.tree.root:
             return ()
-        is_enough = len(self._first_chain()) == self._num_wanted()
+        is_enough = len(self._first_chain()) == self._num_awaited_now()
         # A target with other tokens counts other drafts, and may wait for more.
         if is_enough and not self._known.is_translated and not self._unsent:
             return ()
@@ -477,13 +478,13 @@ class Drafting:
         self._reminder.reminded(now)
         return self._send_all(now, done=self._said_done == self.tree.root)
 
-    def _num_wanted(self) -> int:
+    def _num_awaited_now(self) -> int:
         """Return with how many drafts in a row the target starts a pass."""
         return min(self._num_awaited, self.opened.limits.max_drafts(len(self.tree.text)))
 
     def _first_chain(self) -> list[Node]:
         """Return the best chain below the root, of at most as many nodes as the target wants."""
-        return self.tree.best_chain(self._num_wanted())
+        return self.tree.best_chain(self._num_awaited_now())
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -491,7 +492,7 @@ class Drafting:
     def target_waits(self) -> bool:
         """True if the target waits for these drafts, and no more may follow before its verdict."""
         is_ahead = drafts_ahead(self.opened.policy, takes_turns=self._least > 0)
-        return not is_ahead and len(self._first_chain()) == self._num_wanted()
+        return not is_ahead and len(self._first_chain()) == self._num_awaited_now()
 
     def send(self, now: float) -> Sequence[SharedAction]:
         """Return a message with the new drafts, unless they are held back until there are more."""
@@ -514,7 +515,7 @@ class Drafting:
         at home, where no message is on its way.
         """
         is_judged = self.opened.rule is not Rule.COUPLED
-        is_priced = self.opened.policy.prices_wanted and not self._least
+        is_priced = self.opened.policy.prices_awaited and not self._least
         is_near = self._known.is_at_home
         return (
             not self._has_drafted or is_judged or is_priced or is_near or self._known.is_translated
@@ -526,7 +527,7 @@ class Drafting:
             return self.rests
         chain = self._first_chain()
         if any(node.key in self._unsent for node in chain):
-            return len(chain) < self._num_wanted()
+            return len(chain) < self._num_awaited_now()
         return len(self._unsent) < self.opened.policy.group
 
     def _send_all(self, now: float, *, done: bool) -> Sequence[SharedAction]:

@@ -122,7 +122,7 @@ class Frontier:
 
     @property
     def end(self) -> int:
-        """Return the length that a path must be below for drafts to follow it, in tokens."""
+        """Return the length of a path (tokens) at which no draft follows it any more."""
         num_text = len(self._tree.text)
         most = min(self._window + len(self._above), self._opened.limits.max_drafts(num_text))
         return min(num_text + most, self._max_len)

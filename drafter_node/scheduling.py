@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from drafter_node.compute import Action, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
 from drafter_node.frontier import Tip
-from drafter_node.statistics import Known
+from drafter_node.known import Known
 from node.dispatcher import is_open
 from node.economics import num_rows_worth
 from node.events import SharedAction, Wipe
@@ -111,7 +111,7 @@ class Schedule:
             return (copy, *self._begin({text: found for text, found in anew.items() if found}, now))
         self._was_chunk = True
         self._num_rows = 0
-        return (self._launched((reader,), (reader.read(),), now),)
+        return (self._numbered((reader,), (reader.read(),), now),)
 
     def _expand(self, tips: Tips, now: float) -> Sequence[Action]:
         """Begin a forward that expands the tips which are worth most; return the Compute."""
@@ -123,7 +123,7 @@ class Schedule:
         is_alone = len(tips) == 1
         parts = tuple(text.expand(found, is_alone=is_alone) for text, found in chosen.items())
         self._num_rows = sum(len(part.feed.tokens) for part in parts)
-        return (self._launched(tuple(chosen), parts, now),)
+        return (self._numbered(tuple(chosen), parts, now),)
 
     def _chosen(self, tips: Tips) -> Tips:
         """Return the likeliest tips, as many as are worth it, and one of each left-out text."""
@@ -143,7 +143,7 @@ class Schedule:
                 chosen.setdefault(text, []).append(tip)
         return chosen
 
-    def _launched(
+    def _numbered(
         self, texts: tuple[Drafting, ...], parts: tuple[Part, ...], now: float
     ) -> Compute:
         self._ticket += 1
@@ -177,9 +177,11 @@ class Schedule:
             actions += still_open[0].send(now)
         return actions
 
-    def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Note what the ended forward cost; return messages with its drafts."""
-        del texts  # no text was closed since `done`
+    def afterwards(self, now: float) -> Sequence[SharedAction]:
+        """Note what the ended forward cost; return messages with its drafts.
+
+        No text was closed since `done`.
+        """
         ended, self._ended = self._ended, None
         if ended is None:
             return ()

@@ -11,8 +11,8 @@ import torch
 
 from drafter_node.compute import NONE_ALLOWED, NOTHING, Action, Children, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
+from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
-from drafter_node.statistics import Known
 from drafter_node.translation.dispatcher import TranslatingDispatcher
 from drafter_node.translation.text import Languages
 from engine.checkpoint.model import DTYPES
@@ -36,12 +36,12 @@ from engine.words import (
 )
 from node.costs import Passes
 from node.dispatcher import Dispatcher
-from node.economics import CHAINS, PREFILL_CHUNKS
 from node.entrance import Entrance, Own
 from node.forwards import Forwards, SimulatedDevice, in_two, vocabulary_of
 from node.lanes import Lanes
 from node.loop import Loop
 from node.process import Heart
+from node.rows import CHAINS, PREFILL_CHUNKS
 from node.turns import Launched
 from proto.errors import ModelError
 from proto.links.transport import Connection
@@ -185,19 +185,19 @@ class Worker:
         Further steps are made where the first one ends. On a simulated device all but the last
         have ended when this returns.
         """
-        return self.forwards.launched(self._begun(action))
+        return self.forwards.as_launched(self._in_two(action))
 
     def compute(self, action: Compute) -> Proposed:
         """Run the Compute and return its result, valid once a simulated device has ended it.
 
         Raises EngineError if one of several ranks lacks memory.
         """
-        return self._begun(action)()
+        return self._in_two(action)()
 
-    def _begun(self, action: Compute) -> Later[Proposed]:
+    def _in_two(self, action: Compute) -> Later[Proposed]:
         """Launch the first step; return what ends it and makes the others. Errors as `compute`."""
         return in_two(
-            partial(self._launched, action.parts),
+            partial(self._run, action.parts),
             partial(self._ended, action, self.forwards.num_received),
             partial(self._failed, action),
         )
@@ -253,7 +253,7 @@ class Worker:
             count = next(number for number in CHAINS if number <= 1 + len(ahead))
             made = self._chain(part, [part.feed, *ahead[: count - 1]])
         if made is None:
-            ((following,),) = _children_of(self._launched((part,)))
+            ((following,),) = _children_of(self._run((part,)))
             return [following], self.forwards.done()
         return made, self.forwards.done()
 
@@ -276,7 +276,7 @@ class Worker:
             return [NOTHING]
         return [Children((token,), (score,)) for token, score in zip(tokens, scores, strict=True)]
 
-    def _launched(self, parts: Sequence[Part]) -> Choices:
+    def _run(self, parts: Sequence[Part]) -> Choices:
         """Launch a forward and the choices of each part's children; return what returns these."""
         feeds = [self._readable(part.feed) for part in parts]
         if self.head is not None and (dtype := next((p.feature_dtype for p in parts), "")):

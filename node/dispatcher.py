@@ -144,9 +144,7 @@ class Schedule(Protocol[Text, Result_contra, Action_co]):
     ) -> Sequence[SharedAction | Action_co]:
         """Handle the result of a Compute; some of its texts may be closed. Returns actions."""
 
-    def afterwards(
-        self, texts: Mapping[int, Text], now: float
-    ) -> Sequence[SharedAction | Action_co]:
+    def afterwards(self, now: float) -> Sequence[SharedAction | Action_co]:
         """Do the part of the last result's work for which no device waits (see `Afterwards`)."""
 
 
@@ -172,7 +170,7 @@ class Dispatcher(Generic[Text, Result, Action]):
             case Tick():
                 return self._schedule.tick(self._texts, now)
             case Afterwards():
-                return self._schedule.afterwards(self._texts, now)
+                return self._schedule.afterwards(now)
             case Arrived(Open() as message):
                 return self._on_open(message, now)
             case Arrived(

@@ -1,7 +1,5 @@
 """Measures acceptance on this node, and decides from it and from costs what is worth doing (pure).
 
-First comes how many rows forwards have: those that are timed at load, and those of prompts.
-
 Theory of operation
 -------------------
 A target has one `Acceptance` as long as it lives, for all texts: how often drafts are right, by who
@@ -13,7 +11,7 @@ tokens is worth it if dn > lambda dt, where lambda is the number of tokens a sec
 generated without it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -22,33 +20,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from node.costs import Passes, Prices
-from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE, Role
-from proto.policies import TABLE
-
-# -- rows ------------------------------------------------------------------------------------------
-
-# Numbers of rows of forwards: of those that are timed and recorded at load, and of prompts.
-
-# Tokens of a prompt in one pass: few on a CPU, because the other texts wait meanwhile; with so few
-# a GPU would be idle.
-PREFILL_CHUNK = 256
-PREFILL_CHUNKS: Mapping[str, int] = {"cpu": PREFILL_CHUNK, "cuda": 2048}
-
-TIMED_ROWS: Mapping[Role, tuple[int, ...]] = {
-    Role.TARGET: (1, 2, 3, 5, 9, 16),
-    Role.DRAFTER: (1, 2, 4, 8, 12),
-}
-# Row counts for which a forward is recorded as a CUDA graph at load.
-RECORDED_ROWS: Mapping[Role, tuple[int, ...]] = {
-    Role.TARGET: (1, 2, 3, 5, 9, 17),
-    Role.DRAFTER: (1, 2, 4, 8, 12, 16),
-}
-# Numbers of children that a drafter chooses of a node; these choices are recorded at load.
-RECORDED_CHILDREN = tuple(sorted({row.branches for row in TABLE}))
-# Numbers of draft steps that one recorded graph makes; no message is received during them.
-# Four drafts are two launches: a step behind the tokens that the cache lacks, then three steps.
-CHAINS = (4, 3, 2)
-
+from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE
 
 # -- acceptance ------------------------------------------------------------------------------------
 
@@ -152,21 +124,21 @@ USUAL_ROWS = 8  # drafts of a pass, over which the price of a row is taken
 TOO_UNLIKELY, NEARLY_SURE = 0.02, 0.5  # limits of the chance from which a node is expanded in turns
 
 
-def wait_limit_s(wanted: int, prices: Prices, *, is_ahead: bool) -> float:
-    """Return for how many seconds to wait for `wanted` drafts: longer than they usually take.
+def wait_limit_s(num_awaited: int, prices: Prices, *, is_ahead: bool) -> float:
+    """Return for how many seconds to wait for `num_awaited` drafts: longer than they usually take.
 
     is_ahead  True: the drafter goes on drafting during verification
 
-    The limit is at least the time of a pass, and in WAIT_S_MIN..WAIT_S_MAX. `wanted` drafts save at
+    The limit is at least the time of a pass, and in WAIT_S_MIN..WAIT_S_MAX. So many drafts save at
     most as many passes, and a drafter that runs ahead can catch up while the target goes on alone:
     for such a drafter no wait is longer than these passes take. A drafter that waits for every
     verdict (`sync`) could never catch up.
     """
-    steps_s = wanted * prices.draft.value
+    steps_s = num_awaited * prices.draft.value
     usual_s, slow_s = max(prices.reply.value, steps_s), max(prices.reply.slow_s, steps_s)
     limit_s = max(overdue_s(usual_s, slow_s), prices.pass_s)
     if is_ahead:
-        limit_s = min(limit_s, wanted * prices.pass_s)
+        limit_s = min(limit_s, num_awaited * prices.pass_s)
     return min(WAIT_S_MAX, max(WAIT_S_MIN, limit_s))
 
 
@@ -194,8 +166,8 @@ def drafting_pays(p: float, step_s: float, token_s: float) -> bool:
     return p * token_s > step_s
 
 
-def waiting_pays(p: float, wanted: int, most: int, prices: Prices) -> bool:
-    """True if waiting for `wanted` drafts makes more tokens a second than going on alone.
+def waiting_pays(p: float, num_awaited: int, most: int, prices: Prices) -> bool:
+    """True if waiting for `num_awaited` drafts makes more tokens a second than going on alone.
 
     p     chance that a draft is right
     most  most drafts that a pass verifies
@@ -206,7 +178,7 @@ def waiting_pays(p: float, wanted: int, most: int, prices: Prices) -> bool:
     there when the pass ends. A wait that is short beside a pass pays; so it does on a large target,
     but not on one whose pass costs as much as a few draft steps and messages.
     """
-    waiting = tokens_per_second(p, wanted, most, prices.pass_s, prices.wait.value)
+    waiting = tokens_per_second(p, num_awaited, most, prices.pass_s, prices.wait.value)
     return waiting > tokens_per_second(p, 0, most, prices.pass_s, 0.0)
 
 

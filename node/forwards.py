@@ -1,7 +1,7 @@
 """Runs the forwards of a node: times them, simulates slower devices, and processes their logits.
 
 A forward is launched (`Forwards.run`), its tokens are chosen, and it is ended (`Forwards.done`).
-Three devices are served alike (`Forwards.launched`):
+Three devices are served alike (`Forwards.as_launched`):
 
     the host         all of that in one go (`node/turns.py`: `Ended`)
     simulated        likewise, and the result counts from a later moment on (`Simulated`)
@@ -125,7 +125,7 @@ class Simulated(Generic[Result_co]):
     result: Result_co
     due_at: float
     woke: Callable[[], None] = lambda: None
-    is_plain: bool = False
+    is_on_host: bool = False
 
     def is_ready(self) -> bool:
         """Return whether the simulated device has ended it."""
@@ -157,7 +157,7 @@ class OnDevice(Generic[Result_co]):
     point: Point
     due_at: float
     ends: Callable[[], Result_co]
-    is_plain: bool = False
+    is_on_host: bool = False
 
     def is_ready(self) -> bool:
         """Return whether the GPU has ended it."""
@@ -381,7 +381,7 @@ class Forwards:
         if late_s:
             self._heart.overran(late_s)
 
-    def launched(self, ends: Later[Result]) -> Launched[Result]:
+    def as_launched(self, ends: Later[Result]) -> Launched[Result]:
         """Return the forward that was run as the loop takes it.
 
         ends  does what is left to do, calls `done`, and returns the result

@@ -20,10 +20,10 @@ from engine.loading import Engine, load_engine
 from engine.memory import Utilization
 from engine.places import Places, places_of, time_places
 from engine.tensor_parallel.devices import rank_devices
-from node.economics import CHAINS, RECORDED_CHILDREN, RECORDED_ROWS, TIMED_ROWS
 from node.forwards import vocabulary_of
 from node.placing import Place, Placing
 from node.process import HANDSHAKE_LIMIT_S, Heart, shake_hands
+from node.rows import CHAINS, RECORDED_CHILDREN, RECORDED_ROWS, TIMED_ROWS
 from proto.errors import ModelError, NodeError
 from proto.head_kinds import is_mtp
 from proto.links.transport import Connection

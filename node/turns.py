@@ -64,7 +64,7 @@ class Launched(Protocol[Result_co]):
         """Return from when on to ask whether it has ended, by the loop's clock; None: it has."""
 
     @property
-    def is_plain(self) -> bool:
+    def is_on_host(self) -> bool:
         """Return whether the host computes it, so that nothing is received until it has ended."""
 
     def is_ready(self) -> bool:
@@ -80,7 +80,7 @@ class Ended(Generic[Result_co]):
 
     result: Result_co
     due_at: None = None
-    is_plain: bool = True
+    is_on_host: bool = True
 
     def is_ready(self) -> bool:
         """Return True."""
@@ -202,7 +202,7 @@ class Turns(Generic[Compute, Result]):
         Raises NodeError, if the device has not ended a forward for far too long; and as `_heard`.
         """
         running = self._running
-        if running is not None and running.is_plain:  # no message was received meanwhile
+        if running is not None and running.is_on_host:  # a host in virtual time: it was deaf
             self._running = None
             self._plain(running)
         elif running is not None:

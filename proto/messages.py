@@ -144,12 +144,12 @@ class Policy:
 
     num_speculative_tokens  most drafted tokens in one target pass (K)
     launch_min  number of drafts at which a pass starts
-    launch_hit  the same after a pass in which all drafts were accepted
+    launch_accepted  the same after a pass in which all drafts were accepted
     window      most tokens that the drafter may be ahead of the last verdict it applied
     group       drafts that cannot be used before the next verdict are sent in groups of this size
     prices_rows    True: measured costs decide how many drafts a pass verifies
     prices_waits   True: measured costs decide whether the target waits for drafts
-    prices_wanted  True: they decide also for how many drafts in a row it waits
+    prices_awaited  True: they decide also for how many drafts in a row it waits
     rest_after  number of passes after which the target tries whether decoding without the drafter
                 is faster; 0: never
     width       most nodes of the tree that one draft step expands (W)
@@ -163,13 +163,13 @@ class Policy:
     name: str
     num_speculative_tokens: int
     launch_min: int
-    launch_hit: int
+    launch_accepted: int
     window: int
     group: int = 1
     min_score: float = -1e9
     prices_rows: bool = False
     prices_waits: bool = False
-    prices_wanted: bool = False
+    prices_awaited: bool = False
     rest_after: int = 0
     width: int = 1
     branches: int = 1

@@ -9,7 +9,7 @@ policy is a setting of these numbers:
 
     most, k        most drafts in one pass (K)
     launch_min     drafts under the root at which the target starts a pass after a rejection
-    launch_hit     the same after a pass in which everything was accepted
+    launch_accepted     the same after a pass in which everything was accepted
     runs_ahead     the drafter goes on while the target verifies, `window` tokens deep
     width          most nodes that one draft step expands (W)
     branches       children that are kept of each node (R); 1: the tree is a chain
@@ -17,7 +17,7 @@ policy is a setting of these numbers:
     subtree        a pass verifies the likeliest nodes, and not the best chain alone
     prices_rows    measured costs decide how many drafts a pass verifies
     prices_waits   measured costs decide whether the target waits for drafts
-    prices_wanted  measured costs decide also for how many drafts in a row it waits
+    prices_awaited  measured costs decide also for how many drafts in a row it waits
     rest_after     above 0: after so many passes it is tried whether plain decoding is faster; if it
                    is, the drafter rests
 
@@ -50,7 +50,7 @@ class PolicyRow:
     paper       where it was described; "": it is not speculative
     most        drafts in a pass are at most this many, whatever K
     k, window   the defaults
-    launch_min, launch_hit  K if that is less; launch_hit None: the same as launch_min
+    launch_min, launch_accepted  K if that is less; launch_accepted None: the same as launch_min
     min_score   no draft step is made if the chance that the text reaches one of its nodes is less
                 (natural logarithm)
     rest_after  number of passes after which the target tries whether decoding without the drafter
@@ -64,7 +64,7 @@ class PolicyRow:
     k: int = 4
     window: int = 16
     launch_min: int = MAX_WINDOW
-    launch_hit: int | None = None
+    launch_accepted: int | None = None
     runs_ahead: bool = False
     width: int = 1
     branches: int = 1
@@ -73,7 +73,7 @@ class PolicyRow:
     min_score: float = -1e9
     prices_rows: bool = False
     prices_waits: bool = False
-    prices_wanted: bool = False
+    prices_awaited: bool = False
     rest_after: int = 0
 
     @property
@@ -110,19 +110,19 @@ class PolicyRow:
         """
         k = min(self.k if k is None else k, self.most)
         window = max(k, self.window if window is None else window)
-        launch_min = min(k, self.launch_min)
+        launch_min, accepted = min(k, self.launch_min), self.launch_accepted
         policy = Policy(
             self.name,
             num_speculative_tokens=k,
             launch_min=launch_min,
-            launch_hit=launch_min if self.launch_hit is None else min(k, self.launch_hit),
+            launch_accepted=launch_min if accepted is None else min(k, accepted),
             window=window if self.runs_ahead else k,
             # Drafts beyond those that start a pass cannot be used before the next verdict.
             group=1 if self.is_tree or not self.runs_ahead else k,
             min_score=self.min_score,
             prices_rows=self.prices_rows,
             prices_waits=self.prices_waits,
-            prices_wanted=self.prices_wanted,
+            prices_awaited=self.prices_awaited,
             rest_after=self.rest_after,
             width=self.width,
             branches=self.branches,
@@ -150,7 +150,7 @@ TABLE = (
         min_score=MIN_SCORE,
         prices_rows=True,
         prices_waits=True,
-        prices_wanted=True,
+        prices_awaited=True,
         rest_after=REST_AFTER,
     ),
     PolicyRow("ar", "no drafts; the target writes alone (plain decoding)", most=0),
@@ -170,7 +170,7 @@ TABLE = (
         "draft the next block while the target verifies this one",
         "Liu et al., 2408.11850",
         launch_min=1,
-        launch_hit=MAX_WINDOW,
+        launch_accepted=MAX_WINDOW,
         runs_ahead=True,
     ),
     # All drafts accepted: the next pass takes what was drafted meanwhile. A rejection: the target
@@ -231,7 +231,7 @@ POLICIES: dict[PolicyName, PolicyRow] = {row.name: row for row in TABLE}
 OPTIONS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "launch_min": (0, MAX_WINDOW),
-        "launch_hit": (0, MAX_WINDOW),
+        "launch_accepted": (0, MAX_WINDOW),
         "group": (1, MAX_WINDOW),
         "width": (1, MAX_WIDTH),
         "branches": (1, MAX_BRANCHES),
@@ -240,7 +240,7 @@ OPTIONS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "min_score": (-1e9, 0.0),
         "prices_rows": (0, 1),
         "prices_waits": (0, 1),
-        "prices_wanted": (0, 1),
+        "prices_awaited": (0, 1),
         "rest_after": (0, 1 << 20),
     }
 )
@@ -272,14 +272,14 @@ def checked_options(options: Mapping[str, float]) -> dict[str, float]:
 def with_options(policy: Policy, options: Mapping[str, float]) -> Policy:
     """Return the policy with these values in place of its own.
 
-    Raises ValueError as `checked_options` does. launch_min and launch_hit stay at most K.
+    Raises ValueError as `checked_options` does. launch_min and launch_accepted stay at most K.
     """
     most = policy.num_speculative_tokens
     changed = replace(policy, **checked_options(options))  # type: ignore[arg-type]
     return replace(
         changed,
         launch_min=min(most, changed.launch_min),
-        launch_hit=min(most, changed.launch_hit),
+        launch_accepted=min(most, changed.launch_accepted),
     )
 
 
@@ -289,12 +289,12 @@ def as_chain(policy: Policy) -> Policy:
     The number of drafts to wait for is then the policy's own: the chances that would decide it are
     measured under coupled verification.
     """
-    return replace(policy, width=1, branches=1, subtree=False, prices_wanted=False)
+    return replace(policy, width=1, branches=1, subtree=False, prices_awaited=False)
 
 
 def without_drafter(policy: Policy) -> Policy:
     """Return the policy for a target that drafts by itself and so waits for no drafter."""
-    return replace(policy, launch_min=0, launch_hit=0, window=0)
+    return replace(policy, launch_min=0, launch_accepted=0, window=0)
 
 
 def drafts_ahead(policy: Policy, *, takes_turns: bool) -> bool:
@@ -310,4 +310,6 @@ def drafts_ahead(policy: Policy, *, takes_turns: bool) -> bool:
 
 def without_prices(policy: Policy) -> Policy:
     """Return the policy with its own numbers, whatever is measured; its drafter never rests."""
-    return replace(policy, prices_rows=False, prices_waits=False, prices_wanted=False, rest_after=0)
+    return replace(
+        policy, prices_rows=False, prices_waits=False, prices_awaited=False, rest_after=0
+    )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.text.session import NodeId
 from drafter_node import compute as drafter
+from drafter_node import known as drafter_known
 from drafter_node import scheduling as drafter_scheduling
-from drafter_node import statistics as drafter_known
 from drafter_node.translation.dispatcher import TranslatingDispatcher
 from engine.layout.slots import Move
 from node.costs import Costs, Passes
@@ -30,8 +30,8 @@ from rehearsal.cache import FEATURE_BYTES, CacheError, HeadCache, VirtualCache, 
 from rehearsal.device import Device, Digests, Handle
 from rehearsal.setting import VOCABULARY
 from target_node import compute as target
+from target_node import known as target_known
 from target_node import scheduling as target_scheduling
-from target_node import statistics as target_known
 from target_node.accepting import rows_on_text
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class _Launched:
         return self._due_at
 
     @property
-    def is_plain(self) -> bool:
+    def is_on_host(self) -> bool:
         """True if the host computes."""
         return self._node.world.setting.blocking
 

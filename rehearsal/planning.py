@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from node.economics import TIMED_ROWS
+from node.rows import TIMED_ROWS
 from proto.messages import MAX_WINDOW, Limits, Message, Policy, Role, Verdict
 from proto.policies import TABLE, PolicyRow
 from rehearsal.acceptance import Ranked, Trace

@@ -5,12 +5,13 @@ Theory of operation
 A drafter in the target's process has the state machine of every drafter (`drafter_node`), and the
 same messages. Here they are handed over within the process:
 
-    Open, Close, Heartbeat, Welcome, Verdict, Features   are for both, the target first
-    Draft                                                goes to the target's machine
+    Open, Close, Heartbeat, Welcome   of the coordinator, are for both, the target first
+    Verdict, Features                 of the target, go on to the coordinator and to the drafter
+    Draft                             of the drafter, goes to the target's machine
 
-Both use one device, so they take turns: `worth_drafting` (`deciding.py`) says whose turn it is at
-each Tick. Computed and Proposed are handled in full at once, because the next forward depends on
-them.
+Both use one device, so they take turns: `are_worth_drafting` (`deciding.py`) says whose turn it is
+at each Tick. Computed and Proposed are handled in full at once, because the next forward depends
+on them.
 
 Actions for the drafter are wrapped as `ForDrafter`, and their results are `DrafterDone`. A drafter
 that fails (`DrafterFailed`) gets no more actions and no more messages; the target goes on alone.
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 
 from drafter_node import compute as drafter
 from drafter_node.drafting import Drafting
-from drafter_node.statistics import Known
+from drafter_node.known import Known
 from node.dispatcher import Dispatcher
 from node.economics import FIRST_OF_HEADS
 from node.events import (
@@ -52,8 +53,8 @@ from proto.messages import (
 )
 from proto.policies import without_prices
 from target_node import compute as target
-from target_node.deciding import HomeStep, least_at_home, worth_drafting
-from target_node.statistics import Known as TargetKnown
+from target_node.deciding import HomeStep, are_worth_drafting, least_at_home
+from target_node.known import Known as TargetKnown
 from target_node.verifying import Verifying
 
 
@@ -236,14 +237,8 @@ class Home:
 
     def _are_worth_it(self, steps: Sequence[HomeStep]) -> bool:
         """True if some of these steps are worth their time; False: it is the target's turn."""
-        worth = worth_drafting(
-            steps,
-            self._num_texts,
-            self._p,
-            self._step_s,
-            self._costs.at(self._place),
-        )
-        return bool(worth)
+        prices = self._costs.at(self._place)
+        return are_worth_drafting(steps, self._num_texts, self._p, self._step_s, prices)
 
     def _note_begun(self, steps: Sequence[HomeStep], begun: Sequence[Action]) -> None:
         """Note how long the texts are whose first step below a committed token was begun."""
@@ -348,6 +343,6 @@ def policy_at_home(policy: Policy) -> Policy:
         without_prices(policy),
         window=max(1, policy.num_speculative_tokens),
         launch_min=0,
-        launch_hit=0,
+        launch_accepted=0,
         group=1,
     )

@@ -104,7 +104,7 @@ class Outcome:
     logprobs      if wanted: of those tokens, as far as they can be committed, or of the prompt's
                   tokens that were to be scored
     features      if wanted: of the committed rows, and of the accepted drafts
-    was_repeated  True: some rows have no choice, or the part was computed again row by row to know
+    is_unusual  True: some rows have no choice, or the part was computed again row by row to know
     failure       what people are told if there was not enough memory, and nothing was computed, or
                   if the text's grammar cannot be followed
     is_cause      True: the pass had only this text, so the failure is its own fault
@@ -116,7 +116,7 @@ class Outcome:
     num_accepted: int | None = None
     logprobs: Logprobs | None = None
     features: FeatureRows | None = None
-    was_repeated: bool = False
+    is_unusual: bool = False
     bad_at: int | None = None
     failure: str = ""
     is_cause: bool = False

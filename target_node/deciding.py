@@ -43,7 +43,7 @@ How many drafts of each text are verified is decided for all texts together: the
 starts.
 
 A drafter in the target's process uses the same device, so the two take turns there: before `decide`
-is asked, `worth_drafting` says for which texts one more draft step is worth its time. If there are
+is asked, `are_worth_drafting` says whether one more draft step is worth its time. If there are
 any, the drafter makes one step, of every text that has one to make, since the others cost it only a
 row each; or all steps of a chain, if there is but one text. Then the same is asked again
 (`at_home.py`).
@@ -71,6 +71,7 @@ from node.economics import (
 from node.events import CopyPrefix
 from node.placing import Place, Placing
 from proto.messages import Cause, Policy, Rule
+from proto.policies import drafts_ahead
 from target_node.drafts_at_hand import Chances
 
 NUM_FIRST = 4  # waits that are made first, to measure how long they are
@@ -127,7 +128,7 @@ class TextView:
     @property
     def is_ahead(self) -> bool:
         """True if the drafter goes on behind the awaited drafts, also during a pass."""
-        return self.policy.window > self.num_awaited and not self.takes_turns
+        return drafts_ahead(self.policy, takes_turns=self.takes_turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +298,13 @@ class LastPass:
     """What a text's last pass says of its next wait.
 
     took_turns   the drafter drafted nothing while it ran
-    is_hit       it had drafts, and all were accepted
+    all_accepted       it had drafts, and all were accepted
     num_in_vain  passes that began without waiting since one had drafts
     num_texts    texts that share the passes
     """
 
     took_turns: bool
-    is_hit: bool
+    all_accepted: bool
     num_in_vain: int
     num_texts: int
 
@@ -321,8 +322,8 @@ def awaited(
         return Awaited(min(policy.launch_min, most))
     if last.took_turns:
         return Awaited(most, least_chance(last.num_texts, prices))
-    least = min(policy.launch_hit if last.is_hit else policy.launch_min, most)
-    if not policy.prices_wanted or prices.reply.num < NUM_FIRST or not prices.pass_s:
+    least = min(policy.launch_accepted if last.all_accepted else policy.launch_min, most)
+    if not policy.prices_awaited or prices.reply.num < NUM_FIRST or not prices.pass_s:
         return Awaited(least)
     number = drafts_worth_awaiting(p, min(most, MOST_AWAITED), prices)
     if number == 0 and _is_in_vain(p, last.num_in_vain, prices):
@@ -392,7 +393,8 @@ def _is_priced(text: TextView) -> bool:
 
 def _pays(text: TextView, view: View) -> bool:
     """True if waiting for the drafts makes more tokens a second than going on alone."""
-    p, prices, num_texts = view.p, view.prices, _num_sharing(view)
+    p, prices = view.p, view.prices
+    num_texts = num_sharing(len(view.writers), view.num_per_pass)
     if not prices.pass_s:
         return True
     # Drafts that would not be verified are of no use, however soon they come.
@@ -400,14 +402,14 @@ def _pays(text: TextView, view: View) -> bool:
         return False
     if prices.wait.num < NUM_FIRST or _is_in_vain(p, text.num_in_vain, prices):
         return True
-    if text.policy.prices_wanted:
+    if text.policy.prices_awaited:
         return True  # `awaited` has weighed the wait already
     return waiting_pays(p, text.num_awaited, text.policy.num_speculative_tokens, prices)
 
 
-def _num_sharing(view: View) -> int:
-    """Return how many texts share the passes."""
-    return min(max(1, len(view.writers)), view.num_per_pass)
+def num_sharing(num_writers: int, num_per_pass: int) -> int:
+    """Return how many texts share the passes, if so many write."""
+    return min(max(1, num_writers), num_per_pass)
 
 
 # -- all texts -------------------------------------------------------------------------------------
@@ -528,16 +530,16 @@ class HomeStep:
     num_since: int | None
 
 
-def worth_drafting(
+def are_worth_drafting(
     steps: Sequence[HomeStep], num_texts: int, p: float, step_s: float, prices: Prices
-) -> Sequence[HomeStep]:
-    """Return the steps that are worth their time; (): it is the target's turn.
+) -> bool:
+    """True if some of these steps are worth their time; False: it is the target's turn.
 
     num_texts  texts that share the passes
     p          chance that the first draft of a token is right
     step_s     seconds of a step
     """
-    return [step for step in steps if _is_worth_it(step, num_texts, p, step_s, prices)]
+    return any(_is_worth_it(step, num_texts, p, step_s, prices) for step in steps)
 
 
 def _is_worth_it(step: HomeStep, num_texts: int, p: float, step_s: float, prices: Prices) -> bool:

@@ -38,8 +38,8 @@ from proto.messages import (
 )
 from proto.tree import Graft, Node, SpeculationTree
 from target_node.accepting import Judged, Siblings
+from target_node.known import Known
 from target_node.lookup import LookupSource
-from target_node.statistics import Known
 
 # -- received --------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from proto.messages import HEADS_SOURCE
 from proto.node_config import NodeConfig
 from target_node import compute as target
 from target_node.at_home import DrafterDone, DrafterFailed, Event, ForDrafter, Home, Targets
-from target_node.statistics import Known as TargetKnown
+from target_node.known import Known as TargetKnown
 
 Work = target.Compute | ForDrafter
 

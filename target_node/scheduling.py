@@ -41,17 +41,18 @@ from target_node.deciding import (
     View,
     Wait,
     decide,
+    num_sharing,
     shared_out,
 )
+from target_node.known import Known
 from target_node.resting import Course
-from target_node.statistics import Known
 from target_node.verifying import ComputedPart, Verifying
 
 Texts = Mapping[int, Verifying]
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
+class _LaunchedPass:
     """A pass that was launched, and is running.
 
     num_rows  number of rows; 0 if some text only reads in it, so that its cost is not typical
@@ -93,7 +94,7 @@ class _ComputedPass:
     is_told   True: its verdicts were sent
     """
 
-    launched: _Launched
+    launched: _LaunchedPass
     grown: Sequence[_Grown]
     ended: float
     is_usual: bool
@@ -120,7 +121,7 @@ class Schedule:
         self._known = known
         self._num_per_pass = num_per_pass
         # A pass is launched, computed and told; the next may be launched before the last is told.
-        self._running: _Launched | None = None
+        self._running: _LaunchedPass | None = None
         self._untold: _ComputedPass | None = None
         self._moves: list[Move] = []  # moves in the cache that the next pass needs
         self._ticket = 0  # number of the last pass
@@ -151,7 +152,7 @@ class Schedule:
     def _next(self, texts: Texts, now: float) -> Sequence[Action]:
         """Do what comes next; returns the actions."""
         readers, writers = self._by_turn(texts)
-        self._follow((*readers, *writers), min(max(1, len(writers)), self._num_per_pass))
+        self._follow((*readers, *writers), num_sharing(len(writers), self._num_per_pass))
         decision = decide(self._view(readers, writers), now)
         self._note(decision, texts)
         match decision.action:
@@ -205,21 +206,21 @@ class Schedule:
     def _note(self, decision: Decision, texts: Texts) -> None:
         """Note which texts wait for drafts, and since when a pass is held back for them."""
         for session in decision.awaiting:
-            texts[session].waits()
+            texts[session].begin_wait()
         self._held_since = decision.held_since
 
     def _leave_out(self, texts: Texts, chosen: Collection[int], now: float) -> None:
         """Note which texts the next pass leaves out; `chosen` are the sessions of the others."""
         for session, text in texts.items():
             if session not in chosen:
-                text.is_left_out(now)
+                text.leave_out(now)
 
     def _read(self, text: Verifying, cores: Cores | None, now: float) -> Compute:
         """Begin a prefill of a chunk of one text; return it."""
         self._was_chunk = True
         part = text.read(now)
-        self._running = _Launched((text,), 0, True, now, 0.0, 0.0, cores)
-        return self._launched((text,), (part,), cores)
+        self._running = _LaunchedPass((text,), 0, True, now, 0.0, 0.0, cores)
+        return self._numbered((text,), (part,), cores)
 
     def _write(self, start: Start, texts: Texts, now: float) -> Compute:
         """Begin a pass; return it."""
@@ -246,7 +247,7 @@ class Schedule:
             sum(list(drafts.values())[:count])
             for drafts, count in zip(at_hand, counts, strict=True)
         )
-        self._running = _Launched(
+        self._running = _LaunchedPass(
             texts=tuple(chosen),
             num_rows=num_rows,
             is_plain=not any(counts),
@@ -255,9 +256,9 @@ class Schedule:
             chances=len(chosen) + chances,
             cores=cores,
         )
-        return self._launched(chosen, parts, cores)
+        return self._numbered(chosen, parts, cores)
 
-    def _launched(
+    def _numbered(
         self, texts: Sequence[Verifying], parts: tuple[Part, ...], cores: Cores | None
     ) -> Compute:
         self._ticket += 1
@@ -284,14 +285,12 @@ class Schedule:
                     actions.append(text.wipe())
                 continue
             length = len(text.tree.text)
-            follows, part = text.computed(outcome, result.model_us, now)
+            said, part = text.computed(outcome, result.model_us, now)
             grown.append(_Grown(text, len(text.tree.text) - length, part))
-            for action in follows:
-                if isinstance(action, MoveRows):
-                    self._moves += action.moves
-                else:
-                    actions.append(action)
-        is_usual = not any(outcome.was_repeated for outcome in result.outcomes)
+            actions += said
+            if part is not None and part.moved.move is not None:
+                self._moves.append(part.moved.move)
+        is_usual = not any(outcome.is_unusual for outcome in result.outcomes)
         is_usual = is_usual and launched.num_rows > 0 and len(grown) == len(launched.texts)
         is_told = len(grown) == len(texts) and all(one.text.drafter_waits for one in grown)
         self._untold = _ComputedPass(launched, grown, now, is_usual, is_told)
@@ -300,9 +299,12 @@ class Schedule:
             actions += self._untold.reports()
         return actions
 
-    def afterwards(self, texts: Texts, now: float) -> Sequence[SharedAction]:
-        """Learn from the ended pass, and what it cost; return what is left to be said and moved."""
-        del texts, now  # no text was closed since, and the times are those of the pass's end
+    def afterwards(self, now: float) -> Sequence[SharedAction]:
+        """Learn from the ended pass, and what it cost; return what is left to be said and moved.
+
+        No text was closed since `done`.
+        """
+        del now  # the times are those of the pass's end
         ended, self._untold = self._untold, None
         if ended is None:
             return ()
@@ -346,7 +348,7 @@ class Schedule:
         for course, numbers in by_course.items():
             course.passed(sum(numbers) / len(numbers), round_s, plain_s)
 
-    def _note_place(self, launched: _Launched, round_s: float) -> None:
+    def _note_place(self, launched: _LaunchedPass, round_s: float) -> None:
         """Note what a pass and its wait took on its cores."""
         placing, cores = self._known.placing, launched.cores
         if placing is not None and cores is not None and cores.counts:

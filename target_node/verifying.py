@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 The target has its own copy of the speculation tree, so it starts a pass without asking the drafter.
-`deciding.py` decides when, and with which other texts; `scheduling.py` does it. It calls, for each
-text:
+`deciding.py` decides when, and with which other texts; `scheduling.py` does it. For each text the
+dispatcher (`node/dispatcher.py`) handles events, and the schedule asks for the rest:
 
     Arrived(Draft)   add its nodes to the tree, keep them as orphans, or count them as stale;
                      say the last verdict again to a drafter that has not heard it -> Send(Verdict)
@@ -13,7 +13,7 @@ text:
     view             what decides whether a pass starts now            -> TextView
     gather           add drafts copied from earlier text; all that a pass could verify
     take_part        make the text's part of a pass                         -> Part
-    computed         judge the drafts, advance text and cache        -> MoveRows
+    computed         judge the drafts, advance text and cache        -> ComputedPart
     report           say what came of the pass                       -> Send(Verdict)
     learn            learn acceptance rates from it
     Confirmed        forget what need not be sent again, or say it again -> Send(Verdict or Fault)
@@ -45,7 +45,7 @@ from dataclasses import dataclass
 
 from engine.layout.slots import Feed, Move
 from node.economics import FIRST_OF_MODEL
-from node.events import Arrived, Confirmed, MoveRows, Send, SharedAction, TextEvent, Wipe
+from node.events import Arrived, Confirmed, Send, SharedAction, TextEvent, Wipe
 from node.lanes import Lane
 from node.placing import Place
 from proto.messages import (
@@ -64,6 +64,7 @@ from target_node.compute import Judge, Outcome, Part
 from target_node.deciding import Awaited, Cores, LastPass, TextView, awaited
 from target_node.drafts_at_hand import Chances, Drafts, laid_out
 from target_node.failed_passes import Failures, not_finite_at
+from target_node.known import Known
 from target_node.resting import Course
 from target_node.sending import (
     Reports,
@@ -73,7 +74,6 @@ from target_node.sending import (
     tell_features,
     tell_prompt,
 )
-from target_node.statistics import Known
 from target_node.waiting import Waiting
 
 
@@ -165,7 +165,7 @@ class Verifying:
         self._said_at = now  # when the newest verdict was sent, or sent again
         self._running: _LaunchedPart | None = None
         self._number = 0  # number of the last pass
-        self._is_hit = False  # the last pass had drafts, and all were accepted
+        self._all_accepted = False  # the last pass had drafts, and all were accepted
         self._waiting = Waiting(known.costs)
         self._awaited = Awaited()  # as the newest verdict says
         self._failures = Failures(opened)
@@ -305,7 +305,8 @@ class Verifying:
 
     def _price_wait(self) -> None:
         """Decide for which drafts the next pass waits, before the verdict says it."""
-        last = LastPass(self._took_turns, self._is_hit, self._waiting.num_in_vain, self._num_texts)
+        num_in_vain = self._waiting.num_in_vain
+        last = LastPass(self._took_turns, self._all_accepted, num_in_vain, self._num_texts)
         self._awaited = awaited(
             self.opened.policy,
             0 if self.finished else self._num_awaited_max(),
@@ -341,11 +342,11 @@ class Verifying:
             takes_turns=self._awaited.takes_turns,
         )
 
-    def waits(self) -> None:
+    def begin_wait(self) -> None:
         """Note that there was no reason to start a pass."""
         self._waiting.began()
 
-    def is_left_out(self, now: float) -> None:
+    def leave_out(self, now: float) -> None:
         """Note that a pass without this text begins."""
         self._waiting.left_out(now)
 
@@ -399,7 +400,7 @@ class Verifying:
         cores  where it runs; None: there is no choice
         """
         # Under a policy with fixed numbers of drafts the drafter drafts on.
-        has_price = self.opened.policy.prices_wanted
+        has_price = self.opened.policy.prices_awaited
         self._took_turns = cores is not None and cores.takes_turns and has_price
         missing = self.tree.text.tokens[self.slots.prefix_len :]
         self._went_along = cause is None
@@ -462,8 +463,8 @@ class Verifying:
     ) -> tuple[Sequence[SharedAction], ComputedPart | None]:
         """Judge the drafts by the pass's outcome, advance text and cache.
 
-        Returns the actions that follow at once, and what is left to be told and learnt (`report`,
-        `learn`); None: nothing.
+        Returns the actions that follow at once, and what is left to be moved, told and learnt
+        (`ComputedPart`, `report`, `learn`); None: nothing.
         """
         running, self._running = self._running, None
         assert running is not None
@@ -478,7 +479,7 @@ class Verifying:
             self._waiting.had_drafts()
         moved = self._advance(judged, now)
         part = ComputedPart(judged, moved, running, model_us, now)
-        return () if moved.move is None else (MoveRows((moved.move,)),), part
+        return (), part
 
     @property
     def drafter_waits(self) -> bool:
@@ -542,11 +543,11 @@ class Verifying:
             self.drafts.end()
         move = self.slots.advance(path, self.tree.nodes)
         is_last_cached = self.slots.prefix_len == len(self.tree.text)
-        if is_new_attempt or (is_last_cached and (outcome.was_repeated or not self.finished)):
+        if is_new_attempt or (is_last_cached and (outcome.is_unusual or not self.finished)):
             # The last token is always fed again, also if it is the draft that was rejected. If its
             # row is not finite, its slot holds zeros, which no later text may use as cached.
             self.slots.truncate(len(self.tree.text) - 1)
-        self._is_hit = 0 < len(judged.verified) == len(judged.accepted)
+        self._all_accepted = 0 < len(judged.verified) == len(judged.accepted)
         self.ready_at = now
         self._said_at = now  # beside a device in fact after the next launch
         if not self.drafts.are_there:

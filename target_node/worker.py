@@ -23,7 +23,6 @@ from engine.loading import Engine
 from engine.places import Places
 from node.costs import Costs
 from node.dispatcher import Dispatcher
-from node.economics import PREFILL_CHUNKS
 from node.entrance import Entrance, Own
 from node.forwards import Forwards, SimulatedDevice, in_two, vocabulary_of
 from node.lanes import Lanes
@@ -31,6 +30,7 @@ from node.loading import kept_of, placing_of
 from node.loop import Loop
 from node.placing import Place, Placing
 from node.process import Heart
+from node.rows import PREFILL_CHUNKS
 from node.turns import Launched
 from proto.links.transport import Connection
 from proto.messages import OFF, Logprobs, Role, Rule, Welcome
@@ -46,10 +46,10 @@ from target_node.compute import (
     Outcome,
     Part,
 )
+from target_node.known import Known
 from target_node.remembering import memory_of
 from target_node.resting import Courses
 from target_node.scheduling import Schedule
-from target_node.statistics import Known
 from target_node.verifying import Verifying
 
 TRIALS = {Rule.TOKEN: token_trial, Rule.BLOCK: block_trial}
@@ -145,7 +145,7 @@ class Worker:
 
     def launch(self, action: Compute) -> Launched[Computed]:
         """Start a pass, and the choices at the asked rows; return what says when it ends."""
-        return self.forwards.launched(self._begun(action))
+        return self.forwards.as_launched(self._in_two(action))
 
     def compute(self, action: Compute) -> Computed:
         """Run the Compute and return its result; on one rank, lack of memory is a result, too.
@@ -154,12 +154,12 @@ class Worker:
 
         Raises EngineError if one of several ranks lacks memory.
         """
-        return self._begun(action)()
+        return self._in_two(action)()
 
-    def _begun(self, action: Compute) -> Later[Computed]:
+    def _in_two(self, action: Compute) -> Later[Computed]:
         """Launch the pass; return what ends it. Errors as for `compute`, at either moment."""
         return in_two(
-            partial(self._launched, action),
+            partial(self._run, action),
             partial(self._ended, action),
             partial(self._failed, action),
         )
@@ -167,10 +167,10 @@ class Worker:
     def _failed(self, action: Compute, error: RuntimeError | MemoryError) -> Computed:
         """Return the result of a pass that lacks memory. Raises any other error."""
         failure, is_alone = self.forwards.without_memory(error), len(action.parts) == 1
-        nothing = Outcome((), was_repeated=True, failure=failure, is_cause=is_alone)
+        nothing = Outcome((), is_unusual=True, failure=failure, is_cause=is_alone)
         return Computed(action.ticket, (nothing,) * len(action.parts), self.forwards.done())
 
-    def _launched(self, action: Compute) -> Begun:
+    def _run(self, action: Compute) -> Begun:
         """Launch a pass and the choices of its tokens."""
         if self.places is not None:
             self.places.go(action.place)
@@ -238,14 +238,14 @@ class Worker:
         So a bad draft spoils no other row.
         """
         again = self.forwards.run_again(part.feed, num_asked, layers)
-        bad = Outcome((), was_repeated=True, bad_at=part.feed.positions[-num_asked])
+        bad = Outcome((), is_unusual=True, bad_at=part.feed.positions[-num_asked])
         if again.culprit is not None:
             return replace(bad, bad_at=again.culprit)
         try:
             outcome = self._outcome_as_far_as_held(part, again)
         except NotFinite:  # finite logits may have been made infinite, for example by biases
             return bad
-        outcome = replace(outcome, was_repeated=True)
+        outcome = replace(outcome, is_unusual=True)
         if again.features is None:
             return outcome
         return _with_features(part, outcome, again.features, layers)
@@ -267,7 +267,7 @@ class Worker:
             if not is_good[0]:
                 return _stuck(error)
             outcome = self._outcome_of_good(part, replace(rows, is_good=is_good))
-            return replace(outcome, was_repeated=True)
+            return replace(outcome, is_unusual=True)
 
     def _can_follow(self, part: Part, logits: torch.Tensor, path: tuple[int, ...]) -> bool:
         """True if the text's grammar has a mask for the row with these logits [1, V]."""
@@ -343,7 +343,7 @@ class Worker:
 def _stuck(error: GrammarError) -> Outcome:
     """Return the outcome for a text whose grammar cannot be followed; it ends the text."""
     why = f"the target cannot follow this text's grammar: {error}"
-    return Outcome((), was_repeated=True, failure=why, is_cause=True)
+    return Outcome((), is_unusual=True, failure=why, is_cause=True)
 
 
 def _sampling_of(part: Part) -> Sampling:

@@ -34,7 +34,7 @@ OF_MODELS = (
 OF_COPIES = ("ngram_max", "ngram_min")
 OF_LUCK = ("top_k", "top_p", "min_p")
 OF_TREES = ("branches", "width", "detours", "subtree")
-PRICES = {"prices_rows", "prices_waits", "prices_wanted", "rest_after"}
+PRICES = {"prices_rows", "prices_waits", "prices_awaited", "rest_after"}
 
 
 def without_effect(
@@ -145,7 +145,7 @@ def _cut(options: Mapping[str, float], policy: Policy) -> list[str]:
     return [
         f"{called('policy_option')} {name}={options[name]:g} counts as {most}: no pass has more "
         f"drafts ({called('num_speculative_tokens')})"
-        for name in ("launch_min", "launch_hit")
+        for name in ("launch_min", "launch_accepted")
         if options.get(name, 0) > most
     ]
 

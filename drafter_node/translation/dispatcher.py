@@ -97,7 +97,8 @@ class TranslatingDispatcher:
         open_ = self._inner.texts
         self._translations = {key: one for key, one in self._translations.items() if key in open_}
         self._translations[message.session] = made
-        return (*actions, *self._go_on(text, made.tail))
+        self._go_on(text, made.tail)
+        return actions
 
     def _on_verdict(self, message: Verdict, now: float) -> Sequence[Action]:
         text = self._inner.texts.get(message.session)
@@ -114,10 +115,11 @@ class TranslatingDispatcher:
         tail = translation.tail
         # Translated at once: what it names may be gone afterwards.
         actions = self._spoken(self._inner.handle(Arrived(own), now))
-        return (*actions, *self._go_on(text, tail))
+        self._go_on(text, tail)
+        return actions
 
-    def _go_on(self, text: Drafting, tail: Tail) -> Sequence[Action]:
-        return text.go_on(
+    def _go_on(self, text: Drafting, tail: Tail) -> None:
+        text.go_on(
             tail.tokens, tail.said, self._languages.follows, may_be_longer=tail.may_be_longer
         )
 

@@ -140,8 +140,8 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--policy-option", "widht=4"],
-        "--policy-option: there is no 'widht'; there are launch_min, launch_hit, group, width, "
-        "branches, detours, subtree, min_score, prices_rows, prices_waits, prices_wanted, "
+        "--policy-option: there is no 'widht'; there are launch_min, launch_accepted, group, "
+        "width, branches, detours, subtree, min_score, prices_rows, prices_waits, prices_awaited, "
         "rest_after; did you mean width?",
     ),
     (["a", "--link", "drafter:delay=5"], "--link:"),

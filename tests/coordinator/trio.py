@@ -6,15 +6,15 @@ from coordinator.text import session as s
 from coordinator.text.metrics import SessionCounts
 from drafter_node import compute as d
 from drafter_node.drafting import Drafting
+from drafter_node.known import Known as DrafterKnown
 from drafter_node.scheduling import Schedule as DrafterSchedule
-from drafter_node.statistics import Known as DrafterKnown
 from node.dispatcher import Dispatcher
 from node.events import Afterwards, Arrived, Send, Tick
 from node.lanes import Lanes
 from proto.messages import Limits, Message, Policy, Role, SamplingSpec, Verdict
 from target_node import compute as t
+from target_node.known import Known as TargetKnown
 from target_node.scheduling import Schedule as TargetSchedule
-from target_node.statistics import Known as TargetKnown
 from target_node.verifying import Verifying
 
 DRAFTER, TARGET = b"drafter-1", b"target-1"

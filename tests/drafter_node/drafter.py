@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from drafter_node.compute import Action, Children, Compute, Part, Proposed
 from drafter_node.drafting import Drafting
+from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
-from drafter_node.statistics import Known
 from engine.layout.slots import Feed
 from node.costs import NOTHING_KNOWN, Measured, Passes
 from node.dispatcher import Dispatcher

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from drafter_node.compute import Children, Compute
 from engine.layout.slots import Feed
-from node.economics import PREFILL_CHUNK
 from node.events import Allocate, Send
+from node.rows import PREFILL_CHUNK
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import Close, Draft, Heartbeat, Limits, SessionMark
 from tests.drafter_node.drafter import Drafter, chosen

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from drafter_node.compute import Children, Compute
 from drafter_node.frontier import Pace
-from node.economics import PREFILL_CHUNK
 from node.events import Send, WaitUntil
+from node.rows import PREFILL_CHUNK
 from proto import codec
 from proto.messages import MAX_NODES_PER_DRAFT, Draft, Limits
 from proto.policies import POLICIES

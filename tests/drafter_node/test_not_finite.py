@@ -10,8 +10,8 @@ import torch
 
 from drafter_node.compute import NONE_ALLOWED, NOTHING, Action, Children, Compute, Proposed
 from drafter_node.drafting import Drafting
+from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
-from drafter_node.statistics import Known
 from drafter_node.worker import Worker
 from engine.checkpoint.model import load_model
 from engine.loading import make_executor

@@ -7,8 +7,8 @@ import pytest
 
 from drafter_node.compute import Action, Compute
 from drafter_node.sending import WAIT_S_FIRST
-from node.economics import PREFILL_CHUNK
 from node.events import CopyPrefix, Send, WaitUntil
+from node.rows import PREFILL_CHUNK
 from proto.messages import Cause, Close, Draft, Limits, Open, Policy
 from tests.drafter_node.drafter import NOT_ASKED, Drafter, chosen, parts_of
 from tests.texts import PIPELINED, STOP, SYNC_4, opening, verdict

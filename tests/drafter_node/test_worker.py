@@ -104,7 +104,7 @@ def test_a_message_that_has_come_ends_the_chain() -> None:
 
 def test_a_message_that_was_handled_while_a_gpu_made_the_first_step_ends_the_chain() -> None:
     model = Model(50, 51, 52)
-    ends = worker_of(model)._begun(Compute(1, (chain(2),)))
+    ends = worker_of(model)._in_two(Compute(1, (chain(2),)))
     model.num_received += 1
     assert tokens_of(ends()) == [50]
     assert model.calls == [1]

@@ -30,7 +30,7 @@ from engine.memory import (
     longest_text,
     num_lanes_that_fit,
 )
-from node.economics import PREFILL_CHUNKS
+from node.rows import PREFILL_CHUNKS
 from tests.tiny_models import make_model
 
 

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from drafter_node.compute import Action, Children, Compute, Proposed
 from drafter_node.drafting import Drafting
+from drafter_node.known import Known
 from drafter_node.scheduling import Schedule
-from drafter_node.statistics import Known
 from engine.layout.slots import NUM_TREE_SLOTS
 from node.costs import Passes
 from node.dispatcher import Dispatcher

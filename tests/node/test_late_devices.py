@@ -20,7 +20,7 @@ class Played:
     clock: Steps
     ready_at: float
     due_at: float = 1.0
-    is_plain: bool = False
+    is_on_host: bool = False
 
     def is_ready(self) -> bool:
         """The device's flag."""

@@ -90,7 +90,7 @@ def timed(
         forwards.run([], [])
         clock.works(50)  # the choice
         forwards.done()
-        return forwards.launched(lambda: Done(action.ticket))
+        return forwards.as_launched(lambda: Done(action.ticket))
 
     def answers(event: Event) -> Sequence[Action]:
         match event:

@@ -11,7 +11,7 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
 from coordinator.api.requests import Batch, Request
-from node.economics import PREFILL_CHUNK
+from node.rows import PREFILL_CHUNK
 from tests.process.served import Served, serving
 
 pytestmark = pytest.mark.process

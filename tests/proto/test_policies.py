@@ -94,10 +94,10 @@ def test_a_target_that_drafts_by_itself_waits_for_nobody() -> None:
 def test_what_costs_decide_is_said_in_the_row_and_by_no_other_number() -> None:
     auto = POLICIES["auto"].make()
     narrow = POLICIES["auto"].make(options={"branches": 1})
-    assert (narrow.prices_rows, narrow.prices_waits, narrow.prices_wanted) == (True, True, True)
+    assert (narrow.prices_rows, narrow.prices_waits, narrow.prices_awaited) == (True, True, True)
     restless = POLICIES["auto"].make(options={"rest_after": 0})
     assert restless == replace(auto, rest_after=0)
     assert not restless.may_rest
     fixed = POLICIES["auto"].make(adaptive=False)
     assert fixed == without_prices(auto)
-    assert not any((fixed.prices_rows, fixed.prices_waits, fixed.prices_wanted, fixed.may_rest))
+    assert not any((fixed.prices_rows, fixed.prices_waits, fixed.prices_awaited, fixed.may_rest))

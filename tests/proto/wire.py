@@ -38,7 +38,7 @@ policies = st.builds(
     st.integers(0, m.MAX_WINDOW),
     prices_rows=st.booleans(),
     prices_waits=st.booleans(),
-    prices_wanted=st.booleans(),
+    prices_awaited=st.booleans(),
     rest_after=counts,
     width=st.integers(1, m.MAX_WIDTH),
     branches=st.integers(1, m.MAX_BRANCHES),

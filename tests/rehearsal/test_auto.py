@@ -34,7 +34,7 @@ def test_it_is_near_the_best_fixed_number_of_drafts_to_wait_for(
         policy = POLICIES[name].make(k, 32, options=options)
         return rehearse(policy, target, drafter, trace).tokens_per_second
 
-    fixed = [speed("tree", launch_min=m, launch_hit=m) for m in LAUNCHES]
+    fixed = [speed("tree", launch_min=m, launch_accepted=m) for m in LAUNCHES]
     fixed += [speed("ssd", 4), speed("pipelined", 4)]
     assert max(fixed) > 1.3 * speed("ar")
     assert speed("auto") > 0.93 * max(fixed)

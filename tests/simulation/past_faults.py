@@ -50,7 +50,7 @@ def the_first_draft_of_a_life_waits_for_company(patch: Patch) -> None:
     send = Drafting.send
 
     def wait(self: Drafting, now: float) -> Sequence[Any]:
-        is_launch_met = len(self._first_chain()) == self._num_wanted()
+        is_launch_met = len(self._first_chain()) == self._num_awaited_now()
         return send(self, now) if is_launch_met else ()
 
     patch.setattr(Drafting, "send", wait)

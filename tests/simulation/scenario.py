@@ -123,7 +123,7 @@ class Scenario:
     @property
     def takes_turns(self) -> bool:
         """Whether the drafter may have to draft nothing while a pass runs."""
-        return bool(self.placement) and self.policy.prices_wanted
+        return bool(self.placement) and self.policy.prices_awaited
 
     @property
     def capacity(self) -> int:
@@ -177,7 +177,7 @@ class Scenario:
         """Drafts that a pass may wait for."""
         if self.takes_turns:
             return self.policy.num_speculative_tokens
-        return max(self.policy.launch_min, self.policy.launch_hit)
+        return max(self.policy.launch_min, self.policy.launch_accepted)
 
     @property
     def can_keep_up(self) -> bool:
@@ -190,7 +190,7 @@ class Scenario:
         if policy.window <= self.num_wanted or self.takes_turns:
             if self.round_trip_s + self.num_wanted * step_s >= WAIT_S_MAX:
                 return False
-            if self.takes_turns or policy.window <= min(policy.launch_min, policy.launch_hit):
+            if self.takes_turns or policy.window <= min(policy.launch_min, policy.launch_accepted):
                 return True  # it is waited for as long as that takes
         window = min(policy.window, int(-policy.min_score / -LIKELY) + 1) // self.num_steps
         ahead_s = (window - policy.group) * pass_s
@@ -437,11 +437,11 @@ def _branching(policy: Policy, model: ToyModel, random: Random) -> Policy:
     return replace(
         policy,
         branches=model.num_children,
-        prices_wanted=policy.prices_waits and model.num_children > 1,
+        prices_awaited=policy.prices_waits and model.num_children > 1,
         width=random.choice((1, 2, 4, 8)),
         detours=random.choice((MAX_WINDOW, MAX_WINDOW, 1)),
         subtree=model.num_children > 1 and random.random() < 0.8,
-        launch_hit=random.choice((policy.launch_min, policy.launch_min, 0, k)),
+        launch_accepted=random.choice((policy.launch_min, policy.launch_min, 0, k)),
     )
 
 

@@ -21,8 +21,8 @@ from node.forwards import Forwards, SimulatedDevice
 from node.lanes import Lanes
 from proto.messages import Message
 from target_node.compute import Action, Compute, Computed
+from target_node.known import Known
 from target_node.scheduling import Schedule
-from target_node.statistics import Known
 from target_node.verifying import Verifying
 from target_node.worker import Worker
 

@@ -19,8 +19,8 @@ from proto.messages import (
     Verdict,
 )
 from target_node.compute import Action, Compute, Computed, Outcome, Part
+from target_node.known import Known
 from target_node.scheduling import Schedule
-from target_node.statistics import Known
 from target_node.verifying import Verifying
 from tests.texts import PIPELINED, name, opening
 

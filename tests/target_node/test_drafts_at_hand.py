@@ -165,7 +165,7 @@ def test_a_first_token_that_came_during_the_pass_is_a_miss_of_timing() -> None:
 
 def test_a_first_token_that_was_there_and_not_verified_is_a_miss_of_width() -> None:
     target = Target()
-    tree = replace(POLICIES["tree"].make(1, 16), launch_min=1, launch_hit=1)
+    tree = replace(POLICIES["tree"].make(1, 16), launch_min=1, launch_accepted=1)
     target.hears(opening(1, 2, policy=tree))
     target.ticks()
     target.computes(1, 3)

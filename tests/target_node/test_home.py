@@ -8,7 +8,7 @@ import pytest
 
 from drafter_node import compute as drafter
 from drafter_node import scheduling as drafting
-from drafter_node.statistics import Known as HeadsKnown
+from drafter_node.known import Known as HeadsKnown
 from node.costs import Costs, Passes
 from node.dispatcher import Dispatcher
 from node.events import Allocate, Arrived, CopyPrefix, MoveRows, Send, Tick, WaitUntil, Wipe
@@ -31,7 +31,7 @@ from rehearsal.node import with_features
 from target_node import compute as target
 from target_node import scheduling as verifying
 from target_node.at_home import DrafterDone, DrafterFailed, ForDrafter, Home
-from target_node.statistics import Known
+from target_node.known import Known
 from tests.simulation.models import Deterministic
 from tests.simulation.toys import ToyModel
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from engine.layout.slots import Feed
-from node.economics import PREFILL_CHUNK
 from node.events import Allocate, Send
+from node.rows import PREFILL_CHUNK
 from proto.messages import (
     Cause,
     Close,

@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 from engine.layout.slots import Move, SlotMap
-from node.economics import FIRST_OF_MODEL, PREFILL_CHUNK, WAIT_S_MAX, num_expected, worth_holding_s
+from node.economics import FIRST_OF_MODEL, WAIT_S_MAX, num_expected, worth_holding_s
 from node.events import CopyPrefix, MoveRows, Send, WaitUntil
+from node.rows import PREFILL_CHUNK
 from proto.messages import NGRAM_SOURCE, Cause, Close, Limits, Lookup, Open, Policy, Verdict
 from proto.policies import without_prices
 from target_node.compute import Action, Compute, Outcome

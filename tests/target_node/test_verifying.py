@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from engine.layout.slots import Feed, SlotMap
-from node.economics import PREFILL_CHUNK, WAIT_S_MIN
+from node.economics import WAIT_S_MIN
 from node.events import Afterwards, Allocate, Send, WaitUntil
+from node.rows import PREFILL_CHUNK
 from proto.messages import (
     Ack,
     Cause,

@@ -30,9 +30,9 @@ from engine.choice.sampling import Sampling, sampling_of
 from engine.executor import Executor
 from engine.fastest import FASTEST
 from engine.layout.slots import MAX_MISSING, Feed
-from node.economics import PREFILL_CHUNK, PREFILL_CHUNKS
 from node.forwards import SimulatedDevice
 from node.loading import load
+from node.rows import PREFILL_CHUNK, PREFILL_CHUNKS
 from proto.messages import Role
 from proto.node_config import NodeConfig
 

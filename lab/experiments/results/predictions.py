@@ -249,7 +249,11 @@ def has_ranks(config: PairConfig) -> bool:
 def _never_overlaps(policy: Policy) -> bool:
     """True if drafter and target wait for each other, and each pass for all K drafts (`sync`)."""
     k = policy.num_speculative_tokens
-    return policy.has_drafter and (policy.window, policy.launch_min, policy.launch_hit) == (k, k, k)
+    return policy.has_drafter and (policy.window, policy.launch_min, policy.launch_accepted) == (
+        k,
+        k,
+        k,
+    )
 
 
 def _costs_of_group(

@@ -1,10 +1,10 @@
-"""What a drafter knows about its model, and has measured, over all its texts."""
+"""What a drafter knows for all its texts: its settings, its model, and what it has measured."""
 
 from dataclasses import dataclass, field
 
 from drafter_node.sending import Answers
 from node.costs import NOTHING_KNOWN, Passes
-from node.economics import PREFILL_CHUNK
+from node.rows import PREFILL_CHUNK
 from proto.messages import MAX_WINDOW
 
 

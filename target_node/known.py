@@ -1,11 +1,12 @@
-"""What a target has measured, and keeps, over all its texts."""
+"""What a target knows for all its texts: its settings, and what it has measured."""
 
 from dataclasses import dataclass, field
 
 from engine.layout.earlier import EarlierTexts
 from node.costs import Costs, crowd
-from node.economics import PREFILL_CHUNK, Acceptance
+from node.economics import Acceptance
 from node.placing import Place, Placing
+from node.rows import PREFILL_CHUNK
 from target_node.resting import Courses
 
 
