@@ -142,11 +142,10 @@ class Assembly:
 
         No part tells of them. Text that they hold back comes with the tokens that follow.
 
-        Raises ConfigurationError if a stop string has ended the text there.
+        Raises ConfigurationError if a stop string has ended the text before the last of them.
         """
-        emit = Emit(tuple(written), 0, 0, ())
-        _, part = self.cut(emit)
-        if self.is_stopped:
+        kept, part = self.cut(Emit(tuple(written), 0, 0, ()))
+        if len(kept.tokens) < len(written):
             raise ConfigurationError(
                 f"the stop string {shown(self._stops.found)} ends the text among the tokens that "
                 "are written already: nothing follows it"

@@ -23,7 +23,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.patience import Patience
 from coordinator.api.prompts import Tokenization, TooManyTokensError
 from coordinator.api.reasoning import Thoughts
-from coordinator.api.resuming import check_written
+from coordinator.api.resuming import check_written, end_of
 from coordinator.api.simulated import simulated_by
 from coordinator.api.special_tokens import read_special_tokens
 from coordinator.api.structured import StructuredOutputsParams
@@ -42,6 +42,7 @@ from proto.messages import (
     MAX_BAN_TOKENS,
     MAX_REFERENCE_LEN,
     OFF,
+    FinishReason,
     Hello,
     Limits,
     Role,
@@ -402,9 +403,15 @@ class Pair:
     def check_written(
         self, num_prompt: int, written: tuple[int, ...], params: SamplingParams
     ) -> None:
-        """Raise ConfigurationError if an answer cannot go on behind these tokens of it."""
+        """Raise ConfigurationError if no answer with these parameters begins with these tokens."""
         (most, num_ids), stop_ids = self._limits(), self.ending(params).stop_ids
         check_written(written, params, num_ids, stop_ids, most - num_prompt)
+
+    def end_of(
+        self, num_prompt: int, written: tuple[int, ...], params: SamplingParams
+    ) -> FinishReason | None:
+        """Return why an answer of these tokens is complete; None: more follows."""
+        return end_of(written, params, self.ending(params).stop_ids, self.max_len - num_prompt)
 
     @property
     def drafts_in_other_words(self) -> bool:

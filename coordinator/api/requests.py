@@ -21,8 +21,9 @@ from coordinator.api.resuming import check_form
 from coordinator.api.speculation import TokenTexts
 from coordinator.text.metrics import Metrics
 from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result
-from coordinator.text.stream import WAIT_S, Item, Reader, TokenStream
+from coordinator.text.stream import WAIT_S, Item, Reader, TokenStream, WrittenElsewhere
 from proto.errors import ConfigurationError, SlipstreamError, TextError
+from proto.messages import FinishReason
 
 # -- request ---------------------------------------------------------------------------------------
 
@@ -66,6 +67,7 @@ class Request:
         self.shown: tuple[str, ...] = ()
         self._written: Sequence[tuple[int, ...]] = ()  # elsewhere, by the index of the text
         self._resumed: dict[int, str] = {}  # the text of these, by index
+        self._ends: dict[int, FinishReason] = {}  # why texts of these are complete, by index
 
     @property
     def prompt(self) -> str | None:
@@ -112,7 +114,8 @@ class Request:
     def resume(self, written: Sequence[tuple[int, ...]]) -> None:
         """Let each text go on behind tokens that were written elsewhere; call before `start`.
 
-        Raises ConfigurationError if these are no beginnings of such texts.
+        A text that is complete with them only tells why it has ended. Raises ConfigurationError if
+        these are no beginnings of such texts.
         """
         if len(written) != self.num_texts:
             raise ConfigurationError(
@@ -125,7 +128,12 @@ class Request:
                 form = self._params.structured_outputs
                 if form is not None and self.thoughts is None:  # else they may be thoughts
                     check_form(tokens, form, self._pair)
-            self._resumed[index] = self._assembly(index, 0).resume(tokens) if tokens else ""
+            if tokens:
+                assembly = self._assembly(index, 0)
+                self._resumed[index] = assembly.resume(tokens)
+                end = self._pair.end_of(len(self._ids), tokens, self._params)
+                if end is not None or assembly.is_stopped:
+                    self._ends[index] = end or FinishReason.STOP
         self._written = written
 
     def resumed_text(self, index: int) -> str:
@@ -153,6 +161,8 @@ class Request:
     def start(self, reader: Reader) -> TokenStream:
         """Start the next text of this prompt; return its stream. Raises ConfigurationError."""
         pair, index = self._pair, len(self._open) + len(self._complete)
+        if index in self._ends:
+            return self._told(index, reader)
         try:
             stream, seed = pair.generate(
                 self._ids,
@@ -171,6 +181,14 @@ class Request:
         assembly = self._open[stream] = self._assembly(index, seed)
         if self.is_resumed(index):
             assembly.resume(self._written[index])
+        return stream
+
+    def _told(self, index: int, reader: Reader) -> TokenStream:
+        """Return the stream of a text that was complete before it began here."""
+        stream = TokenStream(_nothing, _nothing, self._pair.service.check_alive, reader)
+        assembly = self._open[stream] = self._assembly(index, self._params.seed or 0)
+        assembly.resume(self._written[index])
+        stream.put(WrittenElsewhere(self._ends[index]))
         return stream
 
     def _assembly(self, index: int, seed: int) -> Assembly:
@@ -246,6 +264,8 @@ class Request:
         At a stop string the text is ended on both nodes, and later items are dropped.
         """
         match item:
+            case WrittenElsewhere(reason):
+                return self._ended(stream, str(reason), None)
             case EmitPrompt(logprobs):
                 assembly.scored(logprobs)
             case EmitRead() if self.on_read is not None:
@@ -266,6 +286,10 @@ class Request:
         """Return the output with all texts; call it once `is_complete`."""
         assert self.is_complete
         return merged([self._complete[index] for index in range(self.num_texts)])
+
+
+def _nothing() -> None:
+    """Do nothing: no node knows of a text that was complete before it began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Checks whether an answer can go on behind tokens that another server has written of it."""
+"""Checks whether an answer can go on behind tokens that another server has written of it.
+
+These may be the whole answer: its server was lost before it said why the text has ended.
+"""
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -7,7 +10,7 @@ from coordinator.api.config_base import called
 from coordinator.api.params import SamplingParams
 from coordinator.api.structured import StructuredOutputsParams
 from proto.errors import ConfigurationError
-from proto.messages import GREEDY_BELOW
+from proto.messages import GREEDY_BELOW, FinishReason
 
 if TYPE_CHECKING:
     from coordinator.api.pair import Pair
@@ -20,7 +23,7 @@ def check_written(
     stop_ids: Collection[int],
     room: int,
 ) -> None:
-    """Raise ConfigurationError if no answer with these parameters goes on behind these tokens.
+    """Raise ConfigurationError if no answer with these parameters begins with these tokens.
 
     num_ids   token ids from this number on are none of the target's
     stop_ids  tokens that end the text
@@ -28,18 +31,31 @@ def check_written(
     """
     if (wrong := next((one for one in written if not 0 <= one < num_ids), None)) is not None:
         raise ConfigurationError(f"token id {wrong}: the target has ids from 0 to {num_ids - 1}")
-    if len(written) >= min(params.max_tokens, room):
+    if len(written) > min(params.max_tokens, room):
         limit = f"{called('max_tokens')} is {params.max_tokens}"
         if room < params.max_tokens:
             limit = f"{room} fit behind the prompt"
-        raise ConfigurationError(
-            f"{len(written)} tokens are written already, and {limit}: nothing is left to write"
-        )
-    if (ended := next((one for one in written if one in stop_ids), None)) is not None:
+        raise ConfigurationError(f"{len(written)} tokens are written already, but {limit}")
+    if (ended := next((one for one in written[:-1] if one in stop_ids), None)) is not None:
         raise ConfigurationError(f"token id {ended} ends the text: nothing follows it")
+    if end_of(written, params, stop_ids, room) is not None:
+        return
     if params.seed is None and params.temperature >= GREEDY_BELOW:
         line = "a text that is sampled goes on as it began only with its"
         raise ConfigurationError(f"{line} {called('seed')}; give it")
+
+
+def end_of(
+    written: Sequence[int], params: SamplingParams, stop_ids: Collection[int], room: int
+) -> FinishReason | None:
+    """Return why an answer of these tokens is complete; None: more follows.
+
+    Arguments as for `check_written`. As in `Limits.trim`, a stop token on the last allowed position
+    counts as a stop.
+    """
+    if written and written[-1] in stop_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(written) >= min(params.max_tokens, room) else None
 
 
 def check_form(written: Sequence[int], form: StructuredOutputsParams, pair: "Pair") -> None:

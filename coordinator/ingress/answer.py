@@ -9,9 +9,9 @@ goes on at another one, if that gets the very same request and the tokens so far
     heard(event)   an event of its stream -> the event as the client gets it; None: nothing for it
     broke()        the stream has broken off; `asked` says what to ask another server
 
-The client sees one stream: the name and time of the first server's chunks, and each token once. A
-choice that is complete (where `n` is above 1) is asked for anew with the others, because no server
-goes on behind its end; what comes of it is left out.
+The client sees one stream: the name and time of the first server's chunks, and each token once. Of
+a choice that is complete (where `n` is above 1), the next server only tells why it has ended; the
+client knows, so that is left out.
 
 An answer to several prompts cannot go on elsewhere, and one that does not stream is asked for anew.
 """
@@ -117,8 +117,6 @@ class Answer:
 
     def _written(self, index: int) -> list[int]:
         """Return the tokens of a choice so far, those before this answer included."""
-        if index in self._left_out:
-            return []
         return [*self._before[index], *self._ids[index]]
 
     def broke(self) -> None:

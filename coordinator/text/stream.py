@@ -7,11 +7,19 @@ from dataclasses import dataclass
 
 from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result
 from proto.errors import SlipstreamError
+from proto.messages import FinishReason
 
 WAIT_S = 1.0  # how long a reader waits before it checks that the service is alive
 
 
-Item = Emit | EmitPrompt | EmitRead | Result
+@dataclass(frozen=True, slots=True)
+class WrittenElsewhere:
+    """All that comes of a text that was complete when it was asked for: why it has ended."""
+
+    reason: FinishReason
+
+
+Item = Emit | EmitPrompt | EmitRead | Result | WrittenElsewhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def check_every_cut(server: Served, path: str, body: dict[str, Any]) -> None:
     assert whole.prompt_ids
     is_last = [any(one["finish_reason"] for one in chunk["choices"]) for chunk in chunks]
     end = is_last.index(True)  # the tokens of this text have come before
-    for cut in {1, 2, end // 3, end // 2, end - 1}:
+    for cut in {1, 2, end // 3, end // 2, end - 1, end}:
         before, rest = resumed(server, path, body, chunks, cut)
         for index in whole.ids:
             assert before.ids[index] + rest.ids[index] == whole.ids[index], cut
@@ -154,7 +154,10 @@ def test_a_whole_answer_has_all_of_the_text_and_counts_all_tokens(server: Served
     ("more", "line"),
     [
         ({"resume": {"token_ids": [99_999_999]}}, "token id 99999999: the target has ids from 0"),
-        ({"resume": {"token_ids": [5] * 20}}, "20 tokens are written already"),
+        (
+            {"resume": {"token_ids": [5] * 21}},
+            "21 tokens are written already, but",
+        ),
         ({"resume": {"token_ids": [[5], [6]]}}, "2 lists of token ids for 1 texts"),
         ({"resume": {"token_ids": [5], "seed": 3}}, "resume.seed"),
         ({"resume": {"token_ids": [5]}, "temperature": 0.8}, "goes on as it began only with its"),
@@ -197,6 +200,34 @@ def test_tokens_that_do_not_fit_the_form_are_refused(server: Served, form: dict[
     if len(whole) > 2:
         rest = server.complete(**body, resume={"token_ids": whole[:2]}, return_token_ids=True)
         assert rest["choices"][0]["token_ids"] == whole  # not streamed, it is the whole answer
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("end", ["length", "stop_token", "stop_string"])
+def test_an_answer_that_is_complete_already_tells_why_it_has_ended(
+    server: Served, path: str, end: str
+) -> None:
+    said = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": CHAT}
+    body = {**said, "max_tokens": 20, "temperature": 0.8, "seed": 6, "ignore_eos": True}
+    body["return_token_ids"] = True
+    free = server.post(path, **body).json()["choices"][0]
+    if end == "stop_token":
+        body["stop_token_ids"] = [free["token_ids"][9]]
+    if end == "stop_string":
+        text = free["text"] if "text" in free else free["message"]["content"]
+        body["stop"] = [text[12:15]]
+    whole = server.post(path, **body).json()
+    choice = whole["choices"][0]
+    assert choice["finish_reason"] == ("length" if end == "length" else "stop")
+    assert (len(choice["token_ids"]) < 20) == (end != "length")
+
+    told = server.post(path, **body, resume={"token_ids": choice["token_ids"]})
+    assert told.status_code == 200, told.text
+    assert told.json()["choices"] == whole["choices"]
+    assert told.json()["usage"] == whole["usage"]
+
+    rest = read(server.events(path, **body, resume={"token_ids": choice["token_ids"]}))
+    assert (rest.ids[0], rest.reason[0]) == ([], choice["finish_reason"])
 
 
 def test_tokens_behind_a_stop_string_are_refused(server: Served) -> None:

@@ -66,7 +66,18 @@ def test_the_next_server_goes_on_behind_what_came() -> None:
     assert (told["id"], told["created"]) == ("one", 3)
     assert told["choices"][0]["finish_reason"] == "stop"
     one.broke()
-    assert one.asked()["resume"]["token_ids"] == []
+    assert one.asked()["resume"]["token_ids"] == [65, 66, 67, 68]
+
+
+def test_a_server_may_only_tell_why_an_answer_has_ended() -> None:
+    one = answer()
+    one.heard(completion(65, 66, prompt=[1, 2]))
+    one.broke()
+    assert one.asked()["resume"]["token_ids"] == [65, 66]
+    told = one.heard(completion(name="another", reason="length"))
+    assert told is not None
+    assert told["choices"][0]["finish_reason"] == "length"
+    assert one.is_whole
 
 
 def test_before_the_first_token_another_server_is_asked_the_same() -> None:
@@ -93,7 +104,7 @@ def test_a_choice_that_is_complete_is_not_told_again() -> None:
     one.heard(completion(65, index=0, prompt=[1]))
     one.heard(completion(70, index=1, reason="stop"))
     one.broke()
-    assert one.asked()["resume"]["token_ids"] == [[65], []]
+    assert one.asked()["resume"]["token_ids"] == [[65], [70]]
     assert one.heard(completion(70, index=1, reason="stop")) is None
     told = one.heard(completion(66, index=0, reason="length"))
     assert told is not None
