@@ -23,7 +23,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.api.patience import Patience
 from coordinator.api.prompts import Tokenization, TooManyTokensError
 from coordinator.api.reasoning import Thoughts
-from coordinator.api.resuming import check_written, end_of
+from coordinator.api.resuming import review_written
 from coordinator.api.simulated import simulated_by
 from coordinator.api.special_tokens import read_special_tokens
 from coordinator.api.structured import StructuredOutputsParams
@@ -373,7 +373,7 @@ class Pair:
         self.check(prompt)
         params = self.reviewed_params(params)
         if written:
-            self.check_written(len(prompt), written, params)
+            self.review_written(len(prompt), written, params)
         if not isinstance(speculation, SpeculationConfig):
             line = f"speculation: expected SpeculationConfig, got {shown(speculation)}"
             raise ConfigurationError(line)
@@ -400,18 +400,12 @@ class Pair:
         )
         return stream, seed
 
-    def check_written(
-        self, num_prompt: int, written: tuple[int, ...], params: SamplingParams
-    ) -> None:
-        """Raise ConfigurationError if no answer with these parameters begins with these tokens."""
-        (most, num_ids), stop_ids = self._limits(), self.ending(params).stop_ids
-        check_written(written, params, num_ids, stop_ids, most - num_prompt)
-
-    def end_of(
+    def review_written(
         self, num_prompt: int, written: tuple[int, ...], params: SamplingParams
     ) -> FinishReason | None:
-        """Return why an answer of these tokens is complete; None: more follows."""
-        return end_of(written, params, self.ending(params).stop_ids, self.max_len - num_prompt)
+        """Return why an answer of these tokens is complete; None: more follows (`resuming.py`)."""
+        (most, num_ids), stop_ids = self._limits(), self.ending(params).stop_ids
+        return review_written(written, params, num_ids, stop_ids, most - num_prompt)
 
     @property
     def drafts_in_other_words(self) -> bool:

@@ -123,17 +123,16 @@ class Request:
                 "for each"
             )
         for index, tokens in enumerate(written):
-            if tokens:
-                self._pair.check_written(len(self._ids), tokens, self._params)
-                form = self._params.structured_outputs
-                if form is not None and self.thoughts is None:  # else they may be thoughts
-                    check_form(tokens, form, self._pair)
-            if tokens:
-                assembly = self._assembly(index, 0)
-                self._resumed[index] = assembly.resume(tokens)
-                end = self._pair.end_of(len(self._ids), tokens, self._params)
-                if end is not None or assembly.is_stopped:
-                    self._ends[index] = end or FinishReason.STOP
+            if not tokens:
+                continue
+            end = self._pair.review_written(len(self._ids), tokens, self._params)
+            form = self._params.structured_outputs
+            if form is not None and self.thoughts is None:  # else they may be thoughts
+                check_form(tokens, form, self._pair)
+            assembly = self._assembly(index, 0)
+            self._resumed[index] = assembly.resume(tokens)
+            if end is not None or assembly.is_stopped:
+                self._ends[index] = end or FinishReason.STOP
         self._written = written
 
     def resumed_text(self, index: int) -> str:

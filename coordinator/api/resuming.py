@@ -16,18 +16,20 @@ if TYPE_CHECKING:
     from coordinator.api.pair import Pair
 
 
-def check_written(
+def review_written(
     written: Sequence[int],
     params: SamplingParams,
     num_ids: int,
     stop_ids: Collection[int],
     room: int,
-) -> None:
-    """Raise ConfigurationError if no answer with these parameters begins with these tokens.
+) -> FinishReason | None:
+    """Return why an answer that begins with these tokens is complete; None: more follows.
 
     num_ids   token ids from this number on are none of the target's
     stop_ids  tokens that end the text
     room      tokens that fit behind the prompt
+
+    Raises ConfigurationError if no answer with these parameters begins so.
     """
     if (wrong := next((one for one in written if not 0 <= one < num_ids), None)) is not None:
         raise ConfigurationError(f"token id {wrong}: the target has ids from 0 to {num_ids - 1}")
@@ -38,24 +40,14 @@ def check_written(
         raise ConfigurationError(f"{len(written)} tokens are written already, but {limit}")
     if (ended := next((one for one in written[:-1] if one in stop_ids), None)) is not None:
         raise ConfigurationError(f"token id {ended} ends the text: nothing follows it")
-    if end_of(written, params, stop_ids, room) is not None:
-        return
+    if written and written[-1] in stop_ids:  # on the last allowed position, too, this counts
+        return FinishReason.STOP
+    if len(written) == min(params.max_tokens, room):
+        return FinishReason.LENGTH
     if params.seed is None and params.temperature >= GREEDY_BELOW:
         line = "a text that is sampled goes on as it began only with its"
         raise ConfigurationError(f"{line} {called('seed')}; give it")
-
-
-def end_of(
-    written: Sequence[int], params: SamplingParams, stop_ids: Collection[int], room: int
-) -> FinishReason | None:
-    """Return why an answer of these tokens is complete; None: more follows.
-
-    Arguments as for `check_written`. As in `Limits.trim`, a stop token on the last allowed position
-    counts as a stop.
-    """
-    if written and written[-1] in stop_ids:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(written) >= min(params.max_tokens, room) else None
+    return None
 
 
 def check_form(written: Sequence[int], form: StructuredOutputsParams, pair: "Pair") -> None:
