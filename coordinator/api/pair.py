@@ -368,12 +368,10 @@ class Pair:
                     it
         is_watched  its passes say what both devices did (`Emit.spans`)
         thoughts    what the answer may begin with; a grammar holds only what follows them
-        written     tokens of the answer that were written elsewhere; the text goes on behind them
+        written     tokens of the answer that were written elsewhere, reviewed; more follow them
         """
         self.check(prompt)
         params = self.reviewed_params(params)
-        if written:
-            self.review_written(len(prompt), written, params)
         if not isinstance(speculation, SpeculationConfig):
             line = f"speculation: expected SpeculationConfig, got {shown(speculation)}"
             raise ConfigurationError(line)
