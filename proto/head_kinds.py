@@ -93,6 +93,7 @@ _DFLASH = re.compile(r"DFlash2?(DraftModel|ForCausalLM|Speculator)?")
 _SPECULATORS = {
     "eagle": HeadKind.EAGLE,
     "eagle3": HeadKind.EAGLE3,
+    "peagle": HeadKind.EAGLE3,  # refused in one line (`engine/heads/stated.py`)
     "dflash": HeadKind.DFLASH,
     "dflash2": HeadKind.DFLASH,
 }
@@ -183,6 +184,12 @@ def dflash_part(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**layer, **config, "target_layer_ids": inputs, "is_causal": is_causal}
 
 
+def reads_last_state(config: Mapping[str, object]) -> bool:
+    """True if an EAGLE-3 head reads the target's last state, as EAGLE does (NVIDIA's files)."""
+    inner = config.get("eagle_config")
+    return isinstance(inner, Mapping) and inner.get("use_aux_hidden_state") is False
+
+
 def feature_layers(
     kind: HeadKind, config: Mapping[str, object], num_layers: int
 ) -> tuple[int, ...]:
@@ -192,7 +199,9 @@ def feature_layers(
     itself is read with this meaning, as vLLM does. A list in `eagle_config` is read so too, except
     where it begins with 1: then its numbers mean the *output* of a layer, as SGLang reads it
     (sgl-project/sglang#25454), because nobody takes the input of the second layer for the lowest
-    feature. DFlash's numbers mean outputs of layers, of the last one the state after the last norm.
+    feature. An EAGLE-3 head may read the state after the last norm alone (`reads_last_state`).
+    DFlash's numbers mean outputs of layers, of the last one the state after the last norm.
+
     Returns () if config.json has no valid list, or the target is too small.
     """
     if kind is HeadKind.DFLASH:
@@ -202,7 +211,7 @@ def feature_layers(
         if len(set(outputs)) < len(outputs) or not all(0 <= i < num_layers for i in outputs):
             return ()
         return tuple(-1 if i == num_layers - 1 else i + 1 for i in outputs)
-    if kind is not HeadKind.EAGLE3:
+    if kind is not HeadKind.EAGLE3 or reads_last_state(config):
         return (-1,)
     field, inner = "eagle_aux_hidden_state_layer_ids", config.get("eagle_config")
     ids = config.get(field)

@@ -8,6 +8,9 @@
                y = g + attention([norm e, norm g])
                g' = y + mlp(norm y)               logits: output matrix times norm g'
 
+    EAGLE 3.1  fc [norm f_low, norm f_mid, ...]   each feature has a norm of its own (`fc_norm`);
+               norm g' is what the next row starts from (`norm_output`)
+
 EAGLE is from arXiv 2401.15077 (EAGLE-2, 2406.16858, has the same layer), EAGLE-3 from 2503.01840. A
 feature is a hidden state of the target. A row's *state*, f' or g' [width], is what the next row
 starts from where no feature is given. Owns the weights. Knows no cache and no slot: attention is
@@ -65,7 +68,8 @@ class EagleHead:
     qkv         product that gives queries, keys and values, concatenated
     out         product after attention; `before_mlp`, `gate_up`, `down`: norm and products of the
                 feed-forward block
-    last_norm   norm before `output`; the identity for EAGLE
+    leaving     what makes a row's state of the layer's output: the identity, in EAGLE 3.1 a norm
+    last_norm   norm of the state before `output`; the identity for EAGLE and EAGLE 3.1
     output      product that gives the logits of the draft vocabulary
     targets     [draft_vocab] int64: the target's token of each column of `output`; None: the same
     is_ascending  True: `targets` ascend
@@ -82,6 +86,7 @@ class EagleHead:
     before_mlp: Product
     gate_up: Product
     down: Product
+    leaving: Product
     last_norm: Product
     output: Product
     targets: torch.Tensor | None
@@ -100,14 +105,14 @@ class EagleHead:
         return self.qkv(entering), residual
 
     def leave(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output [n, width]: attention and MLP added to `residual`.
+        """Return the rows' states [n, width], of attention and MLP added to `residual`.
 
         residual  [n, width] as returned by `enter`
         attended  [n, heads * dim]: the attention heads' outputs
         """
         hidden = residual + self.out(attended)
         gate, up = self.gate_up(self.before_mlp(hidden)).chunk(2, dim=-1)
-        return hidden + self.down(F.silu(gate).mul_(up))
+        return self.leaving(hidden + self.down(F.silu(gate).mul_(up)))
 
     def own_logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Return logits [n, draft_vocab] float32 of the last norm's outputs [n, width]."""
@@ -169,6 +174,8 @@ class _Reader:
         targets = self._tensors.targets(config.draft_vocab, self._target.vocab_size)
         states, front = self._third_front() if is_third else (_same, self._first_front())
         last_norm = self._last_norm() if is_third else None
+        norm = _same if last_norm is None else self._norm_of(last_norm)
+        leaving, before_output = (norm, _same) if config.output_is_normed else (_same, norm)
         before_mlp = self._weight(f"{layer}.post_attention_layernorm", width)
         return EagleHead(
             config=config,
@@ -181,7 +188,8 @@ class _Reader:
             before_mlp=self._norm_of(before_mlp),
             gate_up=self._product(feeding),
             down=self._product([self._linear(f"{layer}.mlp.down_proj", width, inner)]),
-            last_norm=_same if last_norm is None else self._norm_of(last_norm),
+            leaving=leaving,
+            last_norm=before_output,
             output=self._product([self._moved(self._output(targets))]),
             targets=None if targets is None else targets.to(self._device),
             is_ascending=targets is None or bool((targets.diff() > 0).all()),
@@ -205,11 +213,6 @@ class _Reader:
         """Return EAGLE-3's function that makes states of features, and its `Front`."""
         width, layer = self._config.width, self._names.layer
         is_normed = self._config.residual_is_normed
-        feature_size = len(self._config.layers) * self._target.hidden_size
-        fc = self._product([self._linear(self._names.fc, width, feature_size)])
-        before: Product = _same
-        if "input_norm.weight" in self._tensors:  # speculators' `norm_before_fc`
-            before = self._norm("input_norm", feature_size)
         weights = [self._weight(f"{layer}.{x}", width) for x in ("input_layernorm", "hidden_norm")]
         self._entering = weights[0], weights[1]
         of_embedding, of_state = map(self._norm_of, weights)
@@ -221,7 +224,28 @@ class _Reader:
             entering = torch.cat((of_embedding(embedded), normed), dim=-1)
             return entering, normed if is_normed else states
 
-        return (fc if before is _same else lambda features: fc(before(features))), front
+        return self._third_states(), front
+
+    def _third_states(self) -> Product:
+        """Return EAGLE-3's function that makes states of features."""
+        width, size = self._config.width, self._target.hidden_size
+        if self._config.reads_last:
+            self._refuse_another_width("matrix for features")
+            return _same
+        num_layers = len(self._config.layers)
+        fc = self._product([self._linear(self._names.fc, width, num_layers * size)])
+        if "input_norm.weight" in self._tensors:  # `norm_before_fc`
+            whole = self._norm("input_norm", num_layers * size)
+            return lambda features: fc(whole(features))
+        if not self._config.features_are_normed:
+            return fc
+        each = [self._norm(f"fc_norm.{index}", size) for index in range(num_layers)]
+
+        def states(features: torch.Tensor) -> torch.Tensor:
+            parts = zip(each, features.chunk(num_layers, dim=-1), strict=True)
+            return fc(torch.cat([norm(part) for norm, part in parts], dim=-1))
+
+        return states
 
     def _embeddings(self) -> torch.Tensor:
         """Return the head's own token embeddings, or the target's. Raises ModelError."""

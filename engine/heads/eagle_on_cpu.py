@@ -107,7 +107,9 @@ class OwnLayer:
         queries = hidden.new_empty(len(hidden), self._width)
         rows = Rows(hidden, turns[0], turns[1], slots, queries, sight)
         normed = self._layers.run_entered(rows, entering)
-        return normed if self._is_third else hidden, hidden
+        if not self._is_third:
+            return hidden, hidden
+        return normed, normed if head.config.output_is_normed else hidden
 
     def note(self, rows: torch.Tensor) -> None:
         """Note rows [5, n], as in `Backend.forward`, that were computed otherwise."""

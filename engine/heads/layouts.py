@@ -25,12 +25,13 @@ from engine.heads.stated import (
     POSITIONS,
     TargetSizes,
     count,
+    draft_vocab,
     layer_config,
     refuse_odd_config,
     refuse_other_target,
 )
 from engine.heads.target import Target
-from proto.head_kinds import HeadKind, feature_layers
+from proto.head_kinds import HeadKind, feature_layers, reads_last_state
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
@@ -43,6 +44,10 @@ class EagleConfig:
     dim          size of one attention head
     intermediate  inner size of the feed-forward block
     epsilon      epsilon of its norms
+    output_is_normed  True: the next row starts from the normed output (`norm_output`, EAGLE 3.1)
+    features_are_normed  True: each feature has a norm of its own (`fc_norm`, EAGLE 3.1)
+    reads_last   True: features are states after the target's last norm, and are rows' states
+                 without `fc`
     layers       target layers whose features (hidden states) the head reads: i stands for the input
                  of decoder layer i, -1 for the output of the last norm
     draft_vocab  number of tokens that it can draft
@@ -62,6 +67,9 @@ class EagleConfig:
     layers: tuple[int, ...]
     draft_vocab: int
     residual_is_normed: bool
+    features_are_normed: bool
+    output_is_normed: bool
+    reads_last: bool
     max_model_len: int
     rope: Any
 
@@ -99,9 +107,7 @@ def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target
     num_kv_heads = count(path, part, "num_key_value_heads", num_heads)
     dim = count(path, part, "head_dim", width // num_heads or 1)
     rope = rotary_config(path, part, num_heads, dim)
-    draft_vocab = target.vocab_size
-    if kind is HeadKind.EAGLE3:
-        draft_vocab = count(path, stated, "draft_vocab_size", draft_vocab)
+    is_third = kind is HeadKind.EAGLE3
     longest = max_model_len(str(path), rope)
     is_bounded = rope.rope_parameters["rope_type"] in ("longrope", "dynamic")
     return EagleConfig(
@@ -113,8 +119,11 @@ def read_eagle_config(path: Path, stated: Object, kind: HeadKind, target: Target
         intermediate=count(path, part, "intermediate_size"),
         epsilon=float(part.get("rms_norm_eps") or EPSILON),
         layers=feature_layers(kind, stated, target.num_layers),
-        draft_vocab=draft_vocab,
+        draft_vocab=draft_vocab(path, stated, target.vocab_size) if is_third else target.vocab_size,
         residual_is_normed=_residual_is_normed(path, stated, kind),
+        features_are_normed=is_third and bool(stated.get("fc_norm")),
+        output_is_normed=is_third and bool(stated.get("norm_output")),
+        reads_last=is_third and reads_last_state(stated),
         # If only relative positions matter, it may draft beyond the length it was trained for, as
         # far as its target goes: the target verifies its drafts.
         max_model_len=min(target.max_model_len, longest) if is_bounded else target.max_model_len,

@@ -144,11 +144,42 @@ def refuse_odd_config(path: Path, stated: Object, kind: HeadKind) -> None:
     refuse_number(path, part, "rms_norm_eps", _EPSILONS)
     _refuse_rope(path, part)
     if kind is HeadKind.EAGLE3:
-        count(path, stated, "draft_vocab_size", 1)
-        if not isinstance(found := stated.get("norm_before_residual"), bool | None):
-            raise ModelError(
-                f"{path}: norm_before_residual is {as_json(found)}; it must be true or false"
-            )
+        _refuse_odd_third(path, stated, part)
+
+
+# Fields of an EAGLE-3 head that are true or false: which norms it has, and where.
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+def _refuse_odd_third(path: Path, stated: Object, part: Object) -> None:
+    """Raise ModelError if an EAGLE-3 head is of a form that is not covered, or says odd things."""
+    if stated.get("parallel_drafting") or stated.get("speculators_model_type") == "peagle":
+        raise ModelError(
+            f"{path}: heads that draft in parallel (P-EAGLE) are not covered; use another head"
+        )
+    if part.get("kv_lora_rank") is not None:
+        raise ModelError(
+            f"{path}: heads with multi-head latent attention are not covered; use another head"
+        )
+    draft_vocab(path, stated, 1)
+    for field in SWITCHES:
+        if not isinstance(found := stated.get(field), bool | None):
+            raise ModelError(f"{path}: {field} is {as_json(found)}; it must be true or false")
+    if stated.get("norm_before_fc") and stated.get("fc_norm"):
+        raise ModelError(
+            f"{path}: norm_before_fc and fc_norm are both true, but a head has one of them; set "
+            "one to false"
+        )
+
+
+def draft_vocab(path: Path, stated: Object, vocab_size: int) -> int:
+    """Return how many tokens a head can draft; `vocab_size` if it states none, or 0.
+
+    Raises:
+        ModelError: the field is no such number.
+    """
+    most = (1 << 31) - 1
+    return in_range(path, stated, "draft_vocab_size", vocab_size, (0, most)) or vocab_size
 
 
 def medusa_counts(path: Path, stated: Object) -> tuple[int, int]:

@@ -26,7 +26,8 @@ LAYER = ["layers.0.self_attn.q_proj.weight", "layers.0.mlp.up_proj.weight"]
         # Not heads, or not to be told by this alone.
         ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}, None),
         ({"architectures": ["Eagle2_5_VLForConditionalGeneration"]}, None),
-        ({"speculators_model_type": "peagle", "draft_vocab_size": 3}, None),
+        ({"speculators_model_type": "peagle", "draft_vocab_size": 3}, HeadKind.EAGLE3),
+        ({"speculators_model_type": "medusa2", "draft_vocab_size": 3}, None),
         ({"architectures": "LlamaForCausalLMEagle"}, None),
         ({"architectures": [3, None]}, None),
         ({"speculators_model_type": 7}, None),

@@ -28,6 +28,7 @@ from proto.head_kinds import (
     feature_layers,
     is_mtp,
     no_mtp,
+    reads_last_state,
     refuse_mtp,
 )
 from proto.system import is_folder
@@ -123,7 +124,7 @@ def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> N
     shapes = head.head_shapes()
     if kind is HeadKind.MEDUSA:
         _check_medusa(head, shapes, target)
-    elif shapes and not any(map(_FIRST.fullmatch, shapes)):
+    elif shapes and not (reads_last_state(head.stated) or any(map(_FIRST.fullmatch, shapes))):
         raise ModelError(
             f"{head.folder}: it lacks the tensor fc.weight, the first matrix of such a head; get "
             "it again"

@@ -12,7 +12,10 @@ HIDDEN, VOCAB, LAYERS = 64, 199, 3  # of the target in tests/tiny_models.py
 DRAFT_VOCAB = 40
 NUM_HEADS, NUM_KV_HEADS, DIM, INNER = 4, 2, 16, 96
 THETA, EPSILON = 5000.0, 1e-5
-EAGLE_LAYOUTS = ("eagle", "eagle3", "speculators eagle", "speculators eagle3")
+EAGLE_LAYOUTS = (
+    *("eagle", "eagle3", "speculators eagle", "speculators eagle3"),
+    *("normed eagle3", "last eagle3"),  # EAGLE 3.1; a head that reads the last state alone
+)
 LAYOUTS = ("medusa", *EAGLE_LAYOUTS)
 
 Tensors = dict[str, torch.Tensor]
@@ -57,6 +60,26 @@ def checkpoint(layout: str, seed: int = 0) -> Checkpoint:
             config = {
                 **_layer_config(),
                 "architectures": ["LlamaForCausalLMEagle3"],
+                "draft_vocab_size": DRAFT_VOCAB,
+            }
+            return Checkpoint(config, _named(weights, "fc", "midlayer"), weights)
+        case "normed eagle3":
+            for number in range(3):
+                weights[f"feature norm {number}"] = _random(seed + number + 1, HIDDEN)
+            config = {
+                **_layer_config(),
+                "architectures": ["LlamaForCausalLMEagle3"],
+                "fc_norm": True,
+                "norm_output": True,
+                "draft_vocab_size": DRAFT_VOCAB,
+            }
+            return Checkpoint(config, _named(weights, "fc", "layers.0"), weights)
+        case "last eagle3":
+            del weights["fc"]
+            config = {
+                **_layer_config(),
+                "architectures": ["LlamaForCausalLMEagle3"],
+                "eagle_config": {"use_aux_hidden_state": False},
                 "draft_vocab_size": DRAFT_VOCAB,
             }
             return Checkpoint(config, _named(weights, "fc", "midlayer"), weights)
@@ -128,6 +151,7 @@ def _named(weights: Tensors, fc: str, layer: str) -> Tensors:
         "embedding norm": f"{layer}.input_layernorm.weight",
         "hidden norm": f"{layer}.hidden_norm.weight",
         "input norm": "input_norm.weight",
+        **{f"feature norm {number}": f"fc_norm.{number}.weight" for number in range(3)},
         "norm": "norm.weight",
         "lm_head": "lm_head.weight",
     }

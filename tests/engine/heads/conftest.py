@@ -47,6 +47,7 @@ def eagle(
                 tensors["model.embed_tokens.weight"],
                 tensors["lm_head.weight"],
                 bool(saved.config.get("norm_before_residual")),
+                bool(saved.config.get("norm_output")),
             )
             made[layout] = loaded, plain
         return made[layout]

@@ -32,6 +32,7 @@ class PlainHead:
     embeddings: torch.Tensor
     lm_head: torch.Tensor
     residual_is_normed: bool = False
+    output_is_normed: bool = False
 
     @property
     def is_third(self) -> bool:
@@ -66,6 +67,8 @@ class PlainHead:
         inner = _norm(hidden, w["post norm"])
         gate = w["gate"] @ inner
         hidden = hidden + w["down"] @ (gate * torch.sigmoid(gate) * (w["up"] @ inner))
+        if self.output_is_normed:
+            hidden = _norm(hidden, w["norm"])
         return PlainRow(keys, values, hidden)
 
     def logits(self, row: PlainRow) -> torch.Tensor:
@@ -73,9 +76,8 @@ class PlainHead:
         if not self.is_third:
             return self.lm_head @ row.state
         found = torch.full((len(self.embeddings),), -torch.inf)
-        found[self.weights["targets"]] = self.weights["lm_head"] @ _norm(
-            row.state, self.weights["norm"]
-        )
+        normed = row.state if self.output_is_normed else _norm(row.state, self.weights["norm"])
+        found[self.weights["targets"]] = self.weights["lm_head"] @ normed
         return found
 
     def rows(self, tokens: Sequence[int], given: Sequence[Given]) -> list[PlainRow | None]:
@@ -86,8 +88,13 @@ class PlainHead:
         return made
 
     def _state_of(self, feature: torch.Tensor) -> torch.Tensor:
-        if not self.is_third:
+        if not self.is_third or "fc" not in self.weights:
             return feature
+        if "feature norm 0" in self.weights:
+            norms = (self.weights[f"feature norm {number}"] for number in range(3))
+            feature = torch.cat(
+                [_norm(*pair) for pair in zip(feature.chunk(3), norms, strict=True)]
+            )
         norm = self.weights.get("input norm")
         return self.weights["fc"] @ (feature if norm is None else _norm(feature, norm))
 

@@ -46,7 +46,7 @@ def test_a_greedy_chain_is_what_the_papers_say(layout: str, eagle: LoadHead) -> 
         parent = None if step == 0 else step - 1
         feed = slots.feed((), [(step, parent, tokens[-1], len(tokens) - 1)])
         logits = executor.run(feed, (0,))[0]
-    assert len(set(tokens[6:])) > 2
+    assert len(set(tokens[6:])) > 1
 
 
 @pytest.mark.parametrize("layout", EAGLE_LAYOUTS)

@@ -80,7 +80,9 @@ def test_a_head_says_what_it_is(layout: str, file: str, target: Path, tmp_path: 
     saved = replace(checkpoint(layout), file=file)
     loaded = load_head(str(saved.save(tmp_path)), target=str(target))
     assert loaded.kind is KINDS[layout]
-    wanted = {"eagle3": (2, 1, 0), "speculators eagle3": (0, 2, 1)}
+    wanted = dict.fromkeys(("eagle3", "normed eagle3"), (2, 1, 0)) | {
+        "speculators eagle3": (0, 2, 1)
+    }
     assert loaded.layers == wanted.get(layout, (-1,))
     assert loaded.hidden_size == HIDDEN
     assert loaded.feature_size == HIDDEN * len(loaded.layers)

@@ -164,6 +164,15 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, target: Path) -> None
         ("eagle3", {"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN; it must be a number"),
         ("eagle3", {"rms_norm_eps": 1e39}, "rms_norm_eps is 1e+39; it must be a number from"),
         ("eagle3", {"norm_before_residual": "no"}, 'norm_before_residual is "no"; it must be'),
+        ("normed eagle3", {"norm_output": 1}, "norm_output is 1; it must be true or false"),
+        ("normed eagle3", {"norm_before_fc": True}, "norm_before_fc and fc_norm are both true"),
+        ("eagle3", {"parallel_drafting": True}, "heads that draft in parallel (P-EAGLE) are not"),
+        (
+            "speculators eagle3",
+            {"speculators_model_type": "peagle"},
+            "heads that draft in parallel",
+        ),
+        ("eagle3", {"kv_lora_rank": 64}, "heads with multi-head latent attention are not"),
         ("medusa", {"medusa_num_heads": 5000}, "medusa_num_heads is 5000; it must be a whole"),
         ("eagle", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is not covered"),
         ("eagle", {"rope_scaling": {"rope_type": "yarn"}}, "its rotary embedding cannot be used"),
@@ -174,7 +183,7 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, target: Path) -> None
             "it reads features of layers that TARGET, which has ",
         ),
         ("eagle3", {"target_hidden_size": 128}, "target_hidden_size is 128, but that of TARGET"),
-        ("eagle3", {"draft_vocab_size": 0}, "draft_vocab_size is 0; it must be"),
+        ("eagle3", {"draft_vocab_size": -1}, "draft_vocab_size is -1; it must be"),
         ("speculators eagle3", {"norm_before_residual": None}, "it does not say norm_before_"),
         ("speculators eagle3", {"transformer_layer_config": 3}, "transformer_layer_config must be"),
         ("speculators eagle3", {"speculators_model_type": "dflash"}, None),
@@ -242,6 +251,7 @@ def test_a_head_that_does_not_compute_finite_numbers_is_refused(
 ) -> None:
     saved = checkpoint(layout)
     name = {"medusa": "0.0.linear.weight", "speculators eagle": "fusion_fc.weight"}
+    name["last eagle3"] = "midlayer.mlp.up_proj.weight"
     large = name.get(layout, "fc.weight")
     files = {**saved.files, large: torch.full_like(saved.files[large], 3e38)}
     folder = replace(saved, files=files).save(tmp_path)
