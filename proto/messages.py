@@ -441,13 +441,13 @@ class Verdict:
     tokens: tuple[int, ...]
     acks: tuple[Ack, ...]
     cause: Cause
-    num_drafted: int
-    num_accepted: int
-    num_rolled_back: int
-    num_stale: int
-    wait_us: int
-    model_us: int
-    host_us: int
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_rolled_back: int = 0
+    num_stale: int = 0
+    wait_us: int = 0
+    model_us: int = 0
+    host_us: int = 0
     drafter_us: int = 0
     rejected: tuple[int, ...] = ()
     attempt: int = 0

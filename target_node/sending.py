@@ -1,4 +1,4 @@
-"""The messages that the target sends about a text besides new verdicts (pure).
+"""The messages that the target sends about a text besides the verdict of a pass (pure).
 
 These are logprobs of the prompt and features for a head, where they were asked for, and a verdict
 that repeats the tokens that the coordinator has missed.
@@ -134,12 +134,11 @@ def repeated(
 
     rests  the drafter should draft nothing now, and a repetition must not wake it
     """
-    nothing = (0,) * 7
     tokens = tuple(text.tokens[base_len : base_len + MAX_TOKENS_PER_VERDICT])
     base = base_len, text.path_hashes[base_len]
     cause = Cause.RESTING if rests else Cause.ALONE
     return Verdict(
-        *(opened.session, opened.incarnation, *base, tokens, acks, cause, *nothing),
+        *(opened.session, opened.incarnation, *base, tokens, acks, cause),
         attempt=attempt,
         logprobs=reports.rows(base_len, base_len + len(tokens)),
         num_awaited=num_awaited,
