@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from coordinator.cli import log_format
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.harmless import harmless
 from coordinator.cli.wrapping import for_stderr
@@ -37,6 +38,7 @@ def router(
             *("host", "port", "api_key", "api_key_file", "insecure", "allowed_host"),
             *("allow_origin", "forwarded_allow_ips", "max_body_mb", "max_requests"),
             *("max_connections", "io_timeout_s", "drain_timeout_s"),
+            *("log_requests", "log_format"),
         ),
     ],
     wait_s: Annotated[
@@ -74,6 +76,7 @@ def router(
             ingress.start()
             for told in (*server.without_effect(keys), line):
                 typer.echo(for_stderr(harmless(told)), err=True)
+            log_format.use(server.log_format)
 
         serving.run(serving.Server(app, ingress, server, door, work), bound, ready)
 

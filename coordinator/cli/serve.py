@@ -13,6 +13,7 @@ from coordinator.api.config_base import naming_flags
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
 from coordinator.api.without_effect import without_effect
+from coordinator.cli import log_format
 from coordinator.cli.flags import Flags, with_settings
 from coordinator.cli.generate import launcher_for
 from coordinator.cli.harmless import harmless
@@ -83,6 +84,7 @@ def serve(
             def ready() -> None:
                 for line in lines:
                     typer.echo(line, err=True)
+                log_format.use(server.log_format)
 
             version = context.meta.get(VERSION, "")
             # Requests come from programs, whose fields are no flags.

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.http.clients import Network, client_at
 from coordinator.http.errors import Refusal, again_after, error_response
 from coordinator.http.pages import FILES
+from coordinator.http.request_log import WRITTEN, Watched, write
 from coordinator.http.work import Work
 
 OPEN_ROUTES = frozenset(("/health", *FILES))
@@ -150,12 +151,14 @@ class Guard:
     """Middleware that refuses requests by the rules, and limits the number, size and time of them.
 
     work  counts the requests in work; while the server ends, it lets none begin
+    logs  True: each request that is counted gets a line in the log when it was answered
     """
 
-    def __init__(self, app: ASGIApp, rules: Rules, work: Work) -> None:
+    def __init__(self, app: ASGIApp, rules: Rules, work: Work, *, logs: bool = False) -> None:
         self._app = app
         self._rules = rules
         self._work = work
+        self._logs = logs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request by its headers or body, or let the application answer it in time."""
@@ -163,6 +166,18 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return  # no web sockets
+        if not self._logs or scope["path"] in UNCOUNTED:
+            await self._handle(scope, receive, send)
+            return
+        watched, begun = Watched(send), time.monotonic()
+        try:
+            await self._handle(scope, receive, watched)
+        finally:
+            state, peer = scope.get("state", {}), (scope.get("client") or ("",))[0]
+            client, took_s = state.get(CLIENT, peer), time.monotonic() - begun
+            write(scope, client, watched, state.get(WRITTEN), took_s)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         rules, path = self._rules, scope["path"]
         found = refusal(rules, scope["method"], path, scope["headers"]) or self._hindrance(path)
         body = b""

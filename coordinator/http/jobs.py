@@ -17,6 +17,7 @@ from coordinator.api.requests import Request as Asked
 from coordinator.http.errors import Refusal, RefusedRequestError
 from coordinator.http.figures import Figures
 from coordinator.http.guard import CLIENT
+from coordinator.http.request_log import Written
 from coordinator.text.session import EmitRead
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class Job:
     client: str
     progress: bool = False
     begun: float = field(default_factory=time.monotonic)
+    written: Written = field(default_factory=Written)
 
     @property
     def ids(self) -> set[str]:
@@ -89,6 +91,8 @@ class Job:
                 if isinstance(item, RequestOutput):
                     for made in item.outputs:
                         self.figures.came(made, self.begun)
+                        took_s = time.monotonic() - self.begun
+                        self.written.came(len(made.token_ids), made.finish_reason, took_s)
                 yield index, item
         finally:
             for task in tasks:

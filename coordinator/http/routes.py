@@ -51,6 +51,7 @@ from coordinator.http.figures import Figures, Nodes
 from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
 from coordinator.http.large import Apart, LargeRoute, json_response
 from coordinator.http.pages import FILES, page_file
+from coordinator.http.request_log import WRITTEN
 from coordinator.http.streams import event_stream
 from proto.errors import ConfigurationError, SlipstreamError, shown
 
@@ -213,6 +214,8 @@ class Routes:
         job = Job(self._llm, self._figures, name, asked, client_of(request))
         if not job.ids.isdisjoint(self._llm.request_ids):
             raise ConfigurationError(f"there is a request with the id {name} already")
+        job.written.prompt_tokens = sum(len(one.prompt_ids) for one in asked)
+        request.scope.setdefault("state", {})[WRITTEN] = job.written
         return job
 
     def _expect(self, asked: Sequence[Asked], body: ChatBody) -> None:

@@ -24,6 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from coordinator.api.async_llm import AsyncLLM
+from coordinator.http import request_log
 from coordinator.http.clients import networks
 from coordinator.http.door import Door
 from coordinator.http.figures import Figures
@@ -116,7 +117,9 @@ def guarded(app: ASGIApp, config: ServeConfig, keys: Sequence[str], work: Work) 
         max_body=config.max_body_mb << 20,
         io_timeout_s=config.io_timeout_s,
     )
-    return Guard(app, rules, work)
+    if config.log_requests:
+        request_log.logger.setLevel(logging.INFO)
+    return Guard(app, rules, work, logs=config.log_requests)
 
 
 def limits_of(config: ServeConfig) -> tuple[Door, Work]:
@@ -282,8 +285,8 @@ def run(server: Server, bound: socket.socket, ready: Callable[[], None]) -> None
 
 
 def settings_for(app: ASGIApp, config: ServeConfig, door: Door) -> uvicorn.Config:
-    """Return uvicorn's settings for the application: with limits, and no logs of requests."""
-    # Requests have prompts and keys in them: nothing of theirs is logged.
+    """Return uvicorn's settings for the application: with limits, and no logs of its own."""
+    # Requests have prompts and keys in them: what is logged of them, `request_log.py` says.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     return uvicorn.Config(
         app,

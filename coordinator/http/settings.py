@@ -4,7 +4,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -124,6 +124,19 @@ class ServeConfig(Frozen):
             "must send its request, take a part of the answer, or send the next request.",
         ),
     ] = 30.0
+    log_requests: Annotated[
+        bool,
+        Field(
+            description="Log a line for each request. It says who asked for what, the status, "
+            "tokens and seconds, and has no prompt, no answer and no key in it."
+        ),
+    ] = False
+    log_format: Annotated[
+        Literal["text", "json"],
+        Field(
+            description="How lines of the log look once it serves. With json each is a JSON object."
+        ),
+    ] = "text"
     drain_timeout_s: Annotated[
         float,
         Field(
