@@ -46,14 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_finish() -> None:
     """What collecting thousands of tests leaves is not looked through again for rubbish.
 
-    What comes later is, but not as often as usual, which takes a sixteenth of the time. One of
-    several workers computes on one thread, and what it starts on as many as it takes.
+    What comes later is, but not as often as usual, which takes a sixteenth of the time.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    if "PYTEST_XDIST_WORKER" in os.environ and (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
 
 
 _server = Server()  # from which programs are forked; it is started for the first one
@@ -75,8 +72,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fork the nodes of process tests (`tests/forking`), their fixtures' nodes included.
 
-    While a test that depends on time runs, no other worker runs one (`tests/turns.py`).
+    While a test that depends on time runs, no other worker runs one (`tests/turns.py`). One of
+    several workers computes on one thread, whatever the test before it has loaded: workers with
+    more threads than cores keep each other waiting, and a test takes up to thirty times as long.
+    What a test starts computes on as many as it takes.
     """
+    if "PYTEST_XDIST_WORKER" in os.environ and (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
     is_forked = item.get_closest_marker("process") and not item.get_closest_marker("really")
     is_alone = item.get_closest_marker("timed") is not None
     turn = item.config.stash[_turns].turn(is_alone=is_alone)
