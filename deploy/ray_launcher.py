@@ -244,8 +244,8 @@ class RayLauncher:
         return self._lookout.has_news({str(role) for role in self._lost.copy()})
 
     def pids(self) -> dict[str, int]:
-        """Return the process ids of the nodes by role, for people and tests."""
-        return {str(role): pid for role, pid in self._pids.items()}
+        """Return the process ids of the nodes by identity, for people and tests."""
+        return {self._identities[role]: pid for role, pid in self._pids.items()}
 
     def close(self) -> None:
         """End the nodes and their actors, free the reserved places and leave the cluster."""

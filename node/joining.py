@@ -77,8 +77,8 @@ Name = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Name of this node. Several drafters are called drafter-1 to drafter-5. Default: the "
-        "name whose secret key lies in --keys, else the first.",
+        help="Name of this node. Several are called target-1 to target-8, or drafter-1 to "
+        "drafter-5. Default: the name whose secret key lies in --keys, else the first.",
     ),
 ]
 Model = Annotated[

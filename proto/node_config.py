@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from proto.errors import ConfigurationError
-from proto.messages import Role
+from proto.messages import MAX_SOURCES, OWN_SOURCES, Role
 
 NO_CONFIG = (
     "a node reads its config as one JSON line from standard input: a coordinator starts it, or you "
@@ -18,6 +18,8 @@ READY_BUT = "ready, but "  # a node's state that begins so is shown to people
 FETCHING = "fetching the model"  # a node's state in which its start has no time limit
 LOADING = "loading"  # a node's state in which it reads weights begins so
 MAX_RANKS = 64  # processes that share a model
+# Most nodes of a coordinator, by role. Every drafter needs a source number of its own.
+MAX_NODES = {Role.TARGET: 8, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
 EXIT_FAILED = 1
 # Means the same as FaultCode.UNUSABLE: the process may end before its Fault message has arrived.
 EXIT_UNUSABLE = 2

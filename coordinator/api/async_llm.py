@@ -229,13 +229,18 @@ class AsyncLLM:
                     return await news.get()
             self.check_alive()
             self._check_away(time.monotonic())
+            self._admit()
 
     def _leave(self, ticket: Ticket) -> None:
         self.admission.leave(ticket)
         self._admit()
 
     def _admit(self) -> None:
-        """Give every free lane to a waiting text, and tell its request that the text may begin."""
+        """Give every free lane to a waiting text, and tell its request that the text may begin.
+
+        Targets may have come or gone since the last time.
+        """
+        self.admission.num_lanes = self.pair.num_seqs
         while (ticket := self.admission.next()) is not None:
             self._waiting.pop(ticket).put_nowait(ticket)
 

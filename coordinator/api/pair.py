@@ -1,4 +1,4 @@
-"""A running pair of models: two node processes and the service between them, as one object."""
+"""Running models: the node processes and the service between them, as one object."""
 
 import secrets
 import time
@@ -33,6 +33,7 @@ from coordinator.cluster.fitting import TargetWords
 from coordinator.cluster.registry import NOT_JOINED
 from coordinator.cluster.service import Service
 from coordinator.launching.launcher import Launcher, NodeLauncher
+from coordinator.launching.places import by_name
 from coordinator.text.detokenization import Decoder, Ending, IdStream
 from coordinator.text.metrics import Metrics, Simulated
 from coordinator.text.stream import Reader, TokenStream
@@ -66,7 +67,7 @@ class Pair:
     check          called with the pair before a process is started, to refuse a request early
     make_launcher  makes the launcher that starts the node processes. With the default, on this
                    machine, devices and models are checked first (`preflight`)
-    awaits_target  if the target is lost, texts wait for another one, whoever starts it. Without it
+    awaits_target  if no target is left, texts wait for another one, whoever starts it. Without it
                    they wait only for one that is started again here; else the pair ends then
     traced         record what every process does, for `write_trace`
     tunes          each node chooses by timing anew, while the others do nothing: they start one
@@ -111,6 +112,7 @@ class Pair:
                     Role.DRAFTER: config.drafter_restarts,
                 },
                 awaits_target=awaits_target,
+                keeps_bits=config.reproducible,
                 traced=traced,
             )
             self._tell_tokenizer()
@@ -152,9 +154,8 @@ class Pair:
             if patience.is_over(self.states(), time.monotonic()):
                 states = ", ".join(f"{role}: {state}" for role, state in self.states().items())
                 longer = f"raise {called('start_timeout_s')}"
-                advice = f"{longer} if the models are large"
-                if NOT_JOINED in self.states().values():
-                    advice = f"start it, or {longer}"
+                is_missing = NOT_JOINED in self.states().values()
+                advice = f"start it, or {longer}" if is_missing else f"{longer} for large models"
                 raise NodeError(
                     "the nodes are not ready and have told nothing new for "
                     f"{patience.limit_s:.0f} s ({states}); {advice}"
@@ -166,7 +167,7 @@ class Pair:
         self.service.wait_for_round_trips()
 
     def states(self) -> dict[Role, str]:
-        """Return what each node is doing, by role, in words for people."""
+        """Return what the nodes of each role are doing, in words for people."""
         return self.service.states()
 
     def whereabouts(self) -> list[str]:
@@ -191,7 +192,7 @@ class Pair:
         params  of all texts that will be asked for; None: they are not known
         """
         target, drafters = self.hello(Role.TARGET), self.service.registry.hellos(Role.DRAFTER)
-        lines = shortened(self.config, target, drafters, self.num_seqs)
+        lines = shortened(self.config, target, drafters)
         lines += [*not_smaller(target, drafters), *of_devices(self.config, target, drafters)]
         found = self.config.found_drafter if self._drafts else []
         return [*self.config.chosen, *found, *lines, *self.open_ends(params)]
@@ -252,12 +253,12 @@ class Pair:
 
     @property
     def num_seqs(self) -> int:
-        """Return how many texts can be generated at once, by the config and the target's room."""
-        return min(self.config.num_seqs, self.hello(Role.TARGET).num_lanes)
+        """Return how many texts can be generated at once now, by the config and targets' room."""
+        return self.service.registry.num_lanes(self.config.num_seqs)
 
     def pids(self) -> dict[str, int]:
-        """Return the process ids of the nodes, by role."""
-        return self._launcher.pids()
+        """Return the process ids of the nodes, by role; of several nodes of a role, by name."""
+        return by_name(self._launcher.pids())
 
     def encode(
         self, prompt: str, *, special_tokens: bool = True, is_limited: bool = False
@@ -375,7 +376,6 @@ class Pair:
         if not isinstance(speculation, SpeculationConfig):
             line = f"speculation: expected SpeculationConfig, got {shown(speculation)}"
             raise ConfigurationError(line)
-        hello = self.hello(Role.TARGET)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         if not params.speculate:
             speculation = ALONE
@@ -384,7 +384,7 @@ class Pair:
         lookup = None
         if speculation.uses_ngrams(self.config):
             lookup = speculation.lookup(self._reference(speculation.reference))
-        max_len = min(hello.max_model_len, len(prompt) + params.max_tokens)
+        max_len = min(self.max_len, len(prompt) + params.max_tokens)
         stream = self.service.submit(
             prompt,
             sampling=self._sampling(params, seed, sample_index, thoughts),
@@ -415,8 +415,8 @@ class Pair:
     def _limits(self) -> tuple[int, int]:
         """Return (most tokens of a text, size of logits); bounds until the target runs."""
         if hasattr(self, "service"):
-            hello = self.hello(Role.TARGET)
-            return hello.max_model_len, hello.logits_size
+            hellos = self.service.registry.hellos(Role.TARGET)
+            return min(one.max_model_len for one in hellos), hellos[0].logits_size
         return known_limits(self.config)
 
     @property

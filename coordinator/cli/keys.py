@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.help import Command, Program
-from proto.links.keys import COORDINATOR, MAX_NODES, PUBLIC, SECRET, add_drafter, write_new
+from proto.links.keys import COORDINATOR, PUBLIC, SECRET, add_node, write_new
 from proto.messages import Role
+from proto.node_config import MAX_NODES
 
 keys = typer.Typer(
     cls=Program, help="Make keys for encrypted links to nodes on other hosts.", no_args_is_help=True
@@ -29,9 +30,13 @@ def new(
         int,
         typer.Option(min=1, max=MAX_NODES[Role.DRAFTER], help="How many drafters may take part."),
     ] = 1,
+    targets: Annotated[
+        int,
+        typer.Option(min=1, max=MAX_NODES[Role.TARGET], help="How many targets may take part."),
+    ] = 1,
 ) -> None:
     """Make a key pair for the coordinator and one for each node. Nothing is overwritten."""
-    made = write_new(folder, drafters)
+    made = write_new(folder, drafters, targets)
     typer.echo(f"made keys in {folder}; give each node's host {COORDINATOR}{PUBLIC} and its own:")
     _show_pairs([file for file in made if file.stem != COORDINATOR])
     typer.echo(f"{COORDINATOR}{SECRET} stays here, with all {PUBLIC} files")
@@ -40,10 +45,12 @@ def new(
 @keys.command(cls=Command)
 def add(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `keys new` has made.")],
+    target: Annotated[bool, typer.Option("--target", help="One more target instead.")] = False,
 ) -> None:
     """Make a key pair for one more drafter. A running coordinator does not know it."""
-    made = add_drafter(folder)
-    typer.echo(f"made keys in {folder}; give the drafter's host {COORDINATOR}{PUBLIC} and its own:")
+    role = Role.TARGET if target else Role.DRAFTER
+    made = add_node(folder, role)
+    typer.echo(f"made keys in {folder}; give the {role}'s host {COORDINATOR}{PUBLIC} and its own:")
     _show_pairs(made)
 
 

@@ -26,7 +26,7 @@ from coordinator.cli.loading_screen import Progress as Progress
 from coordinator.cli.speculation_view import SpeculationView, legend
 from coordinator.cli.wrapping import WIDTH as WIDTH
 from coordinator.cli.wrapping import for_stderr
-from coordinator.cluster.registry import Node
+from coordinator.cluster.node import Node
 from coordinator.launching.load import BUSY_CORES, Load
 from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import MODEL, TITLES, Metrics, Simulated

@@ -104,6 +104,45 @@ def replacement_difference(hello: Hello, before: Hello) -> str | None:
     Otherwise parts of one text would come from two models. The path of the model may differ,
     because each host has its own.
     """
+    if setting := _other_setting(hello, before):
+        return (
+            f"the texts were begun by a target with another {setting}; start the same model "
+            "with the same settings"
+        )
+    if hello.max_model_len < before.max_model_len:
+        return (
+            f"the target takes {hello.max_model_len} tokens, the one that began the texts "
+            f"{before.max_model_len}; start it with --max-model-len {before.max_model_len}"
+        )
+    return None
+
+
+def companion_difference(hello: Hello, name: str, other: Hello) -> str | None:
+    """Return why a target cannot share the texts of one coordinator with another one, or None.
+
+    name  of the other target, for people
+    """
+    if setting := _other_setting(hello, other):
+        return f"{name} has another {setting}; start the same model with the same settings"
+    if hello.max_model_len < other.max_model_len:
+        return (
+            f"the target takes {hello.max_model_len} tokens, {name} takes {other.max_model_len}; "
+            f"start it with --max-model-len {other.max_model_len}"
+        )
+    return None
+
+
+def same_bits(hello: Hello, other: Hello) -> bool:
+    """True if two targets are known to compute the same logits, bit for bit.
+
+    That is known of exact targets alone: their digests are made of the number type, of what
+    computes the passes, and of logits. Texts of others may differ at near ties.
+    """
+    return bool(hello.bits) and hello.bits == other.bits
+
+
+def _other_setting(hello: Hello, before: Hello) -> str:
+    """Return in what two targets differ that write texts together, for people; "": in nothing."""
     names = {
         "logits_size": "number of logits",
         "num_parameters": "number of parameters",
@@ -118,17 +157,7 @@ def replacement_difference(hello: Hello, before: Hello) -> str | None:
     mine, theirs = hello.fingerprint, before.fingerprint
     if not mine.is_like(theirs) or mine.eos_ids != theirs.eos_ids:
         differing.insert(0, "tokenizer")
-    if differing:
-        return (
-            f"the texts were begun by a target with another {differing[0]}; start the same model "
-            "with the same settings"
-        )
-    if hello.max_model_len < before.max_model_len:
-        return (
-            f"the target takes {hello.max_model_len} tokens, the one that began the texts "
-            f"{before.max_model_len}; start it with --max-model-len {before.max_model_len}"
-        )
-    return None
+    return differing[0] if differing else ""
 
 
 def _tokenizer_difference(hello: Hello, other: Hello) -> str | None:

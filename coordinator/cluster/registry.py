@@ -18,26 +18,25 @@ refused, whichever came first. So drafters are compared with the target only, an
 while there is no target: when it comes, drafters that do not fit are sent away (`misfits`). Of
 heads that fit the target but read hidden states of different layers, the first one stays. A target
 may replace another one in the middle of a text only if it is the same model with the same settings.
+Several targets may be there at once (`target-1`, `target-2` ...), if they are all like that.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
-from coordinator.cluster.conduct import Conduct
 from coordinator.cluster.fitting import (
     TargetWords,
+    companion_difference,
     first_difference,
     release_difference,
     replacement_difference,
+    same_bits,
     size_difference,
 )
-from coordinator.cluster.round_trips import RoundTrips
+from coordinator.cluster.node import Health, Node, UnderWay, begin_anew, on_host, place_of
 from coordinator.text.session import NodeId
-from proto.errors import printable
-from proto.liveness import SILENCE_LIMIT_S, FaultDetector, pass_limit_s
+from proto.liveness import SILENCE_LIMIT_S, FaultDetector
 from proto.messages import (
     ANY_ID,
     MAX_SOURCES,
@@ -48,9 +47,9 @@ from proto.messages import (
     Heartbeat,
     Hello,
     Role,
-    SessionMark,
     Welcome,
 )
+from proto.node_config import MAX_NODES
 
 # -- registry --------------------------------------------------------------------------------------
 
@@ -59,144 +58,11 @@ LOADING_LIMIT_S = 300.0  # for news of a target that is started again
 LEAVING_LIMIT_S = 5.0  # for the end of a target's process after the target has failed
 # A node started by hand that is already running tries to join at least every three seconds.
 JOIN_LIMIT_S = 5.0
-MAX_BY_HAND = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
 NOBODY_DRAFTS = (
     "no drafter has joined yet: texts begin with the target alone, and a drafter that joins later "
     "drafts from then on"
 )
 NOT_JOINED = "has not joined"  # the state of a place that is still free
-
-
-class Health(Enum):
-    """Whether a node is expected, ready, silent or gone (see the top of this file)."""
-
-    EXPECTED = auto()
-    READY = auto()
-    SILENT = auto()
-    GONE = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """The forward pass that a node is in, by its last heartbeat; 0 rows: it is in none.
-
-    took_s, expected_s  for how long, and how long it usually takes there (0: not known)
-    """
-
-    num_rows: int = 0
-    took_s: float = 0.0
-    expected_s: float = 0.0
-
-    @classmethod
-    def of(cls, beat: Heartbeat) -> "UnderWay":
-        """Return the pass that a heartbeat tells of."""
-        return cls(beat.pass_rows, beat.pass_us / 1e6, beat.pass_expected_us / 1e6)
-
-    @property
-    def is_overdue(self) -> bool:
-        """True if it takes so long that it may never end."""
-        return bool(self.num_rows) and self.took_s > pass_limit_s(self.expected_s)
-
-    @property
-    def words(self) -> str:
-        """Return the pass and its time, for people."""
-        usual = f"{self.expected_s:.1f} s are usual" if self.expected_s else "no time is known"
-        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows:,} rows"
-        return f"its pass of {rows} has not ended in {self.took_s:.0f} s ({usual})"
-
-
-@dataclass(slots=True)
-class Node:
-    """What is known of one node process.
-
-    detector  measures for how long no message has come from it
-    hello     its Hello message; None until it was accepted
-    source    its source number in drafts and acks; -1 until it was accepted
-    state     what the node says it is doing, for people
-    progress  number of forward passes that it has finished
-    marks     the sessions that it has open, by its last heartbeat
-    under_way  the forward pass that it is in, by its last heartbeat
-    times_us  time in each phase of its loop while no device computed, by its last heartbeat
-    beside_us  the same while a device computed
-    num_uncaptured  decode passes that fitted no captured CUDA graph, by its last heartbeat
-    num_overruns    forwards that took longer than its simulated device, by its last heartbeat
-    late_us         the sum of these extra times
-    num_bad_frames  frames from it that could not be decoded, or were outside of their text
-    num_garbled     those of them that could not be decoded
-    conduct         when it was told of the others
-    round_trips     how long a message to it and its answer take
-    is_again        it replaces a node that has ended
-    is_by_hand      a user starts it; another process may take its place under the same name
-    is_awaited      no text begins before the node is there
-    has_rival       a process that was refused has sent messages under its name
-    joined_at       when it was accepted
-    ready_at        when its first heartbeat came after it was accepted
-    forerunner      the Hello of the process that it replaces; None: there was none
-    news_at         when what it does has changed last
-    has_ended       its process has ended
-    failure         why it was given up before its process ended, for people; "": it was not
-    num_forwards_before, num_overruns_before, late_us_before  sums of the nodes that it replaces
-    """
-
-    role: Role
-    id: NodeId
-    detector: FaultDetector
-    health: Health = Health.EXPECTED
-    hello: Hello | None = None
-    source: int = -1
-    state: str = "starting"
-    progress: int = 0
-    marks: tuple[SessionMark, ...] = ()
-    under_way: UnderWay = UnderWay()
-    times_us: tuple[int, ...] = ()
-    beside_us: tuple[int, ...] = ()
-    num_uncaptured: int = 0
-    num_overruns: int = 0
-    late_us: int = 0
-    num_bad_frames: int = 0
-    num_garbled: int = 0
-    conduct: Conduct = field(default_factory=Conduct)
-    round_trips: RoundTrips = field(default_factory=RoundTrips)
-    is_again: bool = False
-    is_by_hand: bool = False
-    is_awaited: bool = True
-    has_rival: bool = False
-    joined_at: float | None = None
-    ready_at: float | None = None
-    num_forwards_before: int = 0
-    forerunner: Hello | None = None
-    news_at: float = 0.0
-    has_ended: bool = False
-    failure: str = ""
-    num_overruns_before: int = 0
-    late_us_before: int = 0
-
-    @property
-    def num_lanes(self) -> int:
-        """Return how many texts the node has room for at once; 0 before it was accepted."""
-        return self.hello.num_lanes if self.hello is not None else 0
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Return the target's layers whose hidden states this drafter reads; (): it is no head."""
-        return self.hello.layers if self.hello is not None else ()
-
-    def may_say(self, hello: Hello) -> bool:
-        """True if a node may introduce itself so: a process that was accepted is what it was.
-
-        A node started by hand may be another process under the same name.
-        """
-        return self.is_by_hand or self.hello in (None, hello)
-
-    def is_replaced_by(self, hello: Hello) -> bool:
-        """True if the process that sends this Hello replaces another one."""
-        return self.is_again if self.hello is None else self.hello != hello
-
-
-def on_host(host: str) -> str:
-    """Return " on HOST" with the host that a node names, printable; "" if it names none."""
-    name = printable(host[:80])
-    return f" on {name}" if name else ""
 
 
 class Registry:
@@ -237,7 +103,7 @@ class Registry:
         gone = [
             node
             for node in self.of_role(role)
-            if node.health is Health.GONE and (node.id == node_id or not is_by_hand)
+            if node.health is Health.GONE and node.place == place_of(node_id)
         ]
         for node in gone:
             del self._nodes[node.id]
@@ -300,16 +166,40 @@ class Registry:
 
     def name(self, node: Node) -> str:
         """Return the node's name without an article: "drafter", or "drafter-2" of several."""
+        others = (one for one in self.of_role(node.role) if one.place != node.place)
+        is_one_of_several = any(not one.is_by_hand or one.hello is not None for one in others)
         is_second = node.is_by_hand and node.id != names_by_hand(node.role)[0]
-        is_one_of_several = node.is_by_hand and self.has_others(node)
         if is_second or is_one_of_several:
-            return node.id.decode(errors="replace")
+            return node.place.decode(errors="replace")
         return str(node.role)
 
     def has_others(self, node: Node) -> bool:
         """True if another node of this role has joined."""
         others = (one for one in self.of_role(node.role) if one is not node)
         return any(one.hello is not None for one in others)
+
+    def word_of(self, node: Node, hello: Hello) -> str:
+        """Return the line that people see if this node is accepted; "" for none."""
+        if node.health is Health.SILENT or node.is_replaced_by(hello):
+            return f"{self.title(node)} is there again"
+        is_late = not node.is_awaited or self.has_others(node)
+        joined = f"{self.title(node)} has joined{on_host(hello.host)}"
+        if node.role is Role.TARGET and (other := self._of_other_bits(node, hello)) is not None:
+            near = f"it and {other.place.decode()} are not known to compute the same bits"
+            return f"{joined}; {near}, so texts may differ at near ties"
+        return joined if node.is_by_hand and node.hello is None and is_late else ""
+
+    def _of_other_bits(self, target: Node, hello: Hello) -> Node | None:
+        """Return another target that may compute other bits than this one; None: there is none."""
+        others = (one for one in self._introduced() if one.role is Role.TARGET)
+        return next(
+            (
+                one
+                for one in others
+                if one is not target and one.hello is not None and not same_bits(hello, one.hello)
+            ),
+            None,
+        )
 
     def find(self, node_id: NodeId) -> Node | None:
         """Return the node with this id; None if there is none or it is gone."""
@@ -358,6 +248,19 @@ class Registry:
             return None
         return 0.0 if node.ready_at is None else now - node.ready_at
 
+    def others(self, node: Node) -> list[Node]:
+        """Return the other nodes of its role that are there, may come back, or are awaited."""
+        return [one for one in self.present if one.role is node.role and one is not node]
+
+    def num_lanes(self, most: int) -> int:
+        """Return for how many texts at once the targets have room, `most` at each of them.
+
+        Those that are ready count; if none is, those that were there.
+        """
+        ready = [node.num_lanes for node in self.ready(Role.TARGET)]
+        lanes = ready or [hello.num_lanes for hello in self.hellos(Role.TARGET)]
+        return sum(min(most, number) for number in lanes)
+
     def none_expected(self) -> bool:
         """True if no node is waited for: each that was started was ready once, or is gone."""
         return all(
@@ -389,7 +292,7 @@ class Registry:
             node.has_rival = node.is_by_hand
             return Fault(0, 0, FaultCode.REFUSED, reason)
         if node.is_by_hand:
-            _begin_anew(node)
+            begin_anew(node)
         node.hello = hello
         node.source = source
         node.health = Health.READY
@@ -416,9 +319,15 @@ class Registry:
         return size_difference(self.words)
 
     def joined(self, node: Node, now: float) -> None:
-        """Note that a node was accepted; its silence counts from now on."""
+        """Note that a node was accepted; its silence counts from now on.
+
+        Where users start targets, texts can begin once one is there, whichever name it has.
+        """
         node.joined_at = now
         node.detector.heard(now)
+        if node.is_by_hand and node.role is Role.TARGET:
+            for other in self.of_role(Role.TARGET):
+                other.is_awaited &= other.health is not Health.EXPECTED
 
     def misfits(self, target: Node) -> list[tuple[Node, str]]:
         """Return (drafter, reason) of drafters started by hand that do not fit this target."""
@@ -571,12 +480,20 @@ class Registry:
                 "its tokenizer is not the one that the coordinator has read; give both the same "
                 "model, the coordinator with --target"
             )
-        return None if node.hello is None else replacement_difference(hello, node.hello)
+        if node.hello is not None and (reason := replacement_difference(hello, node.hello)):
+            return reason
+        others = (one for one in self._introduced() if one.role is Role.TARGET and one is not node)
+        reasons = (
+            companion_difference(hello, one.place.decode(), one.hello)
+            for one in others
+            if one.hello
+        )
+        return next(filter(None, reasons), None)
 
 
 def names_by_hand(role: Role) -> tuple[NodeId, ...]:
     """Return the names that nodes of this role may have if they are started by hand."""
-    return tuple(f"{role}-{number}".encode() for number in range(1, MAX_BY_HAND[role] + 1))
+    return tuple(f"{role}-{number}".encode() for number in range(1, MAX_NODES[role] + 1))
 
 
 def _limit_s(node: Node) -> float:
@@ -584,15 +501,3 @@ def _limit_s(node: Node) -> float:
     if node.health is Health.GONE:
         return LEAVING_LIMIT_S
     return LOADING_LIMIT_S if node.health is Health.EXPECTED and node.is_again else math.inf
-
-
-def _begin_anew(node: Node) -> None:
-    """Reset a node's figures, because a new process has taken its place; keep the old sums."""
-    node.has_rival = False
-    node.round_trips = RoundTrips()
-    node.num_bad_frames = node.num_garbled = 0
-    node.conduct = Conduct()
-    node.num_forwards_before += node.progress
-    node.num_overruns_before += node.num_overruns
-    node.late_us_before += node.late_us
-    node.progress = node.num_overruns = node.late_us = 0

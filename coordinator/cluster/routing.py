@@ -17,19 +17,19 @@ drafters that are heads, and neither is decoded here, but for the drafts of text
 to know when the drafter computed (`watches`). A verdict (the result of a pass) goes to the
 drafters of its text; only then is it decoded and given to the session.
 
-At most max_num_seqs texts are open, and at most as many as the target has lanes (a lane is the part
-of the cache for one text); the others wait in the order in which they came. A node works on as many
-texts as it has lanes. When a text ends, the node gets open texts that it had no room for, the
-oldest first. Where a target is replaced by one with fewer lanes, the youngest texts stay open
-without a target until it is their turn.
+For each target that is ready at most max_num_seqs texts are open, and at most as many as it has
+lanes (a lane is the part of the cache for one text); the others wait in the order in which they
+came. A node works on as many texts as it has lanes. When a text ends, the node gets open texts that
+it had no room for, the oldest first. Where a target is lost, or replaced by one with fewer lanes,
+the youngest texts stay open without a target until it is their turn.
 
-A text has one target. Under coupled verification all drafters that are there draft for it. Under
-the classical rules (rejection sampling) only one drafter does: choosing between the drafts of two
-would bias the text. If that drafter is lost, another one, or the same one when it comes back, takes
-over and keeps the text.
-
-A drafter has a source number. While an open text has drafts of it, another drafter gets this number
-only if no other is left (`Registry.free_source`).
+A text has one target: of those with a free lane, the one with the fewest texts. Another one goes on
+with it only if that is lost (`moves.py`), and then ignores what the lost one still sends of it. A
+drafter drafts for the texts of all targets. Under coupled verification all drafters draft for a
+text. Under the classical rules (rejection sampling) only one does: choosing between the drafts of
+two would bias the text. If that drafter is lost, another one, or the same one when it comes back,
+takes over and keeps the text. While an open text has drafts of a drafter, another one gets its
+source number only if no other is left (`Registry.free_source`).
 """
 
 from collections import Counter, deque
@@ -37,8 +37,22 @@ from collections import Counter, deque
 from coordinator.cluster.conduct import MOST_DRAFTS, Answer, Refusals
 from coordinator.cluster.deaths import Deaths
 from coordinator.cluster.fitting import UNREADABLE
-from coordinator.cluster.open_text import NOBODY, SessionNodes, breach_in, floods_in, sender_of
-from coordinator.cluster.registry import NOBODY_DRAFTS, Health, Node, Registry, on_host
+from coordinator.cluster.moves import STRANDED, Home, Moves
+from coordinator.cluster.node import Health, Node, on_host
+from coordinator.cluster.open_text import (
+    NOBODY,
+    SessionNodes,
+    breach_in,
+    check,
+    floods_in,
+    marks_for,
+    num_free,
+    sender_of,
+    sessions_of,
+    stranded,
+    works_on,
+)
+from coordinator.cluster.registry import NOBODY_DRAFTS, Registry
 from coordinator.cluster.router_events import (
     PASSED_ON,
     UNREAD,
@@ -93,11 +107,19 @@ from proto.node_config import READY_BUT
 class Router:
     """The texts and nodes of one coordinator: a state machine from events to actions.
 
-    max_num_seqs   most texts that are open at once, if the target has room for as many
-    awaits_target  if the target is lost, texts wait for another one; else the coordinator ends
+    max_num_seqs   most texts that are open at once for each target, if it has room for as many
+    awaits_target  if no target is left, texts wait for another one; else the coordinator ends
+    keeps_bits     no text goes on at a target that may compute other bits than its own
     """
 
-    def __init__(self, secret: str, *, max_num_seqs: int = 1, awaits_target: bool = False) -> None:
+    def __init__(
+        self,
+        secret: str,
+        *,
+        max_num_seqs: int = 1,
+        awaits_target: bool = False,
+        keeps_bits: bool = False,
+    ) -> None:
         self.registry = Registry(secret)
         self.mishap: Exception | None = None  # the latest error inside a text's state machine
         # Processes by hand that took the place of another one, by role. Restarts by this
@@ -106,7 +128,9 @@ class Router:
         self._deaths = Deaths(awaits_target=awaits_target)
         self._refusals = Refusals()
         self._max_num_seqs = max_num_seqs
-        self._open: dict[int, SessionNodes] = {}  # by session, oldest first; <= max_num_seqs
+        self._keeps_bits = keeps_bits
+        self._moves = Moves()
+        self._open: dict[int, SessionNodes] = {}  # by session, oldest first
         self._waiting: deque[TimedSession] = deque()  # submitted, oldest first
         self._watched: set[int] = set()  # open texts whose drafts are decoded here as well
         self._next_beat = 0.0
@@ -175,13 +199,14 @@ class Router:
             self._give_free_lanes(now)
         while self._waiting and len(self._open) < self._room:
             self._begin(self._waiting.popleft(), now)
+        self._actions += map(Warn, self._moves.told())
         return self._actions
 
     @property
     def _room(self) -> int:
         """Return how many texts may be open now."""
-        num_lanes = sum(node.num_lanes for node in self.registry.ready(Role.TARGET))
-        return min(self._max_num_seqs, num_lanes)
+        ready = self.registry.ready(Role.TARGET)
+        return sum(min(self._max_num_seqs, target.num_lanes) for target in ready)
 
     @property
     def sessions(self) -> tuple[int, ...]:
@@ -206,17 +231,10 @@ class Router:
     def check(self) -> None:
         """Assert every invariant (for tests and the simulator)."""
         texts = self._open.values()
-        assert len(texts) <= self._max_num_seqs
+        assert len(texts) <= self._max_num_seqs * len(self.registry.of_role(Role.TARGET))
         assert self._watched <= self._open.keys()
         assert len(texts) >= self._room or not self._waiting, "a text waits for nothing"
-        for text in texts:
-            assert len(text.targets) <= 1
-            assert not text.timed.machine.ended
-        for node in self.registry.nodes:
-            assert self._num_free(node) >= 0, "a node has no lane for a text"
-            if node.health is Health.READY and self._num_free(node):
-                waiting = [text for text in texts if text.wants(node.id, node.role)]
-                assert not waiting, "a text waits for a lane that is free"
+        check(self._open, self.registry.nodes)
 
     # -- what nodes say ---------------------------------------------------------------------------
 
@@ -264,13 +282,14 @@ class Router:
             self._joined(node, now)
 
     def _on_message(self, node: Node, message: Message, now: float) -> None:
-        is_target = node.role is Role.TARGET
+        # Of a target that was silent, and whose text another one writes, verdicts may still come.
+        is_at_work = works_on(self._open, getattr(message, "session", 0), node)
         match message:
-            case Verdict() if is_target:
+            case Verdict() if is_at_work:
                 self._step(message.session, s.VerdictArrived(message), now)
-            case Draft() if self._is_drafter_of(message.session, node):
+            case Draft() if is_at_work:
                 self._step(message.session, s.DraftArrived(message), now)
-            case PromptLogprobs() if is_target:
+            case PromptLogprobs() if is_at_work:
                 self._step(message.session, s.PromptScored(message), now)
             case Heartbeat():
                 self._on_heartbeat(node, message, now)
@@ -286,7 +305,7 @@ class Router:
     def _on_heartbeat(self, node: Node, beat: Heartbeat, now: float) -> None:
         has_worked = beat.progress != node.progress
         if beat.state != node.state and beat.state.startswith(READY_BUT):
-            self._do(Warn(f"the {node.role}: {beat.state.removeprefix(READY_BUT)}"))
+            self._do(Warn(f"{self.registry.title(node)}: {beat.state.removeprefix(READY_BUT)}"))
         if self.registry.beaten(node, beat, now):
             words = node.round_trips.words
             title = self.registry.title(node)
@@ -302,13 +321,13 @@ class Router:
             self._step_each(node, s.Overran(node.under_way.words), now)
         elif has_worked or node.under_way.num_rows:
             read = {mark.session: mark.num_read for mark in beat.marks}
-            for session in self._sessions_of(node):
+            for session in sessions_of(self._open, node):
                 self._step(session, s.Progressed(read.get(session, 0)), now)
 
     def _on_hello(self, node: Node, hello: Hello, now: float) -> None:
         known = (source for text in self._open.values() for source in text.sources)
         source = self.registry.free_source(node, known)
-        line, is_successor = self._word_of(node, hello), node.is_replaced_by(hello)
+        line, is_successor = self.registry.word_of(node, hello), node.is_replaced_by(hello)
         answer: Welcome | Fault
         if source is None:
             reason = f"there is no source number left for one more {node.role}"
@@ -328,15 +347,6 @@ class Router:
             for drafter, reason in self.registry.misfits(node):
                 self._turn_out(drafter, reason, now)
         self._joined(node, now)
-
-    def _word_of(self, node: Node, hello: Hello) -> str:
-        """Return the line that people see if this node is accepted; "" for none."""
-        if node.health is Health.SILENT or node.is_replaced_by(hello):
-            return f"{self.registry.title(node)} is there again"
-        is_late = not node.is_awaited or self.registry.has_others(node)
-        if node.is_by_hand and node.hello is None and is_late:
-            return f"{self.registry.title(node)} has joined{on_host(hello.host)}"
-        return ""
 
     def _refused(
         self, node: Node, reason: str, now: float, *, is_lasting: bool = True, host: str = ""
@@ -408,11 +418,14 @@ class Router:
             return
         workers = text.workers(node.role)
         if node.id not in workers:
-            if not text.wants(node.id, node.role) or self._num_free(node) <= 0:
+            if not text.wants(node) or num_free(self._open, node) <= 0:
                 return
             text.set_workers(node.role, (*workers, node.id))
         if node.role is Role.DRAFTER:
             text.sources.add(node.source)
+        else:
+            self._moves.note(text.home, node)
+            text.home = Home.of(node)
         self._step(session, s.NodeJoined(node.id, node.role, node.layers), now)
 
     def _give_free_lanes(self, now: float) -> None:
@@ -421,30 +434,25 @@ class Router:
             for role in (Role.TARGET, Role.DRAFTER):
                 self._offer_to_all(session, role, now)
 
-    def _is_drafter_of(self, session: int, node: Node) -> bool:
-        """True if a node drafts for this text now."""
-        text = self._open.get(session)
-        return text is not None and node.id in text.drafters
-
-    def _num_free(self, node: Node) -> int:
-        """Return the number of a node's lanes that no text uses."""
-        texts = self._open.values()
-        return node.num_lanes - sum(node.id in text.workers(node.role) for text in texts)
-
     def _lost(self, node: Node, now: float, *, but: int = 0) -> None:
         """Take a node's texts from it, but for so many of the oldest; offer them to other nodes."""
-        for session in self._sessions_of(node)[but:]:
+        for session in sessions_of(self._open, node)[but:]:
             if (text := self._open.get(session)) is not None:
                 left = tuple(one for one in text.workers(node.role) if one != node.id)
                 text.set_workers(node.role, left)
                 self._step(session, s.NodeLost(node.id, node.role), now)
                 self._offer_to_all(session, node.role, now)
+                if node.role is Role.TARGET and not text.targets and self.registry.others(node):
+                    self._moves.waits(node, is_bound=text.is_bound)
 
     def _offer_to_all(self, session: int, role: Role, now: float) -> None:
-        """Offer a text to every ready node of this role that does not work on it yet."""
-        for node in self.registry.ready(role):
-            text = self._open.get(session)
-            if text is not None and text.wants(node.id, role):
+        """Offer a text to every ready node of this role that does not work on it yet.
+
+        Those with the fewest texts are asked first, as a text has a single target.
+        """
+        if (text := self._open.get(session)) is not None:
+            wanted = [node for node in self.registry.ready(role) if text.wants(node)]
+            for node in sorted(wanted, key=lambda one: len(sessions_of(self._open, one))):
                 self._offer(session, node, now)
 
     def _on_ended(self, end: NodeEnded, now: float) -> None:
@@ -454,12 +462,15 @@ class Router:
             self._failed(node, end, now)
         elif node is not None and end.is_last and self.registry.lacks_target(node):
             self._do(Abort(NodeError(node.failure or end.line)))
+        if node is not None and end.is_last and node.role is Role.TARGET:
+            for text in stranded(self._open, self.registry.others(node)):
+                self._close(text.timed, BROKEN_OFF)
+                self._end(text.timed, NodeError(f"{node.failure or end.line}; {STRANDED}"))
 
     def _failed(self, node: Node, end: NodeEnded, now: float) -> None:
         """Handle that a node has ended, as `deaths.py` says."""
-        others = [one for one in self.registry.ready(Role.DRAFTER) if one is not node]
         written = sum(text.timed.machine.num_generated for text in self._open.values())
-        answer = self._deaths.of(node, end, others_draft=bool(others), num_tokens=written)
+        answer = self._deaths.of(node, end, self.registry.others(node), written)
         node.failure = node.failure or end.line
         self.registry.gone(node, now)
         if answer is not None:
@@ -471,8 +482,7 @@ class Router:
         for node in self.registry.newly_silent(now):
             silence_s = node.detector.silence_s(now)
             line = f"{self.registry.title(node)} has been silent for {silence_s:.0f} s"
-            others_draft = bool(self.registry.ready(Role.DRAFTER))
-            answer = self._deaths.of_silence(node, line, others_draft=others_draft)
+            answer = self._deaths.of_silence(node, line, self.registry.others(node))
             self._do(answer)
             if isinstance(answer, Abort):
                 return
@@ -499,9 +509,8 @@ class Router:
         """Send every node a heartbeat that lists its open texts, so that it closes others."""
         for role in Role:
             for node in self.registry.ready(role):
-                texts = [one for one in self._open.values() if node.id in one.workers(role)]
-                marks = tuple(text.timed.machine.mark_for(node.id) for text in texts)
-                self._do(Send(node.id, encode(Heartbeat(marks, 0, "", stamp_us=stamp_us))))
+                beat = Heartbeat(marks_for(self._open, node), 0, "", stamp_us=stamp_us)
+                self._do(Send(node.id, encode(beat)))
 
     # -- texts come and go ------------------------------------------------------------------------
 
@@ -509,10 +518,10 @@ class Router:
         """Open a text on the nodes that are there."""
         session = timed.machine.session
         timed.started = now
-        self._open[session] = SessionNodes(timed)
+        self._open[session] = SessionNodes(timed, is_bound=self._keeps_bits)
         if timed.machine.is_watched:
             self._watched.add(session)
-        drafters = [one for one in self.registry.ready(Role.DRAFTER) if self._num_free(one)]
+        drafters = [one for one in self.registry.ready(Role.DRAFTER) if num_free(self._open, one)]
         layers = next((one.layers for one in drafters if one.layers), ())
         self._step(session, s.Started(layers, self.registry.num_ids), now)
         for role in (Role.TARGET, Role.DRAFTER):
@@ -524,7 +533,8 @@ class Router:
     def _on_left(self, event: TextLeft) -> None:
         """End a text that its reader has left, if it has not ended yet."""
         text = self._open.get(event.session)
-        timed = text.timed if text is not None else self._queued(event.session)
+        waiting = (one for one in self._waiting if one.machine.session == event.session)
+        timed = text.timed if text is not None else next(waiting, None)
         if timed is None:
             return
         try:
@@ -534,9 +544,6 @@ class Router:
             self._break_off(timed, error)
         else:
             self._end(timed, result or ClosedError("the text was cancelled"))
-
-    def _queued(self, session: int) -> TimedSession | None:
-        return next((one for one in self._waiting if one.machine.session == session), None)
 
     def _end(self, timed: TimedSession, last: Result | SlipstreamError) -> None:
         session = timed.machine.session
@@ -571,14 +578,8 @@ class Router:
             self._break_off(timed, error)
 
     def _step_each(self, node: Node, event: s.Event, now: float) -> None:
-        """Give an event to the state machines of all texts that a node works on."""
-        for session in self._sessions_of(node):
+        for session in sessions_of(self._open, node):
             self._step(session, event, now)
-
-    def _sessions_of(self, node: Node) -> tuple[int, ...]:
-        """Return the open texts that a node works on, the oldest first."""
-        texts = self._open.items()
-        return tuple(session for session, text in texts if node.id in text.workers(node.role))
 
     def _perform(self, timed: TimedSession, action: s.Action, now: float) -> None:
         session = timed.machine.session

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from coordinator.cluster.link import Links
+from coordinator.cluster.node import Health
 from coordinator.cluster.registry import Registry, names_by_hand
 from coordinator.cluster.router_events import (
     UNREAD,
@@ -109,11 +110,12 @@ NO_RESTARTS: Mapping[Role, int] = MappingProxyType({})
 class Service:
     """Runs a router in a thread: receives frames, performs the router's actions, watches processes.
 
-    max_num_seqs      most texts that the nodes work on at once, if they have room for as many
+    max_num_seqs      most texts that each target works on at once, if it has room for as many
     links, link_seed  the simulated links, by the role of the nodes at their end, and their seed
     restarts          how often in a row a node of a role that has ended is soon started again
     awaits_target     texts wait for another target if theirs is lost. Without it they do so only
                       while the target is started again; else the pair ends then
+    keeps_bits        no text goes on at a target that may compute other bits than its own
     traced            record what every process does
     """
 
@@ -127,6 +129,7 @@ class Service:
         link_seed: int = 0,
         restarts: Mapping[Role, int] = NO_RESTARTS,
         awaits_target: bool = False,
+        keeps_bits: bool = False,
         traced: bool = False,
     ) -> None:
         self._launcher = launcher
@@ -154,6 +157,7 @@ class Service:
             self.secret,
             max_num_seqs=max_num_seqs,
             awaits_target=awaits_target or self._starts_targets,
+            keeps_bits=keeps_bits,
         )
         if not links:
             self.registry.host = socket.gethostname()
@@ -284,8 +288,9 @@ class Service:
         return self._launcher.alone_on
 
     def states(self) -> dict[Role, str]:
-        """Return what each node is doing, by role, in words for people."""
-        return {node.role: node.state for node in reversed(self.registry.present)}
+        """Return what the nodes of each role do, for people: one that is not ready, if any."""
+        present = sorted(self.registry.present, key=lambda one: one.health is Health.READY)
+        return {node.role: node.state for node in reversed(present)}
 
     @property
     def awaits_target(self) -> bool:

@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from coordinator.cluster.node import Node
 from coordinator.cluster.open_text import SessionNodes
-from coordinator.cluster.registry import Node
 from coordinator.cluster.routing import Router
 from coordinator.text.session import Result
 from proto.errors import ClosedError, SlipstreamError, printable
@@ -134,6 +134,7 @@ class TextState:
     max_tokens        most tokens that it may get after the prompt
     acceptance_rate   accepted / verified drafts; None: there were no drafts
     without_drafter   its policy has a drafter, but no drafter works on it now
+    target            the target that writes it; "": none does now
     """
 
     number: int
@@ -146,6 +147,7 @@ class TextState:
     policy: str
     acceptance_rate: float | None
     without_drafter: bool
+    target: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +178,12 @@ class Snapshot:
 
 
 def taken(router: Router, tally: Tally, pids: dict[str, int], now: float) -> Snapshot:
-    """Return a snapshot of the present state; `pids`: process ids of the nodes by role."""
+    """Return a snapshot of the present state; `pids`: process ids by the names of processes."""
     texts = router.open_texts
     return Snapshot(
         form=FORM,
         nodes=tuple(
-            _node(node, texts, pids.get(str(node.role)), now)
+            _node(node, texts, pids.get(node.id.decode(errors="replace")), now)
             for node in router.registry.nodes[:MAX_LISTED]
         ),
         texts=tuple(_text(text, now) for text in texts[:MAX_LISTED]),
@@ -244,6 +246,7 @@ def _text(text: SessionNodes, now: float) -> TextState:
             _rounded(counts.num_accepted / counts.num_drafted) if counts.num_drafted else None
         ),
         without_drafter=machine.policy.has_drafter and not text.drafters,
+        target=_cut("".join(one.decode(errors="replace") for one in text.targets)),
     )
 
 

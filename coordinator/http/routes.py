@@ -28,7 +28,7 @@ from coordinator.api.reasoning import AUTO, Marks, ParserName, marks_of
 from coordinator.api.requests import Request as Asked
 from coordinator.api.token_names import TokenNames
 from coordinator.api.vllm import TargetTokenizer
-from coordinator.cluster.registry import Health
+from coordinator.cluster.node import Health
 from coordinator.http import spellings
 from coordinator.http.bodies import (
     ChatBody,

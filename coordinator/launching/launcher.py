@@ -32,6 +32,7 @@ from coordinator.launching.devices import default_device, gpus_of, shared_device
 from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.logs import Logs, without_stamp
 from coordinator.launching.mps import PIPE, Mps
+from coordinator.launching.places import name_among, place_of
 from coordinator.launching.runtime_folder import RuntimeFolder
 from proto.errors import NodeError
 from proto.installation import ROOT
@@ -115,7 +116,7 @@ class NodeLauncher(Protocol):
         """
 
     def pids(self) -> dict[str, int]:
-        """Return the process ids of the running nodes by role, for people and tests."""
+        """Return the process ids of the running nodes by identity, for people and tests."""
 
     def close(self) -> None:
         """End every node, within seconds. May be called twice; does nothing in a forked child."""
@@ -150,8 +151,8 @@ class NodeProcess:
     log: Path
     num_read: int = 0  # bytes of the log that `new_lines` has returned
 
-    def obituary(self) -> Obituary | None:
-        """Return how the process ended; None while it runs."""
+    def obituary(self, name: str) -> Obituary | None:
+        """Return how the process ended; None while it runs. `name`: of the node, for people."""
         if not has_ended(self.process):
             return None
         status = self.process.returncode
@@ -160,7 +161,7 @@ class NodeProcess:
         else:
             how = f"exited with status {status}"
         words = self.last_words()
-        line = f"the {self.role} process {how}" + (f"; its last words: {words}" if words else "")
+        line = f"the {name} process {how}" + (f"; its last words: {words}" if words else "")
         if is_lack_of_memory(words):
             line += f"; {MORE_MEMORY}"
         elif is_limited() and (-status in _CRASHES or _UNEXPECTED.match(words)):
@@ -239,6 +240,7 @@ class Launcher:
         self.logs = Logs(self.folder)
         self.endpoint = f"ipc://{self.folder}/s"
         self._nodes: list[NodeProcess] = []
+        self._places: set[str] = set()  # of all nodes that were started
         self._lines: dict[str, Line] = {}  # our ends, by identity, until they are taken
         self._mps: Mps | None = None
         self._has_tried_mps = False
@@ -306,6 +308,7 @@ class Launcher:
             )
         node = NodeProcess(config.identity, config.role, process, log)
         self._nodes.append(node)
+        self._places.add(place_of(config.identity))
         return node
 
     def _share_gpu(self, config: NodeConfig) -> None:
@@ -400,10 +403,14 @@ class Launcher:
     def ended(self) -> list[Obituary]:
         """Remove the nodes that have ended and return how each ended; shorten long logs."""
         self.logs.trim()
-        found = [(node, end) for node in list(self._nodes) if (end := node.obituary())]
+        nodes = list(self._nodes)
+        found = [(node, end) for node in nodes if (end := node.obituary(self._name_of(node)))]
         for node, _ in found:
             self._nodes.remove(node)  # in place: another thread may append a new node
         return [obituary for _, obituary in found]
+
+    def _name_of(self, node: NodeProcess) -> str:
+        return name_among(node.identity, self._places)
 
     def kill(self, identity: str) -> None:
         """End the process of a node, and all that it has started, also if it is stopped."""
@@ -416,12 +423,16 @@ class Launcher:
         return False
 
     def new_lines(self) -> list[str]:
-        """Return the lines that the nodes have printed since the last call, each after its role."""
-        return [f"{node.role}: {line}" for node in list(self._nodes) for line in node.new_lines()]
+        """Return the lines that the nodes have printed since the last call, each after its name."""
+        return [
+            f"{self._name_of(node)}: {line}"
+            for node in list(self._nodes)
+            for line in node.new_lines()
+        ]
 
     def pids(self) -> dict[str, int]:
-        """Return the process ids of the running nodes by role, for people and tests."""
-        return {str(node.role): node.process.pid for node in self._nodes}
+        """Return the process ids of the running nodes by identity, for people and tests."""
+        return {node.identity: node.process.pid for node in self._nodes}
 
     def close(self) -> None:
         """End every node: close its standard input, then send SIGTERM, then SIGKILL."""

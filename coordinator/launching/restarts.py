@@ -14,6 +14,7 @@ A node that never worked is not started again: it would fail in the same way.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from coordinator.launching.places import name_among
 from proto.messages import Role
 from proto.node_config import NodeConfig
 
@@ -120,7 +121,8 @@ class Restarts:
         place.due = None
         place.number += 1
         place.streak += 1
-        words = f"the {place.config.role} is started again"
+        name = name_among(place.identity, [one.identity for one in self._places])
+        words = f"{'the ' * (name == place.config.role)}{name} is started again"
         if place.is_rare:
             is_first = place.streak == self._most[place.config.role] + 1
             words = f"{words}, from now on every {RARELY_S / 60:.0f} minutes" if is_first else ""

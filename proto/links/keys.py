@@ -16,12 +16,11 @@ from zmq.utils.z85 import Z85CHARS
 
 from proto.errors import ConfigurationError
 from proto.installation import program
-from proto.messages import MAX_SOURCES, OWN_SOURCES, Role
-from proto.node_config import NodeConfig
+from proto.messages import Role
+from proto.node_config import MAX_NODES, NodeConfig
 from proto.system import cannot_read, cannot_write
 
 COORDINATOR = "coordinator"
-MAX_NODES = {Role.TARGET: 1, Role.DRAFTER: MAX_SOURCES - len(OWN_SOURCES)}
 PUBLIC, SECRET = ".key", ".key_secret"
 KEY_CHARS = 40  # length of a key in Z85
 Z85 = frozenset(map(chr, Z85CHARS))
@@ -127,12 +126,12 @@ def file_of(name: str) -> str:
     return name.removesuffix("-1")
 
 
-def write_new(folder: Path, num_drafters: int = 1) -> list[Path]:
-    """Make a folder with key pairs for coordinator, target and drafters; returns the files.
+def write_new(folder: Path, num_drafters: int = 1, num_targets: int = 1) -> list[Path]:
+    """Make a folder with key pairs for coordinator, targets and drafters; returns the files.
 
     Raises ConfigurationError if such a file exists already or the folder cannot be written.
     """
-    names = [*names_of(Role.TARGET), *names_of(Role.DRAFTER)[:num_drafters]]
+    names = [*names_of(Role.TARGET)[:num_targets], *names_of(Role.DRAFTER)[:num_drafters]]
     files = [COORDINATOR, *map(file_of, names)]
     for file in (folder / f"{file}{end}" for file in files for end in (PUBLIC, SECRET)):
         if file.exists():
@@ -142,18 +141,18 @@ def write_new(folder: Path, num_drafters: int = 1) -> list[Path]:
     return _written(folder, files)
 
 
-def add_drafter(folder: Path) -> list[Path]:
-    """Make a key pair for one more drafter, and return its files.
+def add_node(folder: Path, role: Role) -> list[Path]:
+    """Make a key pair for one more node of this role, and return its files.
 
-    Raises ConfigurationError if the folder has no coordinator's key, has keys of as many drafters
+    Raises ConfigurationError if the folder has no coordinator's key, has keys of as many such nodes
     as can take part, or cannot be written.
     """
     _public(folder, COORDINATOR)  # raises if this is not a folder of keys
-    names = names_of(Role.DRAFTER)
+    names = names_of(role)
     for file in map(file_of, names):
         if not any((folder / f"{file}{end}").exists() for end in (PUBLIC, SECRET)):
             return _written(folder, [file])
-    raise ConfigurationError(f"{folder} has keys of {len(names)} drafters; more cannot take part")
+    raise ConfigurationError(f"{folder} has keys of {len(names)} {role}s; more cannot take part")
 
 
 def _written(folder: Path, names: list[str]) -> list[Path]:

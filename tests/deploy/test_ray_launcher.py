@@ -108,7 +108,7 @@ def test_a_node_that_has_ended_is_started_again_by_the_same_actor(actors: list[A
     assert [end.line for end in launcher.ended()] == ["it has ended"]
     launcher.start(drafter("drafter-1.1"))
     assert len(actors) == 1
-    assert launcher.pids() == {"drafter": 4711}
+    assert launcher.pids() == {"drafter-1.1": 4711}
     launcher.close()
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import coordinator.cluster.service
 from coordinator import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from coordinator.cluster.registry import Node
+from coordinator.cluster.node import Node
 from proto.errors import ClosedError, ConfigurationError, NodeError
 from proto.messages import Role
 from tests.process.test_faults import ROOT, alive, wait_for

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cluster.registry import Health
+from coordinator.cluster.node import Health
 from coordinator.cluster.routing import Router
 from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, Session
 from drafter_node import compute as drafter

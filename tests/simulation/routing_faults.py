@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator.cluster import routing
+from coordinator.cluster.node import Node
 from coordinator.cluster.open_text import SessionNodes
-from coordinator.cluster.registry import Node, Registry
+from coordinator.cluster.registry import Registry
 from coordinator.cluster.routing import Router
 from coordinator.text.session import NodeId
 from proto import codec

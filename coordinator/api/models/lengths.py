@@ -107,12 +107,10 @@ def _millions(number: int) -> str:
     return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
 
 
-def shortened(
-    config: PairConfig, target: Hello, drafters: Sequence[Hello], num_seqs: int
-) -> list[str]:
+def shortened(config: PairConfig, target: Hello, drafters: Sequence[Hello]) -> list[str]:
     """Return a line for each limit that the user did not set: on texts, and on drafts."""
     longest, lines = target.max_model_len, []
-    if num_seqs < config.num_seqs and not target.has_heads:
+    if (num_seqs := target.num_lanes) < config.num_seqs and not target.has_heads:
         lines.append(
             f"{num_seqs} texts of {longest} tokens are written at once, not {config.num_seqs}: "
             f"there is no memory for more; a lower --max-model-len{_or_more(config)} makes room"

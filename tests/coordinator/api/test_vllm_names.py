@@ -386,9 +386,9 @@ def test_texts_that_must_be_shorter_than_the_model_allows_are_told_in_a_line(
         target: int, drafter: int, *, with_heads: bool = False, **settings: Any
     ) -> list[str]:
         config = PairConfig(target=str(tmp_path), **settings)
-        theirs = SimpleNamespace(max_model_len=target, has_heads=with_heads)
+        theirs = SimpleNamespace(max_model_len=target, has_heads=with_heads, num_lanes=8)
         drafters = [SimpleNamespace(max_model_len=drafter), SimpleNamespace(max_model_len=9999)]
-        return shortened(config, cast(Hello, theirs), cast(list[Hello], drafters), num_seqs=8)
+        return shortened(config, cast(Hello, theirs), cast(list[Hello], drafters))
 
     (tmp_path / heads.CONFIG).write_text(json.dumps({"max_position_embeddings": 9000}))
     rest = "; --max-model-len says how many there should be"

@@ -6,7 +6,7 @@ from typing import Any
 
 from coordinator.api.config import PairConfig
 from coordinator.cli.writers import WIDTH, engines, figures_of_all, ran_on, simulation, summary
-from coordinator.cluster.registry import Node
+from coordinator.cluster.node import Node
 from coordinator.text.metrics import Metrics, SessionCounts, Simulated
 from proto.liveness import FaultDetector
 from proto.messages import Hello, Role

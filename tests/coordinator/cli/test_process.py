@@ -181,7 +181,7 @@ def test_what_nobody_expected_may_come_of_limited_memory(
     with subprocess.Popen(["sh", "-c", how], text=True) as ended:
         ended.wait()
     node = launcher.NodeProcess("t1", Role.TARGET, ended, log)
-    told = node.obituary()
+    told = node.obituary("target")
     assert told is not None
     assert told.status == status
     assert (launcher.LIMITED_MEMORY in told.line) is (is_told and is_limited)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator.cluster.conduct import FORGIVEN_S, MOST_DRAFTS, TELL_EVERY_S
-from coordinator.cluster.registry import Health
+from coordinator.cluster.node import Health
 from coordinator.cluster.router_events import Action, Arrived, Deliver, Outside, Send, Tick, Warn
 from coordinator.cluster.routing import Router
 from coordinator.text.session import NodeId

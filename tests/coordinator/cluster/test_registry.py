@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.cluster.registry import OWN_PAUSE_S, Health, Registry
+from coordinator.cluster.node import Health
+from coordinator.cluster.registry import OWN_PAUSE_S, Registry
 from proto.liveness import SILENCE_LIMIT_S
 from proto.messages import MODEL_SOURCE, NGRAM_SOURCE, Heartbeat, Role
 from tests.coordinator.test_behaviours import hello
@@ -72,7 +73,7 @@ def test_a_process_in_the_place_of_another_goes_on_with_its_figures_and_is_not_w
         registry.beaten(first, Heartbeat((), progress, "", num_overruns=2, late_us=90), now)
     assert registry.worked_s(first.id, 40.0) == 30.0
     registry.gone(first)
-    registry.expect(Role.DRAFTER, b"again", 50.0, is_again=True)
+    registry.expect(Role.DRAFTER, b"drafter.1", 50.0, is_again=True)
     again = registry.of(Role.DRAFTER)
     assert again is not None
     assert (again.num_forwards_before, again.num_overruns_before) == (9, 2)
@@ -81,7 +82,7 @@ def test_a_process_in_the_place_of_another_goes_on_with_its_figures_and_is_not_w
     assert registry.worked_s(again.id, 60.0) is None
     registry.beaten(again, Heartbeat((), 1, ""), 51.0)
     registry.gone(again)
-    registry.expect(Role.DRAFTER, b"once more", 60.0, is_again=True)
+    registry.expect(Role.DRAFTER, b"drafter.2", 60.0, is_again=True)
     (last,) = registry.of_role(Role.DRAFTER)
     assert last.num_forwards_before == 10
 

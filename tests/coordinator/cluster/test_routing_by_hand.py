@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from coordinator.cluster.fitting import UNREADABLE, replacement_difference
-from coordinator.cluster.registry import JOIN_LIMIT_S, NOBODY_DRAFTS, Health
+from coordinator.cluster.node import Health
+from coordinator.cluster.registry import JOIN_LIMIT_S, NOBODY_DRAFTS
 from coordinator.cluster.router_events import (
     Abort,
     Action,

@@ -76,9 +76,9 @@ def test_a_text_whose_drafter_is_lost_gets_another_that_has_room() -> None:
     join(router, SECOND, Role.DRAFTER, num_lanes=1)
     for session in (1, 2, 3):
         begun(router, text(session, rule=Rule.TOKEN))
-    assert told(router.handle(ended(FIRST), 0.0)) == [], "the other works on the third"
+    assert told(router.handle(ended(FIRST), 0.0)) == [], "the other works on the second"
     router.check()
-    assert told(router.handle(left(3), 0.0)) == [(SECOND, 1)]
+    assert told(router.handle(left(2), 0.0)) == [(SECOND, 1)]
     router.check()
 
 

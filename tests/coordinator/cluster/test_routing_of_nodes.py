@@ -48,6 +48,8 @@ from tests.coordinator.cluster.routers import (
 from tests.coordinator.test_behaviours import hello
 from tests.texts import draft
 
+AGAIN, ONCE_MORE = b"drafter-1.1", b"drafter-1.2"
+
 # -- nodes ----------------------------------------------------------------------------------------
 
 
@@ -100,9 +102,9 @@ def test_a_target_that_is_replaced_is_told_the_text_as_it_is() -> None:
     ended = NodeEnded(TARGET, "it has died", is_unusable=False)
     assert router.handle(ended, 0.0) == [Warn("it has died; waiting for another")]
     assert forwarded(router, FIRST, draft((1, 2), 3)) == ()
-    assert join(router, b"target-2", Role.TARGET) == [
-        Send(b"target-2", encode(Welcome(100, NGRAM_SOURCE))),
-        opened(b"target-2", 1, 2, 3, incarnation=3),
+    assert join(router, b"target-1.1", Role.TARGET) == [
+        Send(b"target-1.1", encode(Welcome(100, NGRAM_SOURCE))),
+        opened(b"target-1.1", 1, 2, 3, incarnation=3),
     ]
 
 
@@ -125,11 +127,11 @@ def test_a_drafter_that_is_started_again_is_told_every_text_and_people_hear_of_i
     router = router_of(FIRST)
     begun(router, text())
     router.handle(NodeEnded(FIRST, "gone", is_unusable=False), 0.0)
-    router.registry.expect(Role.DRAFTER, SECOND, 0.0, is_again=True)
-    assert router.handle(Arrived(SECOND, hello(Role.DRAFTER)), 0.0) == [
-        Send(SECOND, encode(Welcome(100, 2))),
+    router.registry.expect(Role.DRAFTER, AGAIN, 0.0, is_again=True)
+    assert router.handle(Arrived(AGAIN, hello(Role.DRAFTER)), 0.0) == [
+        Send(AGAIN, encode(Welcome(100, 2))),
         Warn("the drafter is there again"),
-        opened(SECOND, 1, 2, session=1, incarnation=3),
+        opened(AGAIN, 1, 2, session=1, incarnation=3),
     ]
 
 
@@ -137,14 +139,14 @@ def test_a_drafter_that_does_not_fit_when_it_is_started_again_ends_no_text() -> 
     router = router_of(FIRST)
     running = begun(router, text())
     router.handle(NodeEnded(FIRST, "gone", is_unusable=False), 0.0)
-    router.registry.expect(Role.DRAFTER, SECOND, 0.0, is_again=True)
-    fault, warning = router.handle(Arrived(SECOND, hello(Role.DRAFTER, digest="y")), 0.0)
+    router.registry.expect(Role.DRAFTER, AGAIN, 0.0, is_again=True)
+    fault, warning = router.handle(Arrived(AGAIN, hello(Role.DRAFTER, digest="y")), 0.0)
     assert isinstance(fault, Send)
     assert isinstance(warning, Warn)
     assert warning.line.endswith("going on without drafts")
-    router.registry.expect(Role.DRAFTER, FIRST, 0.0, is_again=True)
+    router.registry.expect(Role.DRAFTER, ONCE_MORE, 0.0, is_again=True)
     unusable = Fault(0, 0, FaultCode.UNUSABLE, "no model")
-    assert router.handle(Arrived(FIRST, unusable), 0.0) == [
+    assert router.handle(Arrived(ONCE_MORE, unusable), 0.0) == [
         Warn("the drafter failed: no model; going on without drafts")
     ]
     assert not running.machine.ended

@@ -27,7 +27,7 @@ def test_a_snapshot_has_what_nodes_and_texts_are_at() -> None:
     first = begun(router, text(1))
     begun(router, text(2))
     router.handle(Arrived(TARGET, said(11, 12)), 2.0)
-    snapshot = taken(router, Tally(), {"target": 41}, 3.0)
+    snapshot = taken(router, Tally(), {"target-1": 41}, 3.0)
     target, drafter = snapshot.nodes
     assert (target.role, target.health, target.doing) == ("target", "ready", "ready")
     assert (target.pid, target.forwards, target.texts, drafter.texts) == (41, 7, 2, 2)
