@@ -187,7 +187,7 @@ class SimulatedNode:
         self.world = world
         self.role = role
         self.index = index
-        self.name = f"{role} {index + 1}" if index else str(role)
+        self.name = name_of(role, index)
         self.life = 0  # number of the process; events that an earlier life scheduled are dropped
         self.alive = False
         self.dispatcher: Any = None
@@ -205,8 +205,18 @@ class SimulatedNode:
 
     @property
     def id(self) -> NodeId:
-        """Return the name of the process; each life has another one."""
-        return f"{self.name}.{self.life}".encode()
+        """Return the name of the process; each life has another one, unless users start it."""
+        return f"{self.place}.{self.life}".encode() if not self.is_by_hand else self.place.encode()
+
+    @property
+    def place(self) -> str:
+        """Return the name of its place, which all of its lives have: target-1, drafter-2 ..."""
+        return f"{self.role}-{self.index + 1}"
+
+    @property
+    def is_by_hand(self) -> bool:
+        """True if a user has started it."""
+        return self.world.setting.by_hand and self.role is Role.TARGET
 
     @property
     def is_computing(self) -> bool:
@@ -445,6 +455,11 @@ class SimulatedNode:
                 happen()
 
         self.world.timeline.at(self.world.timeline.now + delay_s, if_still_alive)
+
+
+def name_of(role: Role, index: int) -> str:
+    """Return a node's name in stories; `index`: among those of its role, from 0."""
+    return f"{role} {index + 1}" if index else str(role)
 
 
 def _asked(part: drafter.Part | target.Part, rows: Sequence[int]) -> Sequence[int]:

@@ -79,7 +79,7 @@ class Setting:
     temperature      only whether it is zero matters here
     blocking         True: a node reads messages only between two forwards, as if its host computed
     lookup           how the target drafts by copying; None: not
-    max_num_seqs     most texts that are open at once
+    max_num_seqs     most texts that are open at once at each target
     drafter_lanes    number of texts for which a drafter has room
     num_per_pass     most texts that share a pass
     is_head          True: the drafters are heads of the target
@@ -90,6 +90,9 @@ class Setting:
                      "auto": there or on other cores, whichever is faster; "": always on others
     expected         part of a forward's time after which it is expected to have ended; below 1, all
                      forwards are late
+    by_hand          the targets are started by users: one that falls silent may wake again
+    same_bits        the targets say that they compute the same bits
+    keeps_bits       a text goes on only at a target that says so
     """
 
     policy: Policy
@@ -103,6 +106,7 @@ class Setting:
     blocking: bool = False
     lookup: Lookup | None = None
     num_drafters: int = 1
+    num_targets: int = 1
     max_num_seqs: int = 1
     drafter_lanes: int = 1
     num_per_pass: int = 64
@@ -111,6 +115,9 @@ class Setting:
     languages: Languages | None = None
     placement: str = ""
     expected: float = 1.0
+    by_hand: bool = False
+    same_bits: bool = True
+    keeps_bits: bool = False
 
     def costs(self, role: Role) -> NodeCosts:
         """Return how long things take at a node of this role."""

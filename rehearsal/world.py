@@ -59,8 +59,8 @@ class Watcher(Protocol):
     def passed_on(self, receiver: NodeId, frame: bytes, router: Router) -> None:
         """Called when the router passes a frame of one node on to another."""
 
-    def routed(self, router: Router) -> None:
-        """Called when the router has handled an event."""
+    def routed(self, router: Router, event: e.Event) -> None:
+        """Called when the router has handled an event, before its actions are done."""
 
     def delivered(self, session: int, item: Emit | EmitPrompt | EmitRead) -> None:
         """Called when a text's reader is given tokens, or logprobs of the prompt."""
@@ -107,12 +107,17 @@ PAUSE_S = 0.01  # seconds between the end of a text and the next one
 class Host:
     """The coordinator in virtual time: the real router, and readers of the texts.
 
-    If the target dies, texts wait until it is replaced.
+    If the last target dies, texts wait until it is replaced.
     """
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.router = Router(SECRET, max_num_seqs=world.setting.max_num_seqs, awaits_target=True)
+        self.router = Router(
+            SECRET,
+            max_num_seqs=world.setting.max_num_seqs,
+            awaits_target=True,
+            keeps_bits=world.setting.keeps_bits,
+        )
         self._texts: dict[int, tuple[Session, Text]] = {}  # submitted, but not begun, by session
         self._num_submitted = 0
         self._num_left = len(world.setting.texts)  # texts that are not complete
@@ -157,14 +162,16 @@ class Host:
 
     # -- the nodes --------------------------------------------------------------------------------
 
-    def expect(self, node_id: NodeId, role: Role) -> None:
+    def expect(self, node: SimulatedNode) -> None:
         """Tell the router that a node's process was started."""
-        self.router.registry.expect(role, node_id, self.world.timeline.now)
+        now, is_by_hand = self.world.timeline.now, node.is_by_hand
+        self.router.registry.expect(node.role, node.id, now, is_by_hand=is_by_hand)
 
-    def greet(self, node_id: NodeId, role: Role) -> None:
+    def greet(self, node: SimulatedNode) -> None:
         """Give the router the Hello of a node. (The handshake is never lost.)"""
         self.world.watcher.disturbed()
-        is_head = self.world.setting.is_head and role is Role.DRAFTER
+        role, setting = node.role, self.world.setting
+        is_head = setting.is_head and role is Role.DRAFTER
         hello = Hello(
             version=PROTOCOL_VERSION,
             role=role,
@@ -177,12 +184,13 @@ class Host:
             device="virtual",
             num_parameters=1,
             load_us=0,
-            num_lanes=self.world.setting.num_lanes(role),
+            num_lanes=setting.num_lanes(role),
             layers=(-1,) if is_head else (),
             hidden_size=1,
             num_layers=1,
+            bits="bits" if setting.same_bits else f"bits of {node.place}",
         )
-        self._handle(e.Arrived(node_id, hello))
+        self._handle(e.Arrived(node.id, hello))
 
     def ended(self, node_id: NodeId) -> None:
         """Tell the router that a node's process has ended."""
@@ -221,7 +229,7 @@ class Host:
         self.world.tell("router", "handles", event)
         if self.router.mishap is not None:
             raise self.router.mishap
-        self.world.watcher.routed(self.router)
+        self.world.watcher.routed(self.router, event)
         # The texts that the router has begun, in order; some may be complete already.
         queued = set(self.router.queued)
         for session in [one for one in self._texts if one not in queued]:
@@ -329,7 +337,9 @@ class World:
         self.nodes = [
             SimulatedNode(self, Role.DRAFTER, index) for index in range(setting.num_drafters)
         ]
-        self.nodes.append(SimulatedNode(self, Role.TARGET))
+        self.nodes += [
+            SimulatedNode(self, Role.TARGET, index) for index in range(setting.num_targets)
+        ]
         self.host = Host(self)
         # Every life of a node has links of its own: frames for one life never reach another.
         self.downlinks: dict[NodeId, Link] = {}
@@ -339,7 +349,7 @@ class World:
         """Start all nodes, and let the coordinator greet them."""
         for node in self.nodes:
             self.launch(node)
-            self.host.greet(node.id, node.role)
+            self.host.greet(node)
 
     def run(self) -> None:
         """Run until the last text is complete, or the watcher raises an error."""
@@ -361,7 +371,7 @@ class World:
         receive = partial(self.host.receive, node_id)
         self.downlinks[node_id] = self._make_link(f"-> {node.name}", hop_s, deliver)
         self.uplinks[node_id] = self._make_link(f"<- {node.name}", hop_s, receive)
-        self.host.expect(node_id, node.role)
+        self.host.expect(node)
 
     def welcome(self, node_id: NodeId, message: Message) -> None:
         """Start the work of a node that the coordinator has accepted."""

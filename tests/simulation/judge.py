@@ -13,6 +13,7 @@ Safety, after every step of every machine
     * an idle target has something to do or a deadline
     * what was emitted is the text to its end, with the right reason, and nothing after it
     * a draft is passed on to the target of its text and a verdict to its drafters, nobody else
+    * a text has one target, and what another one still says of it does not make it longer
     * within a text no two drafters have one source number; under a classical rule one feeds it
 Liveness is defined in `liveness.py`.
 """
@@ -22,7 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cluster.node import Health
+from coordinator.cluster import router_events
+from coordinator.cluster.node import Health, Node
 from coordinator.cluster.routing import Router
 from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, Session
 from drafter_node import compute as drafter
@@ -82,9 +84,10 @@ class Truth:
         self.tokens, self.reason = scenario.model.complete(text.prompt, text.limits)
         self.paths: dict[int, tuple[int, int]] = {}  # path hash -> digest and length
         self.said_len = 0  # how far any verdict has come
-        # The pass that is running, and the one that has ended last, which may not be told yet.
-        self.running: Pass | None = None
-        self.ended: Pass | None = None
+        # By target: the pass that is running, and the one that has ended last, which may not be
+        # told yet.
+        self.running: dict[str, Pass] = {}
+        self.ended: dict[str, Pass] = {}
         self.emitted: list[int] = []
         self.finished: FinishReason | None = None
         hashes = CommittedText(session.text.key, self.tokens).path_hashes
@@ -117,6 +120,9 @@ class Judge:
         self.liveness: dict[int, Liveness] = {}  # by session
         self._told: dict[int, dict[NodeId, Role]] = defaultdict(dict)  # who was told, by session
         self._feeders: dict[int, NodeId] = {}  # the drafter that was told last, by session
+        self._sessions: dict[int, Session] = {}
+        self._targets: dict[int, NodeId] = {}  # the target that was told last, by session
+        self._known: dict[int, int] = {}  # length of the coordinator's text, by session
         self._sources: dict[tuple[int, int], NodeId] = {}  # by session and source number
         # By node and text: life and length.
         self._lengths: dict[tuple[str, int], tuple[tuple[int, int], int]] = {}
@@ -126,9 +132,11 @@ class Judge:
         self._closed: set[tuple[str, int, int]] = set()  # per life of a node: texts
         # Drafters and texts of which this event has made them say that no more drafts come.
         self._done: set[tuple[str, int]] = set()
-        # Per tree of the target: the draft numbers that have come, by life of the drafter.
-        self._target_trees: dict[int, Any] = {}
-        self._come: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        # Per tree of a target: the draft numbers that have come, by life of the drafter.
+        self._target_trees: dict[tuple[str, int], Any] = {}
+        self._come: dict[tuple[str, int], dict[int, set[int]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
 
     # -- facts ------------------------------------------------------------------------------------
 
@@ -136,6 +144,8 @@ class Judge:
         """A text begins."""
         truth = Truth(self.scenario, text, session)
         self.truths[session.session] = truth
+        self._sessions[session.session] = session
+        self._known[session.session] = len(session.text)
         self.liveness[session.session] = Liveness(
             self.scenario, self.timeline, self.stats, session, len(truth.tokens)
         )
@@ -155,11 +165,28 @@ class Judge:
         assert node is not None, "a node that is gone is told a text"
         self._told[session][node_id] = node.role
         if node.role is Role.TARGET:
+            self._told_to_target(session, node, router)
             return
         before = router.registry.find(self._feeders.get(session, node_id))
         if message.rule is not Rule.COUPLED and before is not None and before is not node:
             assert before.health is not Health.READY, "two drafters feed a classical text"
         self._feeders[session] = node_id
+
+    def _told_to_target(self, session: int, node: Node, router: Router) -> None:
+        """A target is told a text: no other one that is there may have it."""
+        before = router.registry.find(self._targets.get(session, node.id))
+        self._targets[session] = node.id
+        if before is None or before is node:
+            return
+        if before.health is Health.READY:
+            there = router.open_texts
+            at = [one.targets for one in there if one.timed.machine.session == session]
+            assert before.id not in at[0], "a text is told to two targets"
+        self.stats["moved"] += 1
+
+    def _is_heard(self, node: "SimulatedNode", session: int) -> bool:
+        """Whether this target is the one that writes the text, as the coordinator sees it."""
+        return self._targets.get(session) == node.id
 
     def passed_on(self, receiver: NodeId, frame: bytes, router: Router) -> None:
         """The router passes on what a node has sent."""
@@ -227,13 +254,14 @@ class Judge:
         else:
             asked = part.feed.positions[num_rows - part.num_asked :]
             assert part.positions == tuple(position + 1 for position in asked)
-            self.liveness[part.opened.session].pass_started()
+            if self._is_heard(node, part.opened.session):
+                self.liveness[part.opened.session].pass_started()
             truth, tree = self.truths[part.opened.session], self._tree_of(node, part)
             following = truth.tokens[len(tree.text) : len(tree.text) + 1]
             # Among its rows: a long chain may be preferred to a draft that is likelier by itself.
             rows = zip(part.feed.positions, part.feed.tokens, strict=True)
             has_right = any((len(tree.text), token) in rows for token in following)
-            truth.running = Pass(has_right, max(0, part.num_asked - 1))
+            truth.running[node.name] = Pass(has_right, max(0, part.num_asked - 1))
 
     @staticmethod
     def _tree_of(node: "SimulatedNode", part: target.Part) -> SpeculationTree:
@@ -245,9 +273,10 @@ class Judge:
         """A node sends a message."""
         match message:
             case Verdict():
-                self._check_verdict(message)
+                self._check_verdict(node, message)
                 truth = self.truths[message.session]
-                self.liveness[message.session].verdict_issued(message, truth.limits)
+                if self._is_heard(node, message.session):
+                    self.liveness[message.session].verdict_issued(message, truth.limits)
             case Draft():
                 said_by = self._sources.setdefault((message.session, message.source), node.id)
                 assert said_by == node.id, "a source number is used twice"
@@ -257,11 +286,21 @@ class Judge:
             case _:
                 pass
 
-    def routed(self, router: Router) -> None:
+    def routed(self, router: Router, event: router_events.Event) -> None:
         """The router has handled an event."""
         router.check()
+        if isinstance(event, router_events.Arrived) and isinstance(event.message, Verdict):
+            self._check_heard(event.node, event.message.session)
         dropped = [node.id for node in router.registry.nodes if node.num_bad_frames]
         assert not dropped, "an honest message is outside of its text"
+
+    def _check_heard(self, node_id: NodeId, session: int) -> None:
+        """Only the target that has the text may make it longer."""
+        length = len(self._sessions[session].text)
+        if node_id != self._targets.get(session):
+            self.stats["verdicts of lost targets"] += 1
+            assert length == self._known[session], "the verdict of a lost target is applied"
+        self._known[session] = length
 
     def handled(self, node: "SimulatedNode", event: Any) -> None:
         """A node has handled an event and its actions are done."""
@@ -283,7 +322,7 @@ class Judge:
                 is_done = (node.name, session) in self._done
                 self._check_drafts(node, tree, truth, is_done=is_done)
             else:
-                self._check_target(machine, truth)
+                self._check_target(node, machine, truth)
         self._done.clear()
         if isinstance(message, Verdict) and message.session in node.dispatcher.texts:
             self.liveness[message.session].verdict_applied(node.name, message)
@@ -292,15 +331,17 @@ class Judge:
         """A node has been told of an event, and has not answered yet."""
         if isinstance(event, target.Computed):
             for session in node.dispatcher.texts:
-                self.liveness[session].pass_ended()
+                if self._is_heard(node, session):
+                    self.liveness[session].pass_ended()
                 truth = self.truths[session]
-                if truth.running is not None:
-                    truth.ended, truth.running = truth.running, None
+                if (ended := truth.running.pop(node.name, None)) is not None:
+                    truth.ended[node.name] = ended
         message = event.message if isinstance(event, Arrived) else None
         if isinstance(message, Draft) and message.session in node.dispatcher.texts:
-            come = self._come[message.session][message.incarnation]
+            come = self._come[node.name, message.session][message.incarnation]
             come.update(range(message.first_number, message.number + 1))
-            self.liveness[message.session].draft_arrived(message)
+            if self._is_heard(node, message.session):
+                self.liveness[message.session].draft_arrived(message)
 
     def rested(self, node: "SimulatedNode") -> None:
         """A node has handled all that was there and has ticked."""
@@ -364,14 +405,16 @@ class Judge:
         read = [*languages.own.starts, *languages.own.read(said)[0]]
         assert own == read, "the drafter reads the text as its tokenizer does not"
 
-    def _check_target(self, machine: verifying.Verifying, truth: Truth) -> None:
+    def _check_target(
+        self, node: "SimulatedNode", machine: verifying.Verifying, truth: Truth
+    ) -> None:
         self._check_copies(machine, truth)
         for key in machine.tree.nodes:
             assert key in truth.paths, "the target's tree holds a token that nobody drafted there"
-        session = machine.opened.session
-        if self._target_trees.get(session) is not machine.tree:
-            self._target_trees[session] = machine.tree
-            self._come.pop(session, None)
+        text = node.name, machine.opened.session
+        if self._target_trees.get(text) is not machine.tree:
+            self._target_trees[text] = machine.tree
+            self._come.pop(text, None)
 
     def _check_drafts(
         self, at: "SimulatedNode", tree: SpeculationTree, truth: Truth, *, is_done: bool
@@ -422,7 +465,7 @@ class Judge:
         deepest = max((node.position for node in machine.tree.nodes.values()), default=0)
         assert deepest + 1 < truth.limits.max_len, "the target drafts past the longest text"
 
-    def _check_verdict(self, verdict: Verdict) -> None:
+    def _check_verdict(self, node: "SimulatedNode", verdict: Verdict) -> None:
         truth = self.truths[verdict.session]
         base_len, tokens = verdict.base_len, verdict.tokens
         assert tokens, "a verdict says nothing"
@@ -437,14 +480,15 @@ class Judge:
         )
         truth.said_len = max(truth.said_len, end)
         if verdict.model_us:  # else it says again what was lost
-            self._check_told(verdict, truth)
+            self._check_told(verdict, truth.ended.get(node.name))
         if self.scenario.is_oracle and end < len(truth.tokens):
             num_right = verdict.num_drafted
             if self.scenario.policy.branches > 1 or self.scenario.languages is not None:
                 # Of a tree a path is right, and it begins with a draft; but a detour may have come
                 # while the first choice is still on its way. So may a token that another one begins
                 # with, from a drafter that has other tokens.
-                had_right = truth.ended is not None and truth.ended.has_right
+                last = truth.ended.get(node.name)
+                had_right = last is not None and last.has_right
                 num_right = max(had_right * min(1, num_right), verdict.num_accepted)
             assert verdict.num_accepted == num_right, "an oracle is contradicted"
         assert len(verdict.sources) in (0, verdict.num_accepted)
@@ -459,13 +503,12 @@ class Judge:
             self.stats["in turns"] += 1
             self.stats["accepted in turns"] += verdict.num_accepted
         for ack in verdict.acks:
-            come = self._come[verdict.session][ack.incarnation]
+            come = self._come[node.name, verdict.session][ack.incarnation]
             gap = next((n for n in range(1, ack.number + 1) if n not in come), None)
             assert gap is None, f"draft {gap} never came, but drafts up to {ack.number} are acked"
 
     @staticmethod
-    def _check_told(verdict: Verdict, truth: Truth) -> None:
-        ended = truth.ended
+    def _check_told(verdict: Verdict, ended: Pass | None) -> None:
         assert ended is not None, "a verdict tells of a pass that has not ended"
         assert not ended.is_told, "a pass is told twice"
         ended.is_told = True

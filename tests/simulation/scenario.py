@@ -5,6 +5,7 @@ from random import Random
 
 from drafter_node.translation.text import Languages
 from node.economics import WAIT_S_MAX
+from proto.liveness import SILENCE_LIMIT_S
 from proto.messages import MAX_WINDOW, Limits, Lookup, Policy, Role, Rule
 from proto.policies import REST_AFTER, as_chain, without_drafter, without_prices
 from rehearsal.setting import NUM_TREE_SLOTS, Forwards, NodeCosts, Setting
@@ -18,6 +19,8 @@ ORACLE_TOKENS = 60
 MAX_TEXTS = 6
 # By how much a draft is faster than a pass: slow, usual and fast drafters.
 SHARE_TRANSLATED = 0.35  # of the scenarios in which the drafters may have other tokens
+SHARE_WITH_TARGETS = 0.2  # of the scenarios with two targets
+TARGET_SILENCE_S = 3 * SILENCE_LIMIT_S
 SHARE_WITH_PLACES = 0.3  # of the scenarios in which the passes may run on the core of the drafter
 STEPS_PER_TOKEN = 3  # letters of the longest token of a target
 SPEED_UPS = ((0.5, 2.0), (1.0, 12.0), (4.0, 30.0))
@@ -30,6 +33,15 @@ class Crash:
     at_s: float
     role: Role
     down_s: float
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A target cannot be reached from `at_s` on, for `lasts_s`; it works on meanwhile."""
+
+    at_s: float
+    lasts_s: float
     index: int = 0
 
 
@@ -55,6 +67,7 @@ class Faults:
     reorder: float
     crashes: tuple[Crash, ...]
     heal_s: float
+    cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ class Scenario:
     blocking: bool  # a node reads its messages only between two forwards: the host computes
     lookup: Lookup | None = None  # how the target drafts by itself
     num_drafters: int = 1
-    max_num_seqs: int = 1  # texts that are open at once
+    max_num_seqs: int = 1  # texts that are open at once at each target
     drafter_lanes: int = 1  # of them, as many as a drafter has room for
     num_per_pass: int = 64  # most texts that share one
     # Between two texts. 0: all at the start; None: each a while after the one before is complete.
@@ -82,6 +95,9 @@ class Scenario:
     is_head: bool = False  # the drafters read the target's features
     languages: Languages | None = None  # the drafters have other tokens than the target
     placement: str = ""  # "shared" and, at times, "auto": the models take turns on some cores
+    num_targets: int = 1
+    same_bits: bool = True  # the targets say that they compute the same bits
+    keeps_bits: bool = False  # no text goes on at a target that does not
 
     @property
     def setting(self) -> Setting:
@@ -109,6 +125,10 @@ class Scenario:
             languages=self.languages,
             placement=self.placement,
             expected=self.expected,
+            num_targets=self.num_targets,
+            by_hand=bool(self.faults.cuts),
+            same_bits=self.same_bits,
+            keeps_bits=self.keeps_bits,
         )
 
     @property
@@ -142,6 +162,7 @@ class Scenario:
     def healed_at_s(self) -> float:
         """When links are perfect and no node is down any more."""
         ends = [crash.at_s + crash.down_s for crash in self.faults.crashes]
+        ends += [cut.at_s + cut.lasts_s for cut in self.faults.cuts]
         return max([self.faults.heal_s, *ends])
 
     @property
@@ -153,7 +174,7 @@ class Scenario:
     @property
     def at_once(self) -> int:
         """Texts that may share a node."""
-        return min(self.max_num_seqs, len(self.texts))
+        return min(self.max_num_seqs * self.num_targets, len(self.texts))
 
     @property
     def turns(self) -> int:
@@ -284,6 +305,8 @@ def draw(
         scenario = _left_early(scenario, Random(f"readers {seed}"))
     by_itself = replace(scenario, max_num_seqs=1, drafter_lanes=1)
     translated = scenario if plain else _translated(scenario, Random(f"languages {seed}"))
+    if not plain:
+        translated = _at_targets(translated, Random(f"targets {seed}"))
     scenario = by_itself if alone else translated
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
@@ -319,6 +342,34 @@ def _at_once(scenario: Scenario, random: Random) -> Scenario:
         for crash in faults.crashes
     )
     return replace(scenario, num_drafters=2, faults=replace(faults, crashes=crashes))
+
+
+def _at_targets(scenario: Scenario, random: Random) -> Scenario:
+    """In some of the scenarios there are two targets: both may die, or one cannot be reached."""
+    if random.random() > SHARE_WITH_TARGETS:
+        return scenario
+    faults, costs = scenario.faults, scenario.costs
+    if random.random() < 0.5:
+        crashes = tuple(
+            replace(crash, index=random.randrange(2)) if crash.role is Role.TARGET else crash
+            for crash in faults.crashes
+        )
+        faults = replace(faults, crashes=crashes)
+    else:
+        # Users have started both: one that was silent for too long may wake again.
+        crashes = tuple(crash for crash in faults.crashes if crash.role is Role.DRAFTER)
+        longest = max(text.limits.max_len - len(text.prompt) for text in scenario.texts)
+        at_s = random.uniform(0, longest * costs.pass_s / 2)
+        lasts_s = random.choice((1.0, TARGET_SILENCE_S)) * random.uniform(1.01, 1.2)
+        cuts = (Cut(at_s, lasts_s, random.randrange(2)),)
+        faults = replace(faults, crashes=crashes, cuts=cuts)
+    return replace(
+        scenario,
+        num_targets=2,
+        faults=faults,
+        same_bits=random.random() < 0.7,
+        keeps_bits=random.random() < 0.3,
+    )
 
 
 def _translated(scenario: Scenario, random: Random) -> Scenario:

@@ -98,6 +98,7 @@ def strata_of(scenario: Scenario) -> dict[str, str]:
         "policy": scenario.policy.name,
         "rule": scenario.rule.name.lower(),
         "sources": _sources(scenario),
+        "targets": _targets(scenario),
         "texts": str(len(scenario.texts)),
         "at once": str(scenario.at_once),
         "weather": _weather(scenario.faults),
@@ -110,6 +111,13 @@ def _sources(scenario: Scenario) -> str:
     if not scenario.policy.has_drafter:
         return "nobody" if scenario.lookup is None else "the target"
     return drafters if scenario.lookup is None else f"{drafters} and the target"
+
+
+def _targets(scenario: Scenario) -> str:
+    """How many targets there are, and what happens to them."""
+    if scenario.num_targets == 1:
+        return "one"
+    return "two, one cut off" if scenario.faults.cuts else "two"
 
 
 def _weather(faults: Faults) -> str:

@@ -9,8 +9,9 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from proto.messages import Role
 from rehearsal import world
-from rehearsal.node import SimulatedNode
+from rehearsal.node import SimulatedNode, name_of
 from rehearsal.timeline import Timeline
 from tests.simulation.judge import Judge
 from tests.simulation.models import models_of
@@ -44,7 +45,11 @@ class BadLink:
     def _carry(self, frame: bytes, *, late: bool, mark: bool) -> None:
         timeline, random = self.world.timeline, self.world.random
         hop_s = self.hop_s + random.random() * self.world.scenario.costs.jitter_s
-        if late:
+        if (healed_s := self._cut_until()) is not None:
+            # As over TCP: what was sent meanwhile comes afterwards, and in order.
+            arrival = self._last_arrival = max(self._last_arrival, healed_s + hop_s)
+            mark = True
+        elif late:
             arrival = timeline.now + hop_s + random.random() * self.world.late_s
         else:
             arrival = self._last_arrival = max(self._last_arrival, timeline.now + hop_s)
@@ -56,6 +61,14 @@ class BadLink:
             self.deliver(frame)
 
         timeline.at(arrival, arrive)
+
+    def _cut_until(self) -> float | None:
+        """When the node at the other end can be reached again; None: it can be."""
+        for cut in self.world.scenario.faults.cuts:
+            is_its_own = self.name.endswith(name_of(Role.TARGET, cut.index))
+            if is_its_own and cut.at_s <= self.world.timeline.now < cut.at_s + cut.lasts_s:
+                return cut.at_s + cut.lasts_s
+        return None
 
 
 class World:
@@ -106,7 +119,7 @@ class World:
 
         def come_back() -> None:
             self._machines.launch(node)
-            greet = partial(host.greet, node.id, node.role)
+            greet = partial(host.greet, node)
             self.timeline.at(self.timeline.now + detect_s, greet)
 
         self.timeline.at(now + detect_s, partial(host.ended, node.id))
