@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coordinator.cluster import router_events
-from coordinator.cluster.node import Health, Node
+from coordinator.cluster.node import Health, Node, place_of
 from coordinator.cluster.routing import Router
 from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, Session
 from drafter_node import compute as drafter
@@ -174,15 +174,17 @@ class Judge:
 
     def _told_to_target(self, session: int, node: Node, router: Router) -> None:
         """A target is told a text: no other one that is there may have it."""
-        before = router.registry.find(self._targets.get(session, node.id))
+        last = self._targets.get(session, node.id)
         self._targets[session] = node.id
-        if before is None or before is node:
+        self.stats["moved"] += place_of(last) != node.place
+        if self.scenario.keeps_bits and not self.scenario.same_bits:
+            assert place_of(last) == node.place, "a text goes on with other bits"
+        before = router.registry.find(last)
+        if before is None or before is node or before.health is not Health.READY:
             return
-        if before.health is Health.READY:
-            there = router.open_texts
-            at = [one.targets for one in there if one.timed.machine.session == session]
-            assert before.id not in at[0], "a text is told to two targets"
-        self.stats["moved"] += 1
+        there = router.open_texts
+        at = [one.targets for one in there if one.timed.machine.session == session]
+        assert before.id not in at[0], "a text is told to two targets"
 
     def _is_heard(self, node: "SimulatedNode", session: int) -> bool:
         """Whether this target is the one that writes the text, as the coordinator sees it."""

@@ -86,6 +86,28 @@ def a_text_that_waits_is_forgotten(patch: Patch) -> None:
     patch.setattr(Router, "handle", once)
 
 
+def a_text_is_open_at_two_targets(patch: Patch) -> None:
+    def always(self: Any, role: Role) -> bool:
+        return role is Role.TARGET or self.timed.machine.policy.has_drafter
+
+    patch.setattr(SessionNodes, "has_room_for", always)
+    patch.setattr(routing, "check", lambda texts, nodes: None)
+
+
+def a_lost_targets_verdict_is_applied(patch: Patch) -> None:
+    works_on = routing.works_on
+
+    def or_has(texts: Any, session: int, node: Node) -> bool:
+        is_target = node.role is Role.TARGET
+        return works_on(texts, session, node) or (is_target and session in texts)
+
+    patch.setattr(routing, "works_on", or_has)
+
+
+def a_text_that_keeps_its_bits_moves_anyway(patch: Patch) -> None:
+    patch.setattr(SessionNodes, "may_go_on_at", lambda self, target: True)
+
+
 ROUTING_FAULTS = (
     Fault(a_draft_reaches_the_wrong_text, "a (Draft|Verdict) reaches a text that is not its own"),
     Fault(a_draft_reaches_a_node_that_does_not_have_its_text, "reaches a node that"),
@@ -100,4 +122,7 @@ ROUTING_FAULTS = (
     ),
     Fault(a_lost_drafter_is_still_sent_verdicts, "reaches a node that is gone"),
     Fault(a_text_that_waits_is_forgotten, "a text waits for nothing"),
+    Fault(a_text_is_open_at_two_targets, "a text is told to two targets"),
+    Fault(a_lost_targets_verdict_is_applied, "the verdict of a lost target is applied"),
+    Fault(a_text_that_keeps_its_bits_moves_anyway, "a text goes on with other bits"),
 )
