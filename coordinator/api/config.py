@@ -12,7 +12,7 @@ from coordinator.api.models.heads import kind_of
 from coordinator.api.models.settings import NGRAM as NGRAM
 from coordinator.api.models.settings import ModelsConfig
 from coordinator.cluster.link import Links, parse_links
-from coordinator.launching.devices import num_ranks
+from coordinator.launching.devices import num_ranks, shares
 from coordinator.text.metrics import Simulated
 from proto.errors import ConfigurationError
 from proto.head_kinds import HeadKind
@@ -305,9 +305,10 @@ class PairConfig(ModelsConfig):
         """Refuse a placement where something else decides it."""
         if self.placement == "auto":
             return self
-        if self.target_device or self.drafter_device:
+        if self.target_device or self.drafter_device or self.has_several:
             raise ConfigurationError(
-                f"{called('placement')} is for default devices; leave it out, or name no device"
+                f"{called('placement')} is for one target on default devices; leave it out, or "
+                "name no device"
             )
         if self.reproducible and self.placement == "shared":
             raise ConfigurationError(
@@ -332,9 +333,19 @@ class PairConfig(ModelsConfig):
     def ranks(self) -> dict[Role, int]:
         """Return how many processes share each model, by role."""
         return {
-            Role.TARGET: num_ranks(self.target_device, self.tensor_parallel_size),
-            Role.DRAFTER: num_ranks(self.drafter_device, self.drafter_tensor_parallel_size),
+            Role.TARGET: num_ranks(self._first(Role.TARGET), self.tensor_parallel_size),
+            Role.DRAFTER: num_ranks(self._first(Role.DRAFTER), self.drafter_tensor_parallel_size),
         }
+
+    def _first(self, role: Role) -> str:
+        """Return the device of the first node of this role. Raises ConfigurationError."""
+        is_target = role is Role.TARGET
+        name, number = (
+            (self.target_device, self.targets)
+            if is_target
+            else (self.drafter_device, self.drafters)
+        )
+        return shares(role, name, number)[0]
 
     def check(self) -> None:
         """Raise ConfigurationError if the models cannot be used with these settings."""

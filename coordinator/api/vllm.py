@@ -343,7 +343,11 @@ def _made(values: Mapping[str, Any], called: str) -> SpeculationConfig:
 # Settings of vLLM's `LLM`: those that we have under another name, and those that we do not have.
 
 # vLLM's name: ours.
-ALIASES = {"model": "target", "revision": "target_revision"}
+ALIASES = {
+    "model": "target",
+    "revision": "target_revision",
+    "data_parallel_size": "targets",
+}
 DTYPES = {"half": "float16", "float": "float32"}
 GENERATION = "generation_config"
 # vLLM's settings that we do not have: the values that change nothing and are accepted, and what to

@@ -22,7 +22,7 @@ OF_DRAFTS = (
 )
 # Of the pair: settings that mean something only if a drafter has a process of its own.
 OF_THE_DRAFTER = (
-    *("drafter_device", "drafter_tensor_parallel_size", "drafter_restarts"),
+    *("drafters", "drafter_device", "drafter_tensor_parallel_size", "drafter_restarts"),
     *("max_draft_candidates", "require_same_tokenizer"),
 )
 # Those that a drafter in the target's process has as well.

@@ -29,6 +29,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "--drafter-tensor-parallel-size": ("--speculative-draft-tensor-parallel-size",),
     "--target-device": ("--device", "-dev"),
     "--drafter-device": ("--device-draft", "-devd", "--spec-draft-device"),
+    "--targets": ("--data-parallel-size", "-dp", "--dp", "--dp-size"),
     "--tensor-parallel-size": ("-tp", "--tp", "--tp-size"),
     "--dtype": ("--torch-dtype",),
     "--quantization": ("-q",),
@@ -110,7 +111,6 @@ BY_VALUE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     **dict.fromkeys(("--flash-attn", "-fa"), dict.fromkeys(("on", "auto", "1", ""), ())),
     "--generation-config": {"vllm": ()},
-    "--data-parallel-size": {"1": ()},
     **dict.fromkeys(("--color", "-co"), dict.fromkeys(("on", "auto", ""), ())),
     "--nnodes": {"1": ()},
 }
@@ -206,11 +206,6 @@ INSTEAD: Mapping[str, str] = {
         ),
         "--drafter ngram drafts by copying from the text; --num-speculative-tokens says how much": (
             "--prompt-lookup-num-tokens",
-        ),
-        "one pair runs in a command; start a server for each GPU": (
-            "-dp",
-            "--dp",
-            "--dp-size",
         ),
         "--tensor-parallel-size shares a model among GPUs": ("-pp", "--pp", "--pp-size"),
         "several hosts are joined with --ray or --nodes remote (docs/cluster.md)": (

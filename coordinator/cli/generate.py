@@ -240,6 +240,7 @@ def _writer(
 
 # Settings that a node started by hand gets on its own command line, not from the coordinator.
 OF_THE_NODES = (
+    *("targets", "drafters"),
     *("target_device", "drafter_device", "tensor_parallel_size", "drafter_tensor_parallel_size"),
     *("quantization", "drafter_quantization", "gpu_memory_utilization"),
     *("placement", "dtype", "drafter_dtype", "backend", "reproducible", "heads", "heads_revision"),
@@ -279,6 +280,11 @@ def launcher_for(
         return Launcher
     if connect_ray is None:
         raise ConfigurationError(f"--ray works with `{program()}` only")
+    if pair.has_several:
+        raise ConfigurationError(
+            "--ray starts one target and one drafter; start several here, or by hand with "
+            "--nodes remote (docs/cluster.md)"
+        )
     wanted = Wanted(launch.ray, devices, is_packed=launch.ray_pack, ranks=pair.ranks)
     return partial(connect_ray, wanted)
 

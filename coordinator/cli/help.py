@@ -57,6 +57,7 @@ OF_CONFIG = {
 }
 OF_NAME = {
     **dict.fromkeys(ModelsConfig.model_fields, MODEL_PANEL),
+    **dict.fromkeys(("targets", "drafters"), DEVICE_PANEL),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), OUTPUT_PANEL),
     **dict.fromkeys(
         ("start_timeout_s", "busy_poll_us", "target_restarts", "drafter_restarts", "keep_speeds"),

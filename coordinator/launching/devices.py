@@ -106,6 +106,68 @@ def _check_gpus(what: str, highest: int) -> None:
         )
 
 
+def shares(role: Role, device: str, number: int) -> list[str]:
+    """Return the device of each of several nodes of a role, made of the one that the user named.
+
+    Each node gets as many of its GPUs, cores or parts as every other, in their order; a single one,
+    and `cpu`, is for all of them. Raises ConfigurationError if they do not come out even. A wrong
+    name is returned as it is: `check_device` says what is wrong.
+    """
+    parts = re.split(r",(?=[a-z])", device)
+    found = [_DEVICE.fullmatch(part) for part in parts]
+    if number == 1 or not all(one is not None and one["runs"] for one in found):
+        return [device] * number
+    items, prefix = parts, ""
+    if device.startswith("cuda") or len(parts) == 1:
+        prefix = f"{device.partition(':')[0]}:"
+        items = [str(one) for part in parts for one in _numbers(role, device, part[len(prefix) :])]
+    size = len(items) // number
+    if len(items) == 1:
+        return [device] * number
+    if len(items) % number:
+        raise ConfigurationError(
+            f"{role} device {device}: {len(items)} devices cannot be divided evenly among {number} "
+            f"{role}s; name {number}, or one for all"
+        )
+    groups = [items[index * size : (index + 1) * size] for index in range(number)]
+    if not prefix:
+        return [",".join(group) for group in groups]
+    return [prefix + _as_runs([int(one) for one in group]) for group in groups]
+
+
+def default_shares(
+    num_targets: int, num_drafters: int, target_size: int = 1, drafter_size: int = 1
+) -> tuple[list[str], list[str]]:
+    """Return the default devices of several targets and of the drafters beside them.
+
+    Each has GPUs of its own while there are enough, the targets first. Without a GPU the drafters
+    have the last cores, one for each of their ranks, and the targets divide the others evenly.
+    Where there are too few, some have the same.
+    """
+    if num_gpus := _num_gpus():
+        firsts = [index * target_size for index in range(num_targets)]
+        others = num_targets * target_size
+        seconds = [others + index * drafter_size for index in range(num_drafters)]
+        targets = [first % max(1, num_gpus - target_size + 1) for first in firsts]
+        drafters = [min(first, max(0, num_gpus - drafter_size)) for first in seconds]
+        return [f"cuda:{one}" for one in targets], [f"cuda:{one}" for one in drafters]
+    cores = _cores()
+    num_last = max(1, min(num_drafters * drafter_size, len(cores) - num_targets))
+    last = cores[-num_last:] if num_drafters else []
+    others_left = cores[: len(cores) - len(last)] or cores
+    return _divided(others_left, num_targets), _divided(last, num_drafters)
+
+
+def _divided(cores: Sequence[int], number: int) -> list[str]:
+    """Return the cores of each of several nodes, evenly; fewer than nodes: some share one."""
+    size, more = divmod(len(cores), max(1, number))
+    if not size:
+        return [f"cpu:{cores[index % len(cores)]}" for index in range(number)]
+    ends = [(index + 1) * size + min(index + 1, more) for index in range(number)]
+    starts = [0, *ends]
+    return [f"cpu:{_as_runs(cores[a:b])}" for a, b in zip(starts, ends, strict=False)]
+
+
 def default_device(
     role: Role, *, is_alone: bool, size: int = 1, peer_size: int = 1, has_peer: bool = True
 ) -> str:

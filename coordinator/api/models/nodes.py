@@ -6,8 +6,9 @@ from dataclasses import replace
 from coordinator.api.config import REPRODUCIBLE_ROWS, PairConfig
 from coordinator.api.models.folders import weight_bytes
 from coordinator.api.models.heads import find_config, is_whole_model, mtp_bytes
+from coordinator.launching.devices import default_shares, shares
 from proto.head_kinds import is_mtp
-from proto.messages import Role
+from proto.messages import MAX_SESSIONS, Role
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
 
@@ -21,23 +22,54 @@ OF_A_HEAD = "int4"
 def node_configs(
     config: PairConfig, *, endpoint: str, outside: str, secret: str, drafts: bool
 ) -> list[NodeConfig]:
-    """Return the target's config, and the drafter's if drafts come from a process of their own.
+    """Return the configs of targets, and of drafters if drafts come from processes of their own.
 
     endpoint, outside  where the coordinator listens, for nodes of this host and of others
     secret             shows that a node was started for this coordinator
     drafts             False: the target decodes alone, and loads no drafter either
     """
+    has_drafter = drafts and config.has_draft_process
     target = _target(config, endpoint, outside, secret, drafts=drafts)
-    if not drafts or not config.has_draft_process:
-        return [target]
-    drafter = _drafter(config, endpoint, outside, secret)
-    if config.gpu_memory_utilization is None:
-        return [target, drafter]
-    of_target = _weight_bytes(config.target, config.target_revision)
-    of_drafter = _weight_bytes(config.drafter, config.drafter_revision)
-    if is_mtp(config.drafter):
-        of_drafter = mtp_bytes(config.target, config.target_revision)
-    return [replace(target, peer_bytes=of_drafter), replace(drafter, peer_bytes=of_target)]
+    drafter = _drafter(config, endpoint, outside, secret) if has_drafter else None
+    if drafter is not None and config.gpu_memory_utilization is not None:
+        of_target = _weight_bytes(config.target, config.target_revision)
+        of_drafter = _weight_bytes(config.drafter, config.drafter_revision)
+        if is_mtp(config.drafter):
+            of_drafter = mtp_bytes(config.target, config.target_revision)
+        target = replace(target, peer_bytes=of_drafter)
+        drafter = replace(drafter, peer_bytes=of_target)
+    if config.has_several:
+        return _several(config, target, drafter)
+    return [target] if drafter is None else [target, drafter]
+
+
+def _several(
+    config: PairConfig, target: NodeConfig, drafter: NodeConfig | None
+) -> list[NodeConfig]:
+    """Return the configs of several nodes, each with its name and its share of the devices."""
+    num_drafters = 0 if drafter is None else config.drafters
+    ranks = config.ranks
+    targets, drafters = default_shares(
+        config.targets, num_drafters, ranks[Role.TARGET], ranks[Role.DRAFTER]
+    )
+    if config.target_device:
+        targets = shares(Role.TARGET, config.target_device, config.targets)
+    if config.drafter_device:
+        drafters = shares(Role.DRAFTER, config.drafter_device, config.drafters)
+    beside = None if drafter is None else ",".join(drafters)
+    made = [
+        replace(target, identity=f"target-{number}", device=device, peer_device=beside)
+        for number, device in enumerate(targets, 1)
+    ]
+    if drafter is None:
+        return made
+    # Every drafter drafts for the texts of all targets.
+    room = min(MAX_SESSIONS, config.num_seqs * config.targets)
+    drafter = replace(drafter, max_num_seqs=room, peer_device=",".join(targets))
+    return made + [
+        replace(drafter, identity=f"drafter-{number}", device=device)
+        for number, device in enumerate(drafters, 1)
+    ]
 
 
 def _weight_bytes(model: str, revision: str | None) -> int:

@@ -41,16 +41,15 @@ class Preflight:
         self._may_differ = may_differ
         for node in nodes:
             check_device(node.role, node.device, node.tensor_parallel_size)
-        (target,) = (node for node in nodes if node.role is Role.TARGET)
+        target, *_ = (node for node in nodes if node.role is Role.TARGET)  # all are alike
         refuse_head(target.model, kind_of(target.model, target.revision))
         self._target = folders.find(target.model, target.revision)
         self._checkpoints = [(Role.TARGET, self._target)]
         self._target.check_quantization(target)
         self._target.check_reproducible(target)
         check_size(self._target)
-        for node in nodes:
-            if node.role is Role.DRAFTER:
-                self._add_drafter(node)
+        for node in [node for node in nodes if node.role is Role.DRAFTER][:1]:
+            self._add_drafter(node)
         if target.home_drafter:
             self._add_home_drafter(target)
         for _, checkpoint in self._checkpoints:

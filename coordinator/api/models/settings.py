@@ -1,4 +1,4 @@
-"""The settings of which models draft and verify, and where heads run; a part of `PairConfig`."""
+"""The settings of which models draft and verify, how many, and where heads run (`PairConfig`)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
@@ -23,6 +23,8 @@ from coordinator.api.models.tokenizers import differ
 from proto.errors import ConfigurationError
 from proto.head_kinds import HeadKind, is_mtp
 from proto.installation import MODELS
+from proto.messages import Role
+from proto.node_config import MAX_NODES
 from proto.system import is_folder, path_of
 
 KINDS = "Medusa, EAGLE, EAGLE-3, DFlash"
@@ -112,10 +114,34 @@ class ModelsConfig(Frozen):
         Name | None, Field(description="Branch, tag or commit of --heads on the hub.")
     ] = None
 
+    targets: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_NODES[Role.TARGET],
+            description="How many targets write texts, each text at one of them. They divide the "
+            "devices of --target-device evenly. If one is lost, its texts go on at the others.",
+        ),
+    ] = 1
+    drafters: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_NODES[Role.DRAFTER],
+            description="How many drafters there are. They divide the devices of --drafter-device "
+            "evenly, and each drafts for every text.",
+        ),
+    ] = 1
+
     # True: nobody has named the target, and it is smollm2.
     _is_smollm2_by_default: bool = PrivateAttr(default=False)
     # The drafter that was found for the target; "": it was named.
     _found: str = PrivateAttr(default="")
+
+    @property
+    def has_several(self) -> bool:
+        """True if there are several targets or several drafters."""
+        return self.targets > 1 or self.drafters > 1
 
     @model_validator(mode="wrap")
     @classmethod
