@@ -305,10 +305,13 @@ class PairConfig(ModelsConfig):
         """Refuse a placement where something else decides it."""
         if self.placement == "auto":
             return self
-        if self.target_device or self.drafter_device or self.has_several:
+        if self.target_device or self.drafter_device:
             raise ConfigurationError(
-                f"{called('placement')} is for one target on default devices; leave it out, or "
-                "name no device"
+                f"{called('placement')} is for default devices; leave it out, or name no device"
+            )
+        if self.has_several:
+            raise ConfigurationError(
+                f"{called('placement')} is for one target and one drafter; leave it out"
             )
         if self.reproducible and self.placement == "shared":
             raise ConfigurationError(

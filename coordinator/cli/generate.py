@@ -282,8 +282,7 @@ def launcher_for(
         raise ConfigurationError(f"--ray works with `{program()}` only")
     if pair.has_several:
         raise ConfigurationError(
-            "--ray starts one target and one drafter; start several here, or by hand with "
-            "--nodes remote (docs/cluster.md)"
+            "--ray starts one target and one drafter; leave it out, or use --nodes remote"
         )
     wanted = Wanted(launch.ray, devices, is_packed=launch.ray_pack, ranks=pair.ranks)
     return partial(connect_ray, wanted)

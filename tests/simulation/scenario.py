@@ -304,10 +304,10 @@ def draw(
     if leaving:
         scenario = _left_early(scenario, Random(f"readers {seed}"))
     by_itself = replace(scenario, max_num_seqs=1, drafter_lanes=1)
-    translated = scenario if plain else _translated(scenario, Random(f"languages {seed}"))
     if not plain:
-        translated = _at_targets(translated, Random(f"targets {seed}"))
-    scenario = by_itself if alone else translated
+        scenario = _translated(scenario, Random(f"languages {seed}"))
+        scenario = _at_targets(scenario, Random(f"targets {seed}"))
+    scenario = by_itself if alone else scenario
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))

@@ -107,6 +107,8 @@ class World:
             nodes = self._machines.nodes
             node = next(n for n in nodes if (n.role, n.index) == (crash.role, crash.index))
             self.timeline.at(crash.at_s, partial(self._crash, node, crash.down_s))
+        for cut in self.scenario.faults.cuts:
+            self.timeline.at(cut.at_s + cut.lasts_s, self.judge.disturbed)
         self._machines.run()
 
     def _crash(self, node: SimulatedNode, down_s: float) -> None:
