@@ -183,8 +183,8 @@ class PairConfig(ModelsConfig):
     max_num_seqs: Annotated[
         Annotated[int, Field(ge=1, le=MAX_SESSIONS)] | None,
         Field(
-            description="The most texts that are written at once. A pass reads the weights once "
-            f"for all of them. Default: {NUM_SEQS}, or {REPRODUCIBLE_NUM_SEQS} with "
+            description="The most texts that are written at once at a target. A pass reads the "
+            f"weights once for all of them. Default: {NUM_SEQS}, or {REPRODUCIBLE_NUM_SEQS} with "
             "--reproducible; fewer if memory is short."
         ),
     ] = None

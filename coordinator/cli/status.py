@@ -150,6 +150,7 @@ def _understood(folder: Path, pid: int, read: bytes) -> Found:
 WIDTH = 80
 MAX_TEXTS = 8  # texts that are shown; --json has more
 
+TEXT_COLUMNS = ("TEXT", "TOKENS", "OF", "PROMPT", "FOR", "TOKENS/S", "ACCEPTED")
 NODE_COLUMNS = ("NODE", "STATE", "MODEL", "TYPE", "DEVICE", "TEXTS", "ROUND TRIP")
 
 Answer = Mapping[str, Any]
@@ -240,7 +241,9 @@ def _texts(answer: Answer) -> list[str]:
     line += "".join(f", {answer[how]} {how}" for how in ("cancelled", "failed") if answer[how])
     if not texts:
         return [line]
-    rows = [("TEXT", "TOKENS", "OF", "PROMPT", "FOR", "TOKENS/S", "ACCEPTED", "POLICY")]
+    has_several = sum(node["role"] == "target" for node in answer["nodes"]) > 1
+    where = ("TARGET",) if has_several else ()
+    rows: list[tuple[str, ...]] = [(*TEXT_COLUMNS, *where, "POLICY")]
     for one in texts[:MAX_TEXTS]:
         rate = one["acceptance_rate"]
         rows.append(
@@ -252,6 +255,7 @@ def _texts(answer: Answer) -> list[str]:
                 _duration(one["running_s"]),
                 f"{one['tokens_per_s']:.1f}",
                 "-" if rate is None else f"{rate:.0%}",
+                *((one.get("target") or "none",) if has_several else ()),
                 one["policy"] + (" (no drafter)" if one["without_drafter"] else ""),
             )
         )

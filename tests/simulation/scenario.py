@@ -304,10 +304,8 @@ def draw(
     if leaving:
         scenario = _left_early(scenario, Random(f"readers {seed}"))
     by_itself = replace(scenario, max_num_seqs=1, drafter_lanes=1)
-    if not plain:
-        scenario = _translated(scenario, Random(f"languages {seed}"))
-        scenario = _at_targets(scenario, Random(f"targets {seed}"))
-    scenario = by_itself if alone else scenario
+    several = scenario if plain else _at_targets(_translated(scenario))
+    scenario = by_itself if alone else several
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
         return replace(scenario, drafter_max_len=random.randint(2, longest))
@@ -344,8 +342,9 @@ def _at_once(scenario: Scenario, random: Random) -> Scenario:
     return replace(scenario, num_drafters=2, faults=replace(faults, crashes=crashes))
 
 
-def _at_targets(scenario: Scenario, random: Random) -> Scenario:
+def _at_targets(scenario: Scenario) -> Scenario:
     """In some of the scenarios there are two targets: both may die, or one cannot be reached."""
+    random = Random(f"targets {scenario.seed}")
     if random.random() > SHARE_WITH_TARGETS:
         return scenario
     faults, costs = scenario.faults, scenario.costs
@@ -372,8 +371,9 @@ def _at_targets(scenario: Scenario, random: Random) -> Scenario:
     )
 
 
-def _translated(scenario: Scenario, random: Random) -> Scenario:
+def _translated(scenario: Scenario) -> Scenario:
     """In some of the scenarios the drafters have another vocabulary than the target."""
+    random = Random(f"languages {scenario.seed}")
     may_be = scenario.rule is Rule.COUPLED and scenario.policy.has_drafter and not scenario.is_head
     if random.random() > SHARE_TRANSLATED or not may_be:
         return scenario

@@ -69,7 +69,10 @@ ANSWER: dict[str, Any] = {
     "logs": "/home/somebody/.local/state/slipstream/logs/20260301-120000-4200",
     "hung": False,
     "form": FORM,
-    "nodes": [NODE, {**NODE, "name": "drafter-1", "health": "silent", "silent_s": 7.0}],
+    "nodes": [
+        NODE,
+        {**NODE, "name": "drafter-1", "role": "drafter", "health": "silent", "silent_s": 7.0},
+    ],
     "texts": [TEXT] * 9,
     "open": 9,
     "queued": 3,
@@ -96,6 +99,19 @@ def test_a_coordinator_is_shown_in_eighty_columns() -> None:
     assert "round trip at the start 0.4 ms" in " ".join(shown.split())
     row = "17 100 4096 32000 2 min 5 s 31.5 63% auto (no drafter)"
     assert row in [" ".join(line.split()) for line in lines]
+
+
+def test_beside_several_targets_a_text_is_shown_with_its_own() -> None:
+    targets = [{**NODE, "name": f"target-{number}", "role": "target"} for number in (1, 2)]
+    one = {**TEXT, "without_drafter": False}
+    texts = [{**one, "target": "target-2"}, {**one, "target": ""}]
+    lines = lines_of({**ANSWER, "nodes": targets, "texts": texts}, [], now=4000.0)
+    assert max(map(len, lines)) <= WIDTH
+    rows = [" ".join(line.split()) for line in lines]
+    assert "TEXT TOKENS OF PROMPT FOR TOKENS/S ACCEPTED TARGET POLICY" in rows
+    at = [row.removeprefix("17 100 4096 32000 2 min 5 s 31.5 63% ") for row in rows]
+    assert "target-2 auto" in at
+    assert "none auto" in at
 
 
 def test_where_no_coordinator_runs_it_says_where_the_last_logs_are(
