@@ -143,3 +143,26 @@ def test_texts_are_whole_and_the_same_while_targets_join_die_stop_and_wake(
             assert Counter(eight.targets()) == {"target-1": 4, "target-2": 4}
             tokens, _ = eight.whole()
             assert tokens == alone, "after all that"
+
+
+def test_of_two_targets_that_were_started_here_one_is_killed_and_comes_back(
+    alone: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    here = {"targets": 2, "drafters": 2, "max_num_seqs": 8, "simulate_target_ms": 20.0}
+    with Pair(CONFIG.model_copy(update=here)) as pair:
+        assert sorted(pair.pids()) == ["drafter-1", "drafter-2", "target-1", "target-2"]
+        eight = Eight.begun(pair)
+        assert Counter(eight.targets()) == {"target-1": 4, "target-2": 4}
+        os.kill(pair.pids()["target-2"], signal.SIGKILL)
+        tokens, metrics = eight.whole()
+        assert tokens == alone
+        assert sum(one.num_accepted_tokens for one in metrics) > 60, "speculation is dead"
+        killed, moved, *_ = caplog.messages
+        assert killed.startswith("the target-2 process was ended by signal 9")
+        assert killed.endswith("going on without it")
+        assert moved == "target-1 goes on with 4 texts of target-2"
+        assert wait_for(lambda: has_both(pair), LIMIT_S), "it is not started again"
+        eight = Eight.begun(pair)
+        assert Counter(eight.targets()) == {"target-1": 4, "target-2.1": 4}
+        assert eight.whole()[0] == alone

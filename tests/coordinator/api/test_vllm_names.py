@@ -283,6 +283,23 @@ def test_a_share_of_memory_reaches_both_nodes_with_the_size_of_the_other_model(
     assert shares(gpu_memory_utilization=0.8) == [(0.8, 20), (0.8, 50)]
 
 
+def test_several_targets_and_drafters_have_names_devices_and_lanes_of_their_own() -> None:
+    config = PairConfig(targets=2, drafters=2, target_device="cpu:0,cpu:1", max_num_seqs=3)
+    nodes = node_configs(config, endpoint="", outside="", secret="", drafts=True)
+    assert [(one.identity, one.max_num_seqs) for one in nodes] == [
+        ("target-1", 3),
+        ("target-2", 3),
+        ("drafter-1", 6),
+        ("drafter-2", 6),
+    ]
+    assert [one.device for one in nodes[:2]] == ["cpu:0", "cpu:1"]
+    alone = node_configs(config, endpoint="", outside="", secret="", drafts=False)
+    assert [(one.identity, one.peer_device) for one in alone] == [
+        ("target-1", None),
+        ("target-2", None),
+    ]
+
+
 def test_a_models_own_sampling_parameters_are_read_on_demand(tmp_path: Path) -> None:
     assert sampling_params_of(str(tmp_path), None) == SamplingParams()
     file = tmp_path / "generation_config.json"

@@ -101,7 +101,7 @@ def test_no_name_stands_twice_in_the_table_and_none_is_ours() -> None:
     assert not own & {*foreign.NAMES, *foreign.DONE, *foreign.SWITCHES}
     assert {flag for flag in foreign.OURS if flag != foreign.PROMPT} <= own
     assert set(foreign.BY_VALUE) - set(foreign.INSTEAD) <= {
-        *("--generation-config", "--data-parallel-size", "--nnodes"),
+        *("--generation-config", "--nnodes"),
     }
 
 

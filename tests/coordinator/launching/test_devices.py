@@ -9,12 +9,15 @@ from coordinator.launching import devices
 from coordinator.launching.devices import (
     default_device,
     default_devices,
+    default_shares,
     gpus_of,
     is_device_here,
     num_ranks,
     shared_device,
+    shares,
     visible_gpus,
 )
+from proto.errors import ConfigurationError
 from proto.messages import Role
 
 
@@ -230,3 +233,78 @@ def test_visible_gpus_are_known_by_their_uuid(
         if value is not None:
             monkeypatch.setenv(name, value)
     assert visible_gpus() == expected
+
+
+# -- several nodes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "number", "expected"),
+    [
+        ("cuda:0,cuda:1", 2, ["cuda:0", "cuda:1"]),
+        ("cuda:0-3", 2, ["cuda:0-1", "cuda:2-3"]),
+        ("cuda:1,3,5,6", 2, ["cuda:1,3", "cuda:5-6"]),
+        ("cuda:2", 3, ["cuda:2"] * 3),
+        ("cpu", 2, ["cpu", "cpu"]),
+        ("cpu:0-5", 3, ["cpu:0-1", "cpu:2-3", "cpu:4-5"]),
+        ("cpu:0,cpu:1", 2, ["cpu:0", "cpu:1"]),
+        ("cpu:0-1,cpu:2-3,cpu:4,cpu:5", 2, ["cpu:0-1,cpu:2-3", "cpu:4,cpu:5"]),
+        ("cpu:7", 2, ["cpu:7", "cpu:7"]),
+        ("cuda:0-3", 1, ["cuda:0-3"]),
+        ("what:1", 2, ["what:1", "what:1"]),  # refused elsewhere, in words of its own
+        ("", 2, ["", ""]),
+    ],
+)
+def test_several_nodes_divide_the_named_devices_evenly(
+    device: str, number: int, expected: list[str]
+) -> None:
+    assert shares(Role.TARGET, device, number) == expected
+
+
+def test_devices_that_do_not_come_out_even_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="3 devices cannot be divided evenly among 2 tar"):
+        shares(Role.TARGET, "cuda:0-2", 2)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "targets", "drafters"),
+    [
+        (4, (2, 1, 1, 1), ["cuda:0", "cuda:1"], ["cuda:2"]),
+        (4, (2, 2, 1, 1), ["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]),
+        (2, (2, 1, 1, 1), ["cuda:0", "cuda:1"], ["cuda:1"]),
+        (1, (2, 1, 1, 1), ["cuda:0", "cuda:0"], ["cuda:0"]),
+        (5, (2, 1, 2, 1), ["cuda:0", "cuda:2"], ["cuda:4"]),
+    ],
+)
+def test_several_nodes_have_gpus_of_their_own_while_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    wanted: tuple[int, int, int, int],
+    targets: list[str],
+    drafters: list[str],
+) -> None:
+    monkeypatch.setattr(devices, "_num_gpus", lambda: gpus)
+    assert default_shares(*wanted) == (targets, drafters)
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "targets", "drafters"),
+    [
+        (8, (2, 1), ["cpu:0-3", "cpu:4-6"], ["cpu:7"]),
+        (8, (2, 2), ["cpu:0-2", "cpu:3-5"], ["cpu:6", "cpu:7"]),
+        (8, (2, 0), ["cpu:0-3", "cpu:4-7"], []),
+        (2, (2, 1), ["cpu:0", "cpu:0"], ["cpu:1"]),
+        (2, (2, 2), ["cpu:0", "cpu:0"], ["cpu:1", "cpu:1"]),
+        (1, (2, 1), ["cpu:0", "cpu:0"], ["cpu:0"]),
+    ],
+)
+def test_several_nodes_share_out_the_cores_where_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    wanted: tuple[int, int],
+    targets: list[str],
+    drafters: list[str],
+) -> None:
+    monkeypatch.setattr(devices, "_num_gpus", lambda: 0)
+    monkeypatch.setattr(devices, "_cores", lambda: list(range(cores)))
+    assert default_shares(*wanted) == (targets, drafters)
