@@ -342,7 +342,7 @@ class Routes:
         text = self._figures.text(
             num_running=admission.num_running,
             num_waiting=admission.num_waiting,
-            num_lanes=admission.num_lanes,
+            num_lanes=self._llm.pair.num_seqs,
             max_len=self._llm.pair.max_len,
             kv_cache_usage=self._llm.kv_cache_usage,
             nodes=nodes,
