@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from drafter_node import compute as drafter
 from drafter_node import known as drafter_known
 from drafter_node import scheduling as drafter_scheduling

@@ -11,15 +11,9 @@ from typing import Any, Protocol
 
 from coordinator.cluster import router_events as e
 from coordinator.cluster.routing import Router
-from coordinator.text.session import (
-    Emit,
-    EmitPrompt,
-    EmitRead,
-    NodeId,
-    Result,
-    Session,
-    TimedSession,
-)
+from coordinator.text.session import Session
+from coordinator.text.session_events import Emit, EmitPrompt, EmitRead, NodeId
+from coordinator.text.timed_session import Result, TimedSession
 from drafter_node import compute as drafter
 from proto import codec
 from proto.errors import OutsideError, RemoteProtocolError

@@ -71,7 +71,6 @@ from node.economics import (
 from node.events import CopyPrefix
 from node.placing import Place, Placing
 from proto.messages import Cause, Policy, Rule
-from proto.policies import drafts_ahead
 from target_node.drafts_at_hand import Chances
 
 NUM_FIRST = 4  # waits that are made first, to measure how long they are
@@ -127,8 +126,13 @@ class TextView:
 
     @property
     def is_ahead(self) -> bool:
-        """True if the drafter goes on behind the awaited drafts, also during a pass."""
-        return drafts_ahead(self.policy, takes_turns=self.takes_turns)
+        """True if the drafter goes on behind the drafts that this pass awaits.
+
+        Another question than `drafts_ahead` (`proto/policies.py`): a drafter that stops at K drafts
+        is ahead of a pass that awaits fewer, and is not waited for any longer than one that never
+        stops. With that rule here, texts in bad weather did not end in time (the simulator).
+        """
+        return self.policy.window > self.num_awaited and not self.takes_turns
 
 
 @dataclass(frozen=True, slots=True)

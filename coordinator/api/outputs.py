@@ -7,7 +7,7 @@ from functools import cache
 from coordinator.api.speculation import SpeculationPart, TokenTexts
 from coordinator.text.detokenization import Decoder, Ending, Piece, StopStrings
 from coordinator.text.metrics import Metrics, origins, shown_rejected
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from proto.errors import ConfigurationError, shown
 from proto.messages import FinishReason, Logprobs
 

@@ -20,8 +20,9 @@ from coordinator.api.reasoning import Marks, Thoughts
 from coordinator.api.resuming import check_form
 from coordinator.api.speculation import TokenTexts
 from coordinator.text.metrics import Metrics
-from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result
+from coordinator.text.session_events import Emit, EmitPrompt, EmitRead
 from coordinator.text.stream import WAIT_S, Item, Reader, TokenStream, WrittenElsewhere
+from coordinator.text.timed_session import Result
 from proto.errors import ConfigurationError, SlipstreamError, TextError
 from proto.messages import FinishReason
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.text.metrics import origins
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from coordinator.text.watching import DeviceSpan
 
 

@@ -32,7 +32,7 @@ from coordinator.text.metrics import (
     shown_rejected,
     source_names,
 )
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 
 RESET = "\x1b[0m"
 NEWLINE_SIGN, TAB_SIGN = "⏎", "⇥"

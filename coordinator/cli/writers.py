@@ -30,7 +30,7 @@ from coordinator.cluster.node import Node
 from coordinator.launching.load import BUSY_CORES, Load
 from coordinator.text.detokenization import Decoder
 from coordinator.text.metrics import MODEL, TITLES, Metrics, Simulated
-from coordinator.text.session import Emit, EmitRead
+from coordinator.text.session_events import Emit, EmitRead
 from proto.errors import OutputError
 from proto.messages import Role
 from proto.system import cannot_write

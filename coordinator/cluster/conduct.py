@@ -14,7 +14,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.liveness import MAX_BAD_FRAMES
 
 TELL_EVERY_S, FORGIVEN_S = 1.0, 60.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.messages import MAX_TOKENIZER_BYTES, PROTOCOL_VERSION, Hello, Role
 
 UNREADABLE = "its introduction cannot be read; run the same release of Slipstream on every host"

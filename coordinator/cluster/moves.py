@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from coordinator.cluster.fitting import same_bits
 from coordinator.cluster.node import Node
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.messages import Hello
 
 STRANDED = "no other target is known to compute the same bits"

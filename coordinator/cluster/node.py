@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 from coordinator.cluster.conduct import Conduct
 from coordinator.cluster.round_trips import RoundTrips
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.errors import printable
 from proto.liveness import FaultDetector, pass_limit_s
 from proto.messages import Heartbeat, Hello, Role, SessionMark

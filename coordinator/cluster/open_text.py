@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from coordinator.cluster.conduct import Flow
 from coordinator.cluster.moves import Home
 from coordinator.cluster.node import Health, Node
-from coordinator.text.session import NodeId, TimedSession
+from coordinator.text.session_events import NodeId
+from coordinator.text.timed_session import TimedSession
 from proto.messages import (
     Draft,
     Fault,

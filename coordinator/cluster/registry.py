@@ -35,7 +35,7 @@ from coordinator.cluster.fitting import (
     size_difference,
 )
 from coordinator.cluster.node import Health, Node, UnderWay, begin_anew, on_host, place_of
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.liveness import SILENCE_LIMIT_S, FaultDetector
 from proto.messages import (
     ANY_ID,

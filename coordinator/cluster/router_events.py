@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, TimedSession
+from coordinator.text.session_events import Emit, EmitPrompt, EmitRead, NodeId
+from coordinator.text.timed_session import Result, TimedSession
 from proto.errors import SlipstreamError
 from proto.messages import Draft, Features, Message, Verdict
 

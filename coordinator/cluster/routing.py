@@ -72,8 +72,8 @@ from coordinator.cluster.router_events import (
     Tick,
     Warn,
 )
-from coordinator.text import session as s
-from coordinator.text.session import MISHAPS, NodeId, Result, TimedSession
+from coordinator.text import session_events as s
+from coordinator.text.timed_session import MISHAPS, Result, TimedSession
 from proto.codec import encode, head_of, session_of
 from proto.errors import (
     ClosedError,
@@ -137,8 +137,8 @@ class Router:
         self._actions: list[Action] = []  # actions for the event that is handled now
 
     def forward(
-        self, node_id: NodeId, kind: type[Message], frame: bytes, now: float
-    ) -> tuple[NodeId, ...] | None:
+        self, node_id: s.NodeId, kind: type[Message], frame: bytes, now: float
+    ) -> tuple[s.NodeId, ...] | None:
         """Return the nodes to which this frame is passed on, undecoded; None: it is dropped.
 
         A verdict is passed on to nobody while the text's drafters rest (`text/rest.py`).
@@ -238,7 +238,7 @@ class Router:
 
     # -- what nodes say ---------------------------------------------------------------------------
 
-    def _on_arrived(self, node_id: NodeId, message: Message, now: float) -> None:
+    def _on_arrived(self, node_id: s.NodeId, message: Message, now: float) -> None:
         """Handle any message but a Hello; ignored if its node is unknown or gone."""
         node = self.registry.find(node_id)
         if node is None:

@@ -59,8 +59,9 @@ from coordinator.cluster.status_socket import StatusSocket
 from coordinator.cluster.story import Story
 from coordinator.launching.launcher import NodeLauncher
 from coordinator.launching.restarts import Restarts
-from coordinator.text.session import Session, TimedSession, check_opening
+from coordinator.text.session import Session
 from coordinator.text.stream import Reader, TokenStream
+from coordinator.text.timed_session import TimedSession, check_opening
 from coordinator.tracing.tape import Tape
 from proto.codec import decode, encode, kind_of, session_of
 from proto.errors import (

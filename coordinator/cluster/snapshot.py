@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.cluster.node import Node
 from coordinator.cluster.open_text import SessionNodes
 from coordinator.cluster.routing import Router
-from coordinator.text.session import Result
+from coordinator.text.timed_session import Result
 from proto.errors import ClosedError, SlipstreamError, printable
 from proto.messages import Role
 

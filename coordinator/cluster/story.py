@@ -18,7 +18,7 @@ from coordinator.cluster.router_events import (
     Tick,
 )
 from coordinator.cluster.snapshot import number_of
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.errors import printable
 from proto.messages import Features, Heartbeat, Message
 

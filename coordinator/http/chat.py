@@ -12,7 +12,7 @@ from coordinator.http.bodies import ChatBody
 from coordinator.http.call_stream import AnswerStream
 from coordinator.http.jobs import Job
 from coordinator.http.streams import Counts, progress, with_counts
-from coordinator.text.session import EmitRead
+from coordinator.text.session_events import EmitRead
 
 
 class Chat:

@@ -13,7 +13,7 @@ from coordinator.http.answers import legacy_logprobs, speculation_of, usage, usa
 from coordinator.http.bodies import CompletionBody
 from coordinator.http.jobs import Job
 from coordinator.http.streams import Counts, progress, with_counts
-from coordinator.text.session import EmitRead
+from coordinator.text.session_events import EmitRead
 
 
 class Completions:

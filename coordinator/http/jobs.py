@@ -18,7 +18,7 @@ from coordinator.http.errors import Refusal, RefusedRequestError
 from coordinator.http.figures import Figures
 from coordinator.http.guard import CLIENT
 from coordinator.http.request_log import Written
-from coordinator.text.session import EmitRead
+from coordinator.text.session_events import EmitRead
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from coordinator.http.bodies import Common
 from coordinator.http.errors import Refusal, RefusedRequestError, refusal_of
 from coordinator.http.jobs import Job
 from coordinator.http.large import json_bytes
-from coordinator.text.session import EmitRead
+from coordinator.text.session_events import EmitRead
 from proto.errors import SlipstreamError
 
 MANY_TOKENS = 256  # with their log-probabilities in one chunk

@@ -27,34 +27,34 @@ would bias the text. So only verdicts of the present target process count. That 
 samples twice for one position: after a new Open it repeats what it has sent.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
+from coordinator.text.metrics import PassFigures, SessionCounts
 from coordinator.text.rest import Rest
-from coordinator.text.session_events import Action as Action
-from coordinator.text.session_events import DraftArrived as DraftArrived
-from coordinator.text.session_events import Emit as Emit
-from coordinator.text.session_events import EmitPrompt as EmitPrompt
-from coordinator.text.session_events import EmitRead as EmitRead
-from coordinator.text.session_events import Event as Event
-from coordinator.text.session_events import Fail as Fail
-from coordinator.text.session_events import FaultArrived as FaultArrived
-from coordinator.text.session_events import Finish as Finish
-from coordinator.text.session_events import NodeId as NodeId
-from coordinator.text.session_events import NodeJoined as NodeJoined
-from coordinator.text.session_events import NodeLost as NodeLost
-from coordinator.text.session_events import Overran as Overran
-from coordinator.text.session_events import Progressed as Progressed
-from coordinator.text.session_events import PromptScored as PromptScored
-from coordinator.text.session_events import RoundTripMeasured as RoundTripMeasured
-from coordinator.text.session_events import Send as Send
-from coordinator.text.session_events import Started as Started
-from coordinator.text.session_events import Tick as Tick
-from coordinator.text.session_events import VerdictArrived as VerdictArrived
+from coordinator.text.session_events import (
+    Action,
+    DraftArrived,
+    Emit,
+    EmitPrompt,
+    EmitRead,
+    Event,
+    Fail,
+    FaultArrived,
+    Finish,
+    NodeId,
+    NodeJoined,
+    NodeLost,
+    Overran,
+    Progressed,
+    PromptScored,
+    RoundTripMeasured,
+    Send,
+    Started,
+    Tick,
+    VerdictArrived,
+)
 from coordinator.text.watching import Watch
-from proto.codec import encode
-from proto.errors import ConfigurationError, LocalProtocolError, NodeError, printable, shown
+from proto.errors import printable
 from proto.liveness import HEARTBEAT_INTERVAL_S
 from proto.messages import (
     ANY_ID,
@@ -64,7 +64,6 @@ from proto.messages import (
     Close,
     Fault,
     FaultCode,
-    FinishReason,
     Limits,
     Logprobs,
     Lookup,
@@ -513,88 +512,3 @@ class Session:
     def _end(self, last: Finish | Fail) -> list[Action]:
         reason = last.reason.value if isinstance(last, Finish) else BROKEN_OFF
         return [last, *self.close(reason)]
-
-
-# -- running ---------------------------------------------------------------------------------------
-
-# A text that is being generated or waits for its turn: its session and its metrics.
-
-# Errors in the state machine or the messages of one text that end only this text, not the others.
-MISHAPS = (
-    LocalProtocolError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How and why a text ended, with its metrics.
-
-    until  returns the metrics of the first n tokens, for a reader who ended the text there
-    """
-
-    reason: FinishReason
-    metrics: Metrics
-    until: Callable[[int], Metrics]
-
-
-@dataclass(slots=True)
-class TimedSession:
-    """A session, with the times at which its tokens came. Monotonic seconds."""
-
-    machine: Session
-    submitted: float
-    started: float = 0.0  # when the nodes were told of the text
-    emitted: list[tuple[float, int]] = field(default_factory=list)  # (time, number of tokens)
-
-    def result(self, reason: FinishReason) -> Result:
-        """Return the Result of a text that has ended for this reason."""
-        return Result(reason, self._metrics(), self._metrics)
-
-    def broken_off(self, error: Exception) -> NodeError:
-        """Return the NodeError for the reader of a text that one of MISHAPS has ended."""
-        failure = NodeError(
-            f"the text ended after {self.machine.num_generated} tokens by a mistake of the "
-            f"coordinator, {type(error).__name__}: {shown(str(error))}; ask for it again"
-        )
-        failure.__cause__ = error
-        return failure
-
-    def _metrics(self, num_tokens: int | None = None) -> Metrics:
-        """Return the metrics of the whole text, or of its first `num_tokens` tokens."""
-        counts, emitted = self.machine.counts, self.emitted
-        if num_tokens is not None:
-            counts, emitted = counts.until(num_tokens), _first(emitted, num_tokens)
-        return Metrics.of(
-            counts,
-            started=self.started,
-            emitted=emitted,
-            drafter_lost_at=self.machine.drafter_lost_at,
-            queued_s=self.started - self.submitted,
-            num_spec_tokens=self.machine.policy.num_speculative_tokens,
-            num_prompt_tokens=self.machine.num_prompt,
-        )
-
-
-def check_opening(machine: Session) -> None:
-    """Raise ConfigurationError if the text cannot be encoded as an Open message."""
-    try:
-        encode(machine.opening(Role.TARGET))
-    except LocalProtocolError as error:
-        raise ConfigurationError(f"the nodes cannot be told of this text: {error}") from error
-
-
-def _first(emitted: list[tuple[float, int]], num_tokens: int) -> list[tuple[float, int]]:
-    """Return (time, number of tokens) of the first `num_tokens` tokens only."""
-    times: list[tuple[float, int]] = []
-    for time_s, number in emitted:
-        if num_tokens <= 0:
-            break
-        times.append((time_s, min(number, num_tokens)))
-        num_tokens -= number
-    return times

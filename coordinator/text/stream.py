@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 
-from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result
+from coordinator.text.session_events import Emit, EmitPrompt, EmitRead
+from coordinator.text.timed_session import Result
 from proto.errors import SlipstreamError
 from proto.messages import FinishReason
 

@@ -22,7 +22,7 @@ from coordinator.api.params import SamplingParams
 from coordinator.launching.groups import has_ended, kill
 from coordinator.launching.launcher import ConnectRay, Launcher, Wanted
 from coordinator.text.metrics import TOO_LATE, late_share, origins
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from coordinator.text.stream import Reader, TokenStream
 from lab.experiments.description import Arm
 from lab.experiments.peers import llamacpp_programs

@@ -27,7 +27,7 @@ from coordinator.api.config import (
 )
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from coordinator.text.stream import TokenStream
 from proto.messages import Role
 from proto.sampling import Logprobs

@@ -14,7 +14,7 @@ from coordinator.api.outputs import Assembly
 from coordinator.api.prompts import Tokenization
 from coordinator.cluster.registry import Registry
 from coordinator.text.detokenization import Ending
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from engine.checkpoint.model import load_model
 from engine.choice.classical_rules import Distribution, token_trial
 from engine.choice.coupling import choose, rank_scored

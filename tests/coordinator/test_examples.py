@@ -2,7 +2,7 @@
 
 from coordinator.cli.speculation_view import SpeculationView
 from coordinator.text.metrics import origins
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from proto.messages import (
     FinishReason,
     Limits,

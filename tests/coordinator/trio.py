@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from coordinator.text import session as s
+from coordinator.text import session_events as s
 from coordinator.text.metrics import SessionCounts
+from coordinator.text.session import Session
 from drafter_node import compute as d
 from drafter_node.drafting import Drafting
 from drafter_node.known import Known as DrafterKnown
@@ -42,7 +43,7 @@ class Trio:
         self.finish: s.Finish | None = None
         self._target_says = target
         self._drafter_says = drafter
-        self._session = s.Session(
+        self._session = Session(
             1, bytes(16), tuple(prompt), sampling=SamplingSpec(), policy=policy, limits=limits
         )
         self._drafting = _drafter(Lanes(1, NUM_SLOTS))

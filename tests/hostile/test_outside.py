@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from node.entrance import Entrance
 from node.events import Arrived
 from proto.codec import decode, encode

@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 from coordinator.cluster import router_events
 from coordinator.cluster.node import Health, Node, place_of
 from coordinator.cluster.routing import Router
-from coordinator.text.session import Emit, EmitPrompt, EmitRead, NodeId, Result, Session
+from coordinator.text.session import Session
+from coordinator.text.session_events import Emit, EmitPrompt, EmitRead, NodeId
+from coordinator.text.timed_session import Result
 from drafter_node import compute as drafter
 from drafter_node.translation.dispatcher import TranslatingDispatcher
 from node.economics import WAIT_S_MAX

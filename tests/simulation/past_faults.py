@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.text.session import Fail, Finish, Session
+from coordinator.text.session import Session
+from coordinator.text.session_events import Fail, Finish
 from drafter_node.drafting import Drafting
 from drafter_node.frontier import Tip
 from node.costs import Prices

@@ -22,7 +22,9 @@ from random import Random
 from typing import Any
 
 from coordinator.cluster.link import Direction, Link
-from coordinator.text.session import Emit, EmitPrompt, EmitRead, Result, Session
+from coordinator.text.session import Session
+from coordinator.text.session_events import Emit, EmitPrompt, EmitRead
+from coordinator.text.timed_session import Result
 from proto.messages import Limits, Policy, Rule
 from proto.policies import TABLE, PolicyRow, as_chain
 from rehearsal import world

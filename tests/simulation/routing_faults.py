@@ -8,7 +8,7 @@ from coordinator.cluster.node import Node
 from coordinator.cluster.open_text import SessionNodes
 from coordinator.cluster.registry import Registry
 from coordinator.cluster.routing import Router
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto import codec
 from proto.messages import MODEL_SOURCE, Role
 from tests.simulation.faults import Fault, Patch

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from coordinator.text.session import Emit, EmitRead, Session
-from coordinator.text.session import Result as TextResult
+from coordinator.text.session import Session
+from coordinator.text.session_events import Emit, EmitRead
+from coordinator.text.timed_session import Result as TextResult
 from proto.messages import (
     Limits,
     Lookup,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.text.session import Result, TimedSession
+from coordinator.text.timed_session import Result, TimedSession
 from drafter_node import compute as drafter
 from engine.layout.slots import Feed
 from proto import codec

@@ -63,10 +63,11 @@ def text(session: int = 1, policy: Policy = PIPELINED, **changes: Any) -> TextVi
     return TextView(session, policy, **{**usual, **changes})
 
 
-def test_a_drafter_that_makes_only_what_a_pass_verifies_is_never_ahead() -> None:
+def test_a_drafter_is_ahead_of_a_pass_that_awaits_less_than_it_drafts() -> None:
     sync = POLICIES["sync"].make(4)
-    assert not text(policy=sync, num_awaited=2).is_ahead
-    assert text(policy=PIPELINED, num_awaited=2).is_ahead
+    assert text(policy=sync, num_awaited=2).is_ahead
+    assert not text(policy=sync, num_awaited=4).is_ahead
+    assert text(policy=PIPELINED, num_awaited=4).is_ahead
     assert not text(policy=PIPELINED, num_awaited=2, takes_turns=True).is_ahead
 
 

@@ -11,8 +11,9 @@ from coordinator.api.reasoning import Thoughts
 from coordinator.api.requests import Request
 from coordinator.text.detokenization import Ending, IdStream
 from coordinator.text.metrics import Metrics
-from coordinator.text.session import Emit, Result
+from coordinator.text.session_events import Emit
 from coordinator.text.stream import Reader, TokenStream
+from coordinator.text.timed_session import Result
 from proto.errors import ClosedError, ConfigurationError, SlipstreamError
 from proto.messages import FinishReason
 from tests.coordinator.text.test_stops import METRICS

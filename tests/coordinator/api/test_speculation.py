@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coordinator.api.outputs import Assembly
 from coordinator.api.speculation import ShownToken, SpeculationPart, TokenTexts
 from coordinator.text.detokenization import Ending
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from tests.coordinator.words import Words
 
 WORDS = Words({1: "one", 2: " two", 3: " three", 8: " no", 9: "."})

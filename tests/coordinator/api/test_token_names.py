@@ -14,7 +14,7 @@ from coordinator.api.prompts import Tokenization
 from coordinator.api.token_names import TokenNames
 from coordinator.http.answers import chat_logprobs, legacy_logprobs
 from coordinator.text.detokenization import Ending
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from proto.sampling import Logprobs
 from tests.coordinator.text.test_detokenization import KINDS, UNKNOWN, byte_level
 from tests.coordinator.text.test_stops import METRICS

@@ -23,7 +23,7 @@ from coordinator.cli.demo import (
     slowdown,
     verdict,
 )
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from proto.errors import ModelError
 from tests.coordinator.api.scripted import ScriptedPair
 from tests.coordinator.text.test_stops import METRICS

@@ -18,7 +18,7 @@ from coordinator.cli.chat.screen import Pipe, Terminal
 from coordinator.cli.harmless import harmless
 from coordinator.cli.speculation_view import SpeculationView
 from coordinator.cli.writers import ShownPrompt, TextWriter, heading
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from proto.errors import ConfigurationError, NodeError
 
 EVIL = "\x1b]0;title\x07\x1b[2Ja\rb\x9b31m\x7f\x00\n\tc"

@@ -9,7 +9,7 @@ from coordinator.api.prompts import Tokenization
 from coordinator.cli.speculation_view import ACCEPTED, SpeculationView, legend, visible
 from coordinator.text.detokenization import Ending, IdStream
 from coordinator.text.metrics import SOURCES, TITLES, origins
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from proto.messages import EARLIER_SOURCE, HEADS_SOURCE, MODEL_SOURCE, NGRAM_SOURCE
 from tests.coordinator.text.test_stops import METRICS
 from tests.coordinator.words import Words

@@ -13,7 +13,7 @@ from coordinator.api.outputs import RequestOutput
 from coordinator.api.params import SamplingParams
 from coordinator.cli.generate import WAITS, Asked, Run, generate
 from coordinator.cli.writers import JsonWriter, TextWriter, Writer
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from proto.errors import ConfigurationError, NodeError, TextError
 from tests.coordinator.api.scripted import Script, ScriptedPair
 

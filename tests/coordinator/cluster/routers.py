@@ -10,7 +10,9 @@ from coordinator.cluster.router_events import (
     TextSubmitted,
 )
 from coordinator.cluster.routing import Router
-from coordinator.text.session import NodeId, Session, TimedSession
+from coordinator.text.session import Session
+from coordinator.text.session_events import NodeId
+from coordinator.text.timed_session import TimedSession
 from proto.codec import encode
 from proto.messages import (
     Close,

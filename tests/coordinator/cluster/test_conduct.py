@@ -10,7 +10,7 @@ from coordinator.cluster.conduct import FORGIVEN_S, MOST_DRAFTS, TELL_EVERY_S
 from coordinator.cluster.node import Health
 from coordinator.cluster.router_events import Action, Arrived, Deliver, Outside, Send, Tick, Warn
 from coordinator.cluster.routing import Router
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.codec import decode, encode
 from proto.errors import OutsideError
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES

@@ -13,7 +13,8 @@ from coordinator.cluster.router_events import (
     TextSubmitted,
     Tick,
 )
-from coordinator.text.session import Emit, Result
+from coordinator.text.session_events import Emit
+from coordinator.text.timed_session import Result
 from proto.errors import ClosedError, NodeError, TextError
 from proto.liveness import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
 from proto.messages import (

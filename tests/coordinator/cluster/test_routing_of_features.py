@@ -14,7 +14,7 @@ from coordinator.cluster.router_events import (
     Tick,
 )
 from coordinator.cluster.routing import Router
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.codec import decode, encode
 from proto.liveness import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
 from proto.messages import Draft, Fault, Features, Hello, Role, Rule, Welcome

@@ -13,7 +13,7 @@ from coordinator.cluster.router_events import (
     TextSubmitted,
 )
 from coordinator.cluster.routing import Router
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.codec import decode
 from proto.messages import Heartbeat, Open, Role, Rule
 from tests.coordinator.cluster.routers import (

@@ -17,7 +17,7 @@ from coordinator.cluster.router_events import (
     Warn,
 )
 from coordinator.cluster.routing import Router
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.codec import decode, encode
 from proto.errors import IncompatibleError
 from proto.liveness import HEARTBEAT_INTERVAL_S, MAX_BAD_FRAMES, SILENCE_LIMIT_S

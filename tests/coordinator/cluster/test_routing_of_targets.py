@@ -19,7 +19,7 @@ from coordinator.cluster.router_events import (
 )
 from coordinator.cluster.routing import Router
 from coordinator.cluster.snapshot import Tally, taken
-from coordinator.text.session import NodeId
+from coordinator.text.session_events import NodeId
 from proto.codec import decode
 from proto.liveness import HEARTBEAT_INTERVAL_S, SILENCE_LIMIT_S
 from proto.messages import Fault, Heartbeat, Hello, Open, Role, Rule

@@ -14,7 +14,7 @@ from coordinator.cluster.snapshot import (
     ending_of,
     taken,
 )
-from coordinator.text.session import Result
+from coordinator.text.timed_session import Result
 from proto.errors import ClosedError, NodeError
 from proto.messages import FinishReason, Heartbeat, Role
 from tests.coordinator.cluster.routers import FIRST, TARGET, begun, router_of, said, text

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from coordinator.cluster.router_events import Arrived, Deliver, TextLeft
-from coordinator.text.session import Emit, Session, TimedSession
+from coordinator.text.session import Session
+from coordinator.text.session_events import Emit
+from coordinator.text.timed_session import TimedSession
 from coordinator.text.watching import DraftSpan
 from proto.codec import encode
 from proto.messages import Draft, Verdict

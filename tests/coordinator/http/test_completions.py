@@ -15,7 +15,7 @@ from coordinator.api.token_names import TokenNames
 from coordinator.http.bodies import CompletionBody
 from coordinator.http.completions import Completions
 from coordinator.text.detokenization import Ending
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from proto.sampling import Logprobs
 from tests.coordinator.api.test_token_names import MADE, ids_of, in_bytes
 from tests.coordinator.text.test_stops import METRICS

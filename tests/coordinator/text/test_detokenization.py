@@ -17,7 +17,7 @@ from coordinator.api.outputs import Assembly
 from coordinator.api.prompts import Tokenization
 from coordinator.cli.speculation_view import SpeculationView
 from coordinator.text.detokenization import REPLACEMENT, WINDOW, Ending
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from tests.coordinator.text.test_stops import METRICS
 from tests.tiny_tokenizer import SPECIAL, sentencepiece_tokenizer
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from coordinator.text.session import FaultArrived, NodeJoined, Send, Session, VerdictArrived
+from coordinator.text.session import Session
+from coordinator.text.session_events import FaultArrived, NodeJoined, Send, VerdictArrived
 from proto.codec import decode, encode
 from proto.messages import (
     Cause,

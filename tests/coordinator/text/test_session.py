@@ -10,6 +10,9 @@ from coordinator.text.session import (
     GIVE_UP_S,
     MAX_REOPENS_WITHOUT_PROGRESS,
     WORK_LIMIT_S_MIN,
+    Session,
+)
+from coordinator.text.session_events import (
     Action,
     Emit,
     EmitPrompt,
@@ -26,7 +29,6 @@ from coordinator.text.session import (
     PromptScored,
     RoundTripMeasured,
     Send,
-    Session,
     Started,
     Tick,
     VerdictArrived,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coordinator.api.outputs import Assembly, Logprob
 from coordinator.text.detokenization import Ending, StopStrings
 from coordinator.text.metrics import Metrics, PassFigures, SessionCounts
-from coordinator.text.session import Emit
+from coordinator.text.session_events import Emit
 from proto.messages import Logprobs
 from tests.coordinator.words import Words
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from coordinator.text.session import DraftArrived, Emit, Session, Started, VerdictArrived
+from coordinator.text.session import Session
+from coordinator.text.session_events import DraftArrived, Emit, Started, VerdictArrived
 from coordinator.text.watching import DeviceSpan, DraftSpan, PassSpan
 from tests.texts import KEY, LIMITS, SPEC, SYNC_4, draft, verdict
 
