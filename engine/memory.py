@@ -12,6 +12,7 @@ The cache gets the shares below, or what the user says (`Utilization`, --gpu-mem
 import logging
 from dataclasses import dataclass
 
+from engine.checkpoint.long_texts import LONGEST
 from engine.choice.logprobs import MOST_BYTES
 from engine.device import free_bytes, gigabytes, total_bytes
 from engine.errors import OutOfMemory
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 _SHARES = {"cuda": 0.85, "cpu": 0.5}
 _SHARE_OF_SEVERAL = 0.5
 _USUAL_SHARES = {"cuda": 0.4, "cpu": 0.25}
-_LONGEST = 1 << 20  # tokens; the most that a message can hold
 _USUAL = 4096  # tokens; the usual share never makes the maximum length lower than this
 # Slots for the tree, at most as many for padding rows, and on a GPU for rounding up to a step of
 # slots and to a block (`executor.py`).
@@ -95,7 +95,7 @@ def longest_text(
 
     Raises OutOfMemory, as `limits` does.
     """
-    limit = min(loaded.max_model_len, asked or _LONGEST)
+    limit = min(loaded.max_model_len, asked or LONGEST)
     kind = _kind(loaded)
     room = _room(loaded, part, _SHARES[kind], utilization)
     most = _fitting(loaded, room)

@@ -65,6 +65,21 @@ _MAMBA_2 = {
     "mamba_n_groups": 2,
     "time_step_limit": [0.5, 1.2],
 }
+_KIMI_DELTA = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "linear_head_dim": 16,
+    "linear_num_heads": 2,
+    "num_key_value_heads": 4,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "kv_lora_rank": 16,
+    "num_experts_per_token": 2,
+    "num_experts": 4,
+    "model_max_length": MAX_LEN,
+}
+_MAMBA_1 = {"state_size": 8, "time_step_rank": 4, "intermediate_size": 64}
 _WIDE = {_HIDDEN: 64, _INNER: 128}
 _OF_KIND: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA_2, "attn_layer_indices": [1]},
@@ -72,6 +87,55 @@ _OF_KIND: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {
         **_MAMBA_2,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "bailing_hybrid": {
+        **_KIMI_DELTA,
+        "num_expert_group": 2,
+        "topk_group": 1,
+        "kda_lower_bound": -0.05,
+    },
+    "falcon_mamba": _MAMBA_1,
+    "jamba": {
+        "num_hidden_layers": 3,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    "kimi_linear": _KIMI_DELTA,
+    "mamba": _MAMBA_1,
+    "mamba2": {
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 2,
+        "time_step_limit": [0.5, 1.2],
+        "chunk_size": 32,
+    },
+    "minimax": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "sliding_window": None,
+        "block_size": 32,
+        "linear_attn_alpha_factor": 0.8,
+        "linear_attn_beta_factor": 1.3,
+    },
+    "olmo_hybrid": {**_DELTA_RULE, "num_key_value_heads": 2},
+    "recurrent_gemma": {
+        "num_hidden_layers": 3,
+        "attention_window_size": 16,
+        "lru_width": _HIDDEN,
+        "intermediate_size": 2 * _INNER,
+        "num_key_value_heads": 2,
+    },
+    "zamba": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+        "attention_hidden_size": 2 * _HIDDEN,
+        "attention_head_dim": 16,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+        "num_key_value_heads": 4,
     },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},

@@ -245,7 +245,7 @@ def remember(model: Any) -> None:
     with torch.no_grad():
         for name, one in model.named_parameters():
             if name.endswith("A_log"):
-                one.copy_(torch.linspace(-6.0, -3.0, len(one)))
+                one.copy_(torch.linspace(-6.0, -3.0, one.numel()).view(one.shape))
 
 
 def _num_distinct(model: Any) -> int:

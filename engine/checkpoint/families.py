@@ -27,9 +27,9 @@ _PLAIN = {"full_attention", "attention"}
 _SLIDING = {"sliding_attention", "reference_sliding_attention"}
 _CHUNKED = "chunked_attention"
 _CONVOLUTION, _LINEAR = "conv", "linear_attention"
-# Nemotron H has feed-forward blocks and experts in layers of their own; "hybrid" is Zamba 2's word
-# for attention and Mamba 2 in one layer.
-_OF_MAMBA_2 = {"linear_attention", "mamba", "hybrid", "mlp", "moe"}
+# Nemotron H has feed-forward blocks and experts in layers of their own; "hybrid" is Zamba's word
+# for attention and Mamba in one layer.
+_OF_STATES = {"linear_attention", "mamba", "hybrid", "mlp", "moe"}
 _WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent", "mamba"}
 
 RECURRENT = "recurrent layers, whose state cannot be rolled back"
@@ -45,11 +45,7 @@ ENCODER_DECODER = "an encoder-decoder model"
 
 # Reason -> the model types that are refused for it, whatever else config.json says.
 _ALWAYS: Mapping[str, tuple[str, ...]] = {
-    RECURRENT: (
-        *("bailing_hybrid", "deepseek_v4", "falcon_mamba", "jamba", "kimi_linear", "mamba"),
-        *("mamba2", "olmo_hybrid", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "rwkv"),
-        *("xlstm", "zamba", "zaya"),
-    ),
+    RECURRENT: (*("deepseek_v4", "qwen4_exp", "qwen4_exp_text", "rwkv", "xlstm", "zaya"),),
     ALIBI: ("bloom", "mpt"),  # transformers' MPT has them also where config.json has none
     _SPARSE: ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"),
     _OWN_MASK: ("gpt_neo",),
@@ -64,9 +60,10 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
 # Kind of layer -> the model types that have such layers where config.json has no `layer_types`.
 _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
     "linear_attention": (
-        *("bamba", "falcon_h1", "granitemoehybrid", "inkling2_text", "inkling_text", "minimax"),
-        *("nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
-        *("qwen3_next", "zamba2"),
+        *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid"),
+        *("inkling2_text", "inkling_text", "jamba", "kimi_linear", "mamba", "mamba2", "minimax"),
+        *("nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
+        *("qwen3_5_text", "qwen3_next", "recurrent_gemma", "zamba", "zamba2"),
     ),
     "chunked_attention": ("llama4", "llama4_text"),
     "sliding_attention": (
@@ -85,20 +82,34 @@ _WITH_WINDOWS = {
     *("gpt_oss", "granite_swa", "granitemoe_swa", "kolibri1", "laguna", "llama4", "llama4_text"),
     *("mellum", "mimo_v2_flash", "ministral", "ministral3", "mistral", "mixtral"),
     *("modernbert-decoder", "olmo3", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
-    *("smollm3", "starcoder2", "vaultgemma"),
+    *("recurrent_gemma", "smollm3", "starcoder2", "vaultgemma"),
 }
 # Model types whose short convolutions run (`forward/short_conv.py`).
 _WITH_CONVOLUTIONS = {"lfm2", "lfm2_moe"}
 # Model types whose layers with the gated delta rule run (`forward/delta_rule.py`).
-_WITH_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+_WITH_DELTA_RULE = {"olmo_hybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+# Model types whose layers with a decay for each channel run (`forward/kimi_delta.py`).
+_WITH_KIMI_DELTA = {"bailing_hybrid", "kimi_linear"}
+# Model types whose lightning attention runs (`forward/lightning.py`).
+_WITH_LIGHTNING = {"minimax"}
 # Model types whose Mamba 2 layers run (`forward/mamba2.py`).
-_WITH_MAMBA_2 = {"bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2"}
+_WITH_MAMBA_2 = {"bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"}
+# Model types whose Mamba 1 layers run (`forward/mamba1.py`).
+_WITH_MAMBA_1 = {"falcon_mamba", "jamba", "mamba", "zamba"}
+# Model types whose gated linear recurrent units run (`forward/recurrent_unit.py`).
+_WITH_UNITS = {"recurrent_gemma"}
+_KEEPING_STATES = {
+    *(*_WITH_DELTA_RULE, *_WITH_KIMI_DELTA, *_WITH_LIGHTNING, *_WITH_MAMBA_1, *_WITH_MAMBA_2),
+    *_WITH_UNITS,
+}
+# Model types without attention, whose texts may have any length.
+UNLIMITED = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma"}
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
 _ONE_WINDOW = {
     *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),
 }
 # Model type -> attention window (tokens) of every layer where config.json has no `sliding_window`.
-_WINDOWS: Mapping[str, int] = {"ministral": 4096, "mistral": 4096}
+_WINDOWS: Mapping[str, int] = {"ministral": 4096, "mistral": 4096, "recurrent_gemma": 2048}
 # Model types whose `sliding_window` counts only with `use_sliding_window` -> the first layer that
 # has the window (None: all layers).
 _WINDOW_BY_FLAG: Mapping[str, int | None] = {
@@ -153,7 +164,8 @@ _MIXTURES = {
     *("ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma4_text", "glm4_moe"),
     *("glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoehybrid"),
     *("granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "lfm2_moe", "mellum"),
-    *("mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mixtral", "nemotron_h", "olmoe"),
+    *("bailing_hybrid", "jamba", "kimi_linear", "mimo_v2_flash", "minimax", "minimax_m2"),
+    *("minimax_m3_vl_text", "mixtral", "nemotron_h", "olmoe"),
     *("phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "solar_open"),
 }
 # Model types with experts in code of their own -> True if that makes the host wait for a GPU.
@@ -276,10 +288,8 @@ def _why_not(kind: str, text: Stated) -> str | None:
         return CHUNKED
     if kinds <= _WITH_CONVOLUTIONS:
         types -= {_CONVOLUTION}
-    if kinds <= _WITH_DELTA_RULE:
-        types -= {_LINEAR}
-    if kinds <= _WITH_MAMBA_2:
-        types -= _OF_MAMBA_2
+    if kinds <= _KEEPING_STATES:
+        types -= _OF_STATES
     if types & _WITH_STATE:
         return RECURRENT
     types -= _SLIDING | {_CHUNKED}
@@ -324,7 +334,7 @@ def family(kind: str) -> Family:
     """Return what is known of a model type: one of `CAUSAL`, and none of `WRAPPERS`."""
     refused = ENCODER_DECODER if _has_encoder(kind, {}) else _why_not(kind, {})
     own = "own" if kind in _OWN_EXPERTS else ""
-    has_states = kind in _WITH_DELTA_RULE or kind in _WITH_MAMBA_2
+    has_states = kind in _KEEPING_STATES
     return Family(
         kind,
         refused,
@@ -353,15 +363,29 @@ def layer_kinds(kind: str, text: Stated, num_layers: int) -> LayerKinds:
     kinds = {kind, str(text.get("model_type", kind))}
     types: Sequence[str] = ()
     if kinds.isdisjoint(_ONE_WINDOW):
-        types = tuple(map(str, text.get("layer_types") or ()))
+        types = tuple(map(str, text.get("layer_types") or _repeated(text, num_layers)))
     if len(types) != num_layers:
         types = ("sliding_attention" if _has_window(kinds, text) else "full_attention",)
         types *= num_layers
     seen = {
-        **dict.fromkeys(_SLIDING, _window(text.get("sliding_window"))),
+        **dict.fromkeys(_SLIDING, _window(_stated_window(text))),
         _CHUNKED: _window(text.get("attention_chunk_size"), is_chunk=True),
     }
     return LayerKinds.of([seen.get(of_layer) for of_layer in types])
+
+
+def _repeated(text: Stated, num_layers: int) -> Sequence[str]:
+    """Return the types of a RecurrentGemma's layers, whose pattern config.json has; else ()."""
+    pattern = text.get("block_types")
+    if not isinstance(pattern, list | tuple) or not pattern:
+        return ()
+    types = ["sliding_attention" if one == "attention" else _LINEAR for one in pattern]
+    return (types * num_layers)[:num_layers]
+
+
+def _stated_window(text: Stated) -> Any:
+    """Return the size of the windows as config.json states it, under any of its names."""
+    return text.get("sliding_window", text.get("attention_window_size"))
 
 
 def _window(size: Any, *, is_chunk: bool = False) -> AttentionWindow | None:
@@ -398,7 +422,7 @@ def _types_of(kinds: Set[str], text: Stated) -> Iterator[str]:
 
 def _has_window(kinds: Set[str], text: Stated) -> bool:
     """True if any layer has a sliding window; for configurations without `layer_types`."""
-    window = text.get("sliding_window", _default_window(kinds))
+    window = _stated_window(text) if "sliding_window" in text else _default_window(kinds)
     for kind, first in _WINDOW_BY_FLAG.items():
         if kind not in kinds:
             continue

@@ -16,6 +16,7 @@ from typing import Any
 
 Stated = Mapping[str, Any]
 
+LONGEST = 1 << 20  # tokens; the most that a message can hold
 LONG_ROPES = ("longrope", "su")  # the second is its first name
 _ORIGINAL = "original_max_position_embeddings"
 # In these transformers mixes both sets: the short factors, with the scale of the long ones.

@@ -460,6 +460,8 @@ def max_model_len(name: str, config: Any, asked: int = 0) -> int:
         ModelError: the configuration names no limit.
     """
     limit = getattr(config, "max_position_embeddings", None)
+    if limit is None and config.model_type in families.UNLIMITED:
+        limit = long_texts.LONGEST
     if not isinstance(limit, int) or limit <= 0:
         raise ModelError(f"{name}: config.json has no max_position_embeddings; add it")
     stated = config.to_dict()

@@ -6,6 +6,7 @@ Owns the memory, and does nothing when a text rolls back: which slot holds which
 weight zero, so it must hold finite numbers (zero times NaN is NaN): the buffers start as zeros, and
 rows that are not finite are wiped (`not_finite.py`)."""
 
+import inspect
 import math
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
@@ -96,10 +97,10 @@ class SlotCache(Cache):
         size = capacity if num_before else 0
         self._positions = torch.zeros(size, dtype=torch.int64, device=device)
         self._before = self._are_before = self._positions
-        # Of layers with a state (`running_states.py`), by layer and lane: the state of the text
-        # behind so many tokens. What a pass of one lane is, as `note` was told.
+        # Of layers with a state (`running_states.py`), by a number of the layer and lane: the state
+        # of the text behind so many tokens. What a pass of one lane is, as `note` was told.
         self.states: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
-        self.border = self.first = self.count = self._longest = 0
+        self.border = self.committed = self.first = self.count = self._longest = 0
         self.is_chain = False
         # What the layers' views show: the slots before `end`, as many as `lengths` (`begin`).
         self._shown: tuple[int, tuple[int, ...]] = capacity, (capacity,)
@@ -190,6 +191,7 @@ class SlotCache(Cache):
         is_chain   True: the rows follow one another from `first` on
         """
         self.first, self.count, self.is_chain = first, count, is_chain
+        self.committed = committed
         self.border = committed // STATE_STEP * STATE_STEP
         self._longest = 0 if is_chain else longest - self.border
         for key, (behind, _) in list(self.states.items()):
@@ -202,20 +204,25 @@ class SlotCache(Cache):
         return self._start
 
     @property
-    def path(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return, of a pass of one lane, each row's tokens from the border on, in order.
+    def positions(self) -> torch.Tensor:
+        """Return the positions [n] int64 of the rows of a pass of one lane."""
+        return self._positions[self.slots]
+
+    def path(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return, of a pass of one lane, each row's tokens from position `start` on, in order.
 
         They are (slots of the lane [n, longest], whether there is a token there), the row last.
+
+        start  the border, or the number of committed tokens
         """
+        longest = self._longest - (start - self.border)
         index, are_there = self._before[0], self._are_before[0]
-        index, are_there = index[:, : self._longest].clone(), are_there[:, : self._longest].clone()
+        index, are_there = index[:, :longest].clone(), are_there[:, :longest].clone()
         # A row of padding lies behind all that is seen, and nobody reads what it says.
         index[:, 0] = (self.slots - self._start).clamp_(max=self.num_visible - 1)
         are_there[:, 0] = True
-        places = self._positions[self.slots][:, None] - torch.arange(
-            self._longest, device=index.device
-        )
-        are_there &= places >= self.border
+        places = self.positions[:, None] - torch.arange(longest, device=index.device)
+        are_there &= places >= start
         return index.flip(1), are_there.flip(1)
 
     def before(self, seen: torch.Tensor) -> torch.Tensor:
@@ -413,6 +420,14 @@ def _layer_shapes(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]
     return _SHAPES[model]
 
 
+def cache_arguments(model: Any, cache: Cache) -> dict[str, Any]:
+    """Return the arguments by which a model of transformers takes a cache of ours."""
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return {"cache_params": cache, "use_cache": True}  # it has no attention
+    # MiniMax refuses other caches than its own, but where it is not asked to return one.
+    return {"past_key_values": cache, "use_cache": model.config.model_type != "minimax"}
+
+
 class ShapeCache(DynamicCache):
     """The cache of the one token that is run to learn shapes: layers use it as a `SlotCache`."""
 
@@ -421,7 +436,7 @@ def _shapes_by_running(model: Any, device: torch.device) -> list[tuple[_Kind, _K
     cache = ShapeCache()
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
     with torch.inference_mode():
-        model(token, past_key_values=cache, use_cache=True)
+        model(token, **cache_arguments(model, cache))
     layers: list[Any] = cache.layers
     return [(_kind_of(layer.keys), _kind_of(layer.values)) for layer in layers]
 

@@ -1,36 +1,30 @@
-"""Gated delta rule (Qwen3-Next, Qwen3.5): layers that keep one running state, over slots.
+"""Gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid): layers with a running state, over slots.
 
-    S_t = a_t S_(t-1) + k_t b_t (v_t - k_t' a_t S_(t-1))'          o_t = q_t' S_t
+What a token gives to the states behind it: its key, value, b and the logarithm of its decay a. How
+a state comes of these: `corrected_sums.py`; where it is kept: `running_states.py`.
 
-What a token gives to the states behind it: its key, value, b and the logarithm of a. How a state
-comes of these, and where it is kept: `running_states.py`.
-
-The modules stay transformers'; where the cache is ours, their forward is this one, and the sums are
-made by transformers' own function. Passes of several texts run one text after another.
+The modules stay transformers'; where the cache is ours, their forward is this one. Passes of
+several texts run one text after another.
 """
 
-import sys
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from engine.forward.cache_tensors import ShapeCache, SlotCache
+from engine.forward.corrected_sums import corrected_sums
 from engine.forward.running_states import FLOAT32_BYTES, convolved, summed
 
-CLASSES = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
+CLASSES = (
+    "OlmoHybridGatedDeltaNet",
+    "Qwen3NextGatedDeltaNet",
+    "Qwen3_5GatedDeltaNet",
+    "Qwen3_5MoeGatedDeltaNet",
+)
 BESIDE_ATTENTION = False
 CONVOLUTION = "conv1d"
-
-
-class _Tokens(NamedTuple):
-    """What tokens give to the states behind them: [..., n, heads, dim], [..., n, heads]."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    betas: torch.Tensor
-    decays: torch.Tensor
 
 
 def state_bytes(module: Any) -> int:
@@ -51,8 +45,10 @@ def forward(
     queries = queries.view(*queries.shape[:-1], -1, module.head_k_dim)
     rows = summed(partial(_run, module), queries, given, entering, cache, place)
     heads = rows.reshape(-1, module.head_v_dim).to(gate.dtype)
-    normed = module.norm(heads, gate.reshape(-1, module.head_v_dim))
-    made: torch.Tensor = module.out_proj(normed.view(*entering.shape[:2], -1))
+    is_olmo = hasattr(module, "o_norm")
+    norm, out = (module.o_norm, module.o_proj) if is_olmo else (module.norm, module.out_proj)
+    normed = norm(heads, gate.reshape(-1, module.head_v_dim))
+    made: torch.Tensor = out(normed.view(*entering.shape[:2], -1))
     return made
 
 
@@ -64,20 +60,16 @@ def _projected(
         parts = module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
         q, k, v, gate, b, a = module.fix_query_key_value_ordering(*parts)
         entering = torch.cat([one.flatten(2) for one in (q, k, v)], dim=-1)
+    elif hasattr(module, "q_proj"):
+        projections = module.q_proj, module.k_proj, module.v_proj
+        entering = torch.cat([one(hidden) for one in projections], dim=-1)
+        gate, b, a = module.g_proj(hidden), module.b_proj(hidden), module.a_proj(hidden)
     else:
         entering, gate = module.in_proj_qkv(hidden), module.in_proj_z(hidden)
         b, a = module.in_proj_b(hidden), module.in_proj_a(hidden)
     decays = -module.A_log.float().exp() * F.softplus(a.float() + module.dt_bias)
-    return entering, gate, b.sigmoid().float(), decays
-
-
-def _split(module: Any, given: torch.Tensor) -> _Tokens:
-    """Return what slots hold [..., n, size] as parts."""
-    sizes = [module.key_dim, module.value_dim, module.num_v_heads, module.num_v_heads]
-    keys, values, betas, decays = torch.split(given, sizes, dim=-1)
-    by_head = keys.view(*keys.shape[:-1], -1, module.head_k_dim)
-    values = values.view(*values.shape[:-1], -1, module.head_v_dim)
-    return _Tokens(by_head, values, betas, decays)
+    betas = b.sigmoid() * (2.0 if getattr(module, "allow_neg_eigval", False) else 1.0)
+    return entering, gate, betas.float(), decays
 
 
 def _run(
@@ -93,20 +85,10 @@ def _run(
     queries  [B, q, key heads, key dim]
     state    [1, heads, key dim, dim]
     """
-    num_chains, num_tokens = given.shape[:2]
-    num_others = num_tokens - queries.shape[1]
-    asked = queries.new_zeros(num_chains, num_tokens, *queries.shape[2:], dtype=torch.float32)
-    asked[:, num_others:] = queries
-    of = _split(module, given)
-    rule = sys.modules[type(module).__module__].torch_chunk_gated_delta_rule
-    made: tuple[torch.Tensor, torch.Tensor | None] = rule(
-        asked,
-        of.keys,
-        of.values,
-        g=of.decays,
-        beta=of.betas,
-        initial_state=None if state is None else state.expand(num_chains, -1, -1, -1),
-        output_final_state=goes_on,
-        use_qk_l2norm_in_kernel=True,
-    )
-    return made[0][:, num_others:], made[1]
+    sizes = [module.key_dim, module.value_dim, module.num_v_heads, module.num_v_heads]
+    keys, values, betas, decays = torch.split(given, sizes, dim=-1)
+    keys = keys.view(*keys.shape[:2], -1, module.head_k_dim)
+    values = values.view(*values.shape[:2], -1, module.head_v_dim)
+    of_each = module.num_v_heads // module.num_k_heads
+    queries, keys = (one.repeat_interleave(of_each, dim=2) for one in (queries, keys))
+    return corrected_sums(queries, keys, values, betas, decays[..., None], state, goes_on=goes_on)

@@ -22,7 +22,7 @@ from engine.device import send
 from engine.errors import ModelError
 from engine.forward import by_row, cpu_experts
 from engine.forward.by_row import ByRow
-from engine.forward.cache_tensors import SlotCache, first_not_finite
+from engine.forward.cache_tensors import SlotCache, cache_arguments, first_not_finite
 from engine.forward.experts import RecordedExperts
 from engine.forward.masks import KindMasks, as_words, window_words
 from engine.forward.more_layers import has_states, more_in_slots
@@ -478,15 +478,15 @@ class HuggingFaceBackend(Recordable):
         if len(self._names) == 1:
             mask: Any = masks[0]
         else:  # transformers' models with layers of several kinds take their masks by name
-            mask = dict(zip_longest(self._names, masks))
+            mask = {"sliding_attention": masks[0], **dict(zip_longest(self._names, masks))}
+        told = cache_arguments(self._model, self.cache)
+        if "past_key_values" in told:  # models without attention take neither of these
+            told |= {"attention_mask": mask, "position_ids": positions}
         linear_layers = nullcontext() if self._by_row is None else self._by_row.linear_layers()
         with self.experts, linear_layers:
             out = self._model(
                 ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=self.cache,
-                use_cache=True,
+                **told,
                 **({"output_hidden_states": True} if layers else {}),
                 **options,
             )

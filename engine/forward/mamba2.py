@@ -1,12 +1,10 @@
-"""Mamba 2 (Bamba, Falcon H1, Granite 4, Nemotron H and others): one running state, over slots.
+"""Mamba 2 (Bamba, Falcon H1, Granite 4, Codestral Mamba and others): one state, over slots.
 
     S_t = exp(s_t A) S_(t-1) + s_t x_t b_t'          y_t = S_t c_t + D x_t
 
 What a token gives to the states behind it: x, b and its step s (in the paper: delta t). Heads have
-an x and a step each, groups of heads share b and c. How a state comes of these, and where it is
-kept: `running_states.py`. A token's share in a later output is the product of c and b with the
-decays between the two (https://arxiv.org/abs/2405.21060, equation 16), so a row of a tree needs no
-state of its own.
+an x and a step each, groups of heads share b and c. How a state comes of these: `decayed_sums.py`;
+where it is kept: `running_states.py`.
 
 The modules stay transformers'; where the cache is ours, their forward is this one. Passes of
 several texts run one text after another. The limits of steps hold for every token, as where
@@ -21,12 +19,14 @@ import torch
 import torch.nn.functional as F
 
 from engine.forward.cache_tensors import ShapeCache, SlotCache
+from engine.forward.decayed_sums import decayed_sums
 from engine.forward.running_states import FLOAT32_BYTES, convolved, summed
 
 CLASSES = (
     "BambaMixer",
     "FalconH1Mixer",
     "GraniteMoeHybridMambaLayer",
+    "Mamba2Mixer",
     "NemotronHMamba2Mixer",
     "Zamba2MambaMixer",
 )
@@ -99,35 +99,11 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run chains of tokens (`running_states.Rule`).
 
-    In the shapes: g groups, h heads of each, d numbers of x, s of b.
-
-    queries  [B, q, g, s]: c
-    state    [g, h, d, s]
+    queries  [B, q, groups, state]: c
+    state    [groups, heads of each, dim, state]
     """
     x, b, steps = torch.split(given, [*_sizes(module), module.num_heads], dim=-1)
     steps, b = _by(steps, module.n_groups), _by(b, module.n_groups)  # [B, n, g, h], [B, n, g, s]
     x = _by(x, *steps.shape[2:]) * steps[..., None]  # [B, n, g, h, d]
-    # Sums of logarithms from the beginning on, whose differences must stay exact.
     decays = -module.A_log.double().exp().view(steps.shape[2:]) * steps
-    sums = decays.cumsum(1)
-    num_tokens, num_rows = given.shape[1], queries.shape[1]
-    of_rows = sums[:, num_tokens - num_rows :]
-    are_later = torch.ones(num_rows, num_tokens, dtype=torch.bool, device=x.device)
-    are_later = are_later.triu_(num_tokens - num_rows + 1)[..., None, None]
-    since = (of_rows[:, :, None] - sums[:, None]).masked_fill_(are_later, -torch.inf)
-    shares = torch.einsum("bqgs,bngs->bqng", queries, b)[..., None] * since.exp_().float()
-    made = torch.einsum("bqngh,bnghd->bqghd", shares, x)
-    if state is not None:
-        old = torch.einsum("bqgs,ghds->bqghd", queries, state)
-        made = made + old * of_rows.exp().float()[..., None]
-    behind = _behind(x, b, sums, state) if goes_on else None
-    return made.flatten(2, 3), behind
-
-
-def _behind(
-    x: torch.Tensor, b: torch.Tensor, sums: torch.Tensor, state: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the state behind one chain of tokens; shapes as in `_run`, with B = 1."""
-    left = (sums[:, -1:] - sums).exp().float()
-    made = torch.einsum("nghd,ngs->ghds", (x * left[..., None])[0], b[0])
-    return made if state is None else made + state * sums[0, -1].exp().float()[..., None, None]
+    return decayed_sums(queries, b, x, decays, state, goes_on=goes_on)

@@ -6,7 +6,15 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.forward import delta_rule, mamba2, short_conv
+from engine.forward import (
+    delta_rule,
+    kimi_delta,
+    lightning,
+    mamba1,
+    mamba2,
+    recurrent_unit,
+    short_conv,
+)
 from engine.forward.cache_tensors import ShapeCache, SlotCache
 
 
@@ -23,22 +31,20 @@ class Kind(Protocol):
 
     @property
     def CONVOLUTION(self) -> str:
-        """Return the name of a layer's convolution, which reads some tokens before each row."""
+        """Return the name of a layer's convolution over the tokens before each row; "": none."""
 
     def state_bytes(self, module: Any) -> int:
         """Return the bytes of the state that such a layer keeps of a text."""
 
-    def forward(
-        self, module: Any, place: int, hidden_states: torch.Tensor, cache: Any, /
-    ) -> torch.Tensor:
-        """Return the layer's outputs [lanes, n, width].
+    def forward(self, module: Any, place: int, hidden_states: torch.Tensor, cache: Any, /) -> Any:
+        """Return what transformers' layer does, mostly the outputs [lanes, n, width].
 
         place  which layer of the cache this one has
         cache  of ours, or the one that learns shapes
         """
 
 
-_STATES: tuple[Kind, ...] = (delta_rule, mamba2)
+_STATES: tuple[Kind, ...] = (*(delta_rule, kimi_delta, lightning, mamba1, mamba2, recurrent_unit),)
 _KINDS: tuple[Kind, ...] = (short_conv, *_STATES)
 
 
@@ -49,12 +55,13 @@ def more_in_slots(model: Any) -> int:
     """
     found = 0
     num_layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
-    for module, kind in _layers(model, _KINDS):
+    for number, module, kind in _layers(model, _KINDS):
         if "forward" not in vars(module):
-            place = module.layer_idx + kind.BESIDE_ATTENTION * num_layers
+            place = number + kind.BESIDE_ATTENTION * num_layers
             module.forward = partial(_forward, kind, module, module.forward, place)
-        num_taps = getattr(module, kind.CONVOLUTION).weight.shape[-1]
-        found = max(found, num_taps - 1)
+        found = max(found, 1)  # so that the cache finds the paths of rows
+        if kind.CONVOLUTION:
+            found = max(found, getattr(module, kind.CONVOLUTION).weight.shape[-1] - 1)
     return found
 
 
@@ -66,7 +73,7 @@ def _forward(
     hidden_states: torch.Tensor,
     *more: Any,
     **named: Any,
-) -> torch.Tensor:
+) -> Any:
     """Return a layer's outputs: ours where the cache is, else transformers'.
 
     usual  transformers' forward
@@ -75,13 +82,12 @@ def _forward(
     for one in (*more, *named.values()):
         if isinstance(one, SlotCache | ShapeCache):
             return kind.forward(module, place, hidden_states, one)
-    found: torch.Tensor = usual(hidden_states, *more, **named)
-    return found
+    return usual(hidden_states, *more, **named)
 
 
 def state_bytes(model: Any) -> int:
     """Return the bytes of all states that a model keeps of one text, whatever its length."""
-    return sum(kind.state_bytes(module) for module, kind in _layers(model, _KINDS))
+    return sum(kind.state_bytes(module) for _, module, kind in _layers(model, _KINDS))
 
 
 def has_states(model: Any) -> bool:
@@ -89,9 +95,9 @@ def has_states(model: Any) -> bool:
     return next(_layers(model, _STATES), None) is not None
 
 
-def _layers(model: Any, kinds: tuple[Kind, ...]) -> Iterator[tuple[Any, Kind]]:
-    """Yield a model's layers of these kinds, each with its kind."""
-    for module in model.modules():
+def _layers(model: Any, kinds: tuple[Kind, ...]) -> Iterator[tuple[int, Any, Kind]]:
+    """Yield a model's layers of these kinds: number of the layer, module, kind."""
+    for name, module in model.named_modules():
         for kind in kinds:
             if type(module).__name__ in kind.CLASSES:
-                yield module, kind
+                yield next(int(part) for part in name.split(".") if part.isdigit()), module, kind

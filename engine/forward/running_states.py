@@ -10,6 +10,8 @@ How tokens become a state is a `Rule`: the gated delta rule (`delta_rule.py`) or
 (`mamba2.py`).
 """
 
+from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -60,69 +62,78 @@ def summed(
     entering: torch.Tensor,
     cache: Cache,
     place: int,
+    *,
+    keeps_end: bool = False,
 ) -> torch.Tensor:
     """Write what the rows give to their slots; return their outputs [1, n, heads, dim] float32.
 
     queries  [1, n, ...], as the rule takes them
     given    [1, n, size] float32
     entering, place  as in `convolved`
+    keeps_end  True: keep the state behind the committed tokens too, and let rows go on from there
     """
     _, kept = cache.update(entering[:, None], given[:, None], place)
     if isinstance(cache, SlotCache):
-        return _Lane(rule, cache, place, kept[0, 0]).outputs(queries[0])[None]
+        lane = _Lane(rule, cache, place, kept[0, 0], keeps_end=keeps_end)
+        return lane.outputs(queries[0])[None]
     rows, _ = rule(queries, given, None, goes_on=False)
     return rows
 
 
 class _Lane:
-    """One text's tokens in a layer, and its state at the last border."""
+    """One text's tokens in a layer, and its states: at the last border, perhaps at its end."""
 
-    def __init__(self, rule: Rule, cache: SlotCache, place: int, kept: torch.Tensor) -> None:
+    def __init__(
+        self, rule: Rule, cache: SlotCache, place: int, kept: torch.Tensor, *, keeps_end: bool
+    ) -> None:
         """Take what the slots that the pass sees hold, [num_visible, size] float32."""
         self._rule, self._cache, self._kept = rule, cache, kept
-        self._key = place, cache.lane
+        self._at_border = place, cache.lane
+        self._at_end = (-1 - place, cache.lane) if keeps_end else None
 
     def outputs(self, queries: torch.Tensor) -> torch.Tensor:
         """Return the outputs [n, heads, dim] of the pass's rows, for queries [n, ...]."""
-        state = self._state(self._cache.border, queries[:0])
-        if self._cache.is_chain:
-            return self._of_chain(queries, state)
-        index, are_there = self._cache.path
+        cache = self._cache
+        stop = cache.border if self._at_end is None else cache.committed
+        start, state = self._nearest(stop)
+        for _, made in self._run(start, stop, queries[:0], stop, state):
+            state = made
+        if self._at_end is not None and stop > cache.border:
+            cache.states[self._at_end] = stop, state
+        if cache.is_chain:
+            end = cache.first + cache.count
+            parts = [rows for rows, _ in self._run(stop, end, queries, cache.first, state)]
+            shape = len(queries) - cache.count, *parts[0].shape[1:]
+            return torch.cat((*parts, parts[0].new_zeros(shape)))
+        index, are_there = cache.path(stop)
         tokens = self._kept[index].masked_fill_(are_there.logical_not()[..., None], 0)
         made, _ = self._rule(queries[:, None], tokens, state, goes_on=False)
         return made[:, 0]
 
-    def _of_chain(self, queries: torch.Tensor, state: Any) -> torch.Tensor:
-        """Return the outputs of rows that follow one another, as in a prompt."""
-        count = self._cache.count
-        first, end, parts = self._cache.first, self._cache.first + count, []
-        for start in range(self._cache.border, end, STEP):
-            stop, begun = min(start + STEP, end), max(first, start)
-            asked = queries[begun - first : stop - first]
-            made, state = self._run(start, stop, asked, state)
-            parts.append(made)
-        shape = len(queries) - count, *parts[0].shape[1:]
-        return torch.cat((*parts, parts[0].new_zeros(shape)))
-
-    def _state(self, border: int, nothing: torch.Tensor) -> Any:
-        """Return the state behind the first `border` tokens; None: there are none.
-
-        nothing  queries of no row
-        """
-        at, state = self._cache.states.get(self._key, (0, None))
-        if at > border:
-            at, state = 0, None
-        if at < border:
-            _, state = self._run(at, border, nothing, state)
-        return state
+    def _nearest(self, end: int) -> tuple[int, Any]:
+        """Return the known state behind the most tokens, but at most `end`; (0, None): there is
+        none."""
+        keys = (self._at_border, self._at_end)
+        known = [self._cache.states[key] for key in keys if key in self._cache.states]
+        return max((one for one in known if one[0] <= end), key=itemgetter(0), default=(0, None))
 
     def _run(
-        self, start: int, stop: int, queries: torch.Tensor, state: Any
-    ) -> tuple[torch.Tensor, Any]:
-        """Run the tokens [start, stop) of the text, and keep the state if it is at a border."""
-        given = self._kept[None, start:stop]
-        made, state = self._rule(queries[None], given, state, goes_on=True)
-        known, _ = self._cache.states.get(self._key, (0, None))
-        if stop % STEP == 0 and stop > known:
-            self._cache.states[self._key] = stop, state
-        return made[0], state
+        self, start: int, end: int, queries: torch.Tensor, first: int, state: Any
+    ) -> Iterator[tuple[torch.Tensor, Any]]:
+        """Run the tokens [start, end) of the text in parts that end at borders; keep these states.
+
+        Yields of each part the outputs of the rows in it, and the state behind it.
+
+        queries  of the rows from position `first` on
+        state    before the tokens
+        """
+        while start < end:
+            stop = min(start // STEP * STEP + STEP, end)
+            asked = queries[max(start - first, 0) : max(stop - first, 0)]
+            given = self._kept[None, start:stop]
+            made, state = self._rule(asked[None], given, state, goes_on=True)
+            known, _ = self._cache.states.get(self._at_border, (0, None))
+            if stop % STEP == 0 and stop > known:
+                self._cache.states[self._at_border] = stop, state
+            yield made[0], state
+            start = stop

@@ -9,7 +9,8 @@ from coordinator.api.models.heads import find_config, read
 from coordinator.api.params import MAX_TOKENS, SamplingParams
 from proto.messages import MAX_TEXT_LEN, Hello
 
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")  # names in config.json
+# Names in config.json.
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "model_max_length")
 
 
 def longest_of(model: str, revision: str | None, asked: int = MAX_TEXT_LEN) -> int | None:

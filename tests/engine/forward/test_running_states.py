@@ -19,18 +19,26 @@ from tests.small_families import make_small
 
 VOCAB, TOLERANCE = 199, 1e-3
 KINDS = (
-    "qwen3_next",
-    "qwen3_5_text",
-    "bamba",
-    "falcon_h1",
-    "granitemoehybrid",
-    "nemotron_h",
-    "zamba2",
+    *("qwen3_next", "qwen3_5_text", "olmo_hybrid"),  # the delta rule
+    *("kimi_linear", "bailing_hybrid"),  # with a decay for each channel
+    "minimax",
+    *("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"),
+    *("falcon_mamba", "jamba", "zamba"),  # Mamba 1
+    "recurrent_gemma",
 )
+# One of each mechanism: these are tested where there is little time.
+USUAL = ("qwen3_next", "kimi_linear", "minimax", "bamba", "jamba", "recurrent_gemma")
+# These keep a state behind the committed tokens too.
+WITH_ENDS = ("kimi_linear", "bailing_hybrid", "falcon_mamba", "jamba", "zamba", "recurrent_gemma")
 LENGTHS = (1, STATE_STEP - 1, STATE_STEP, STATE_STEP + 1, 2 * STATE_STEP, 150)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+def one_of_each() -> list[object]:
+    """Return the kinds as parameters; all but one of each mechanism are slow together."""
+    return [pytest.param(kind, marks=() if kind in USUAL else pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.fixture(scope="module", params=one_of_each())
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small model."""
     return make_small(request.param, tmp_path_factory.mktemp("model"))
@@ -40,9 +48,9 @@ def test_memory_is_counted_for_the_states_that_are_kept(small: Path) -> None:
     loaded = load_model(str(small), dtype="float32")
     executor = ModelExecutor(loaded, 320, num_lanes=2)
     cache = executor._backend.cache  # type: ignore[union-attr]
-    where = tuple(range(STATE_STEP + 1))
     for lane in (0, 1):
-        executor.run(Feed(where, where, where, 0, None, lane=lane), (STATE_STEP,))
+        read(executor, text(1, STATE_STEP + 1), 0, lane)
+        read(executor, [5], STATE_STEP + 1, lane)
     held = sum(_num_bytes(state) for _, state in cache.states.values())
     assert held == 2 * state_bytes(loaded.model) > 0
     # A text of no tokens has these bytes too, so one lane less fits.
