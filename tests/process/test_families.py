@@ -7,9 +7,11 @@ import pytest
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
+from coordinator.launching import launcher
 from coordinator.text.metrics import Metrics
+from proto.messages import Role
 from tests.families import FAMILIES, LENGTH, PROMPTS, USUAL, greedy_text, make_drafter, make_family
-from tests.process.reference import Reference, assert_same_but_for_near_ties
+from tests.process.reference import Reference, assert_same_but_for_near_ties, generate
 
 pytestmark = pytest.mark.process
 
@@ -18,6 +20,10 @@ SYNC = SpeculationConfig(policy="sync", num_speculative_tokens=4, adaptive=False
 TREE = SpeculationConfig(policy="tree")
 POLICIES = (SYNC, TREE, SpeculationConfig(policy="auto"))
 SEEDED = {"temperature": 0.9, "seed": 7}
+# One family of each mechanism of running states, and of short convolutions.
+WITH_STATES = (
+    *("bamba", "jamba", "kimi_linear", "lfm2", "minimax", "qwen3_5_text", "recurrent_gemma"),
+)
 
 
 def make_pair(name: str, folder: Path) -> tuple[PairConfig, Reference]:
@@ -82,3 +88,30 @@ def test_texts_at_once_are_those_of_transformers(name: str, tmp_path: Path) -> N
         alone, _ = together(pair, ALONE, **SEEDED)
         for speculation in (TREE,) if name in USUAL else POLICIES:
             assert together(pair, speculation, **SEEDED)[0] == alone
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_a_drafter_that_is_killed_in_the_middle_changes_no_text(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = str(make_family(name, tmp_path))
+    config = PairConfig(
+        target=target,
+        drafter=target,
+        dtype="float32",
+        max_model_len=LENGTH,
+        simulate_target_ms=4.0,
+        drafter_restarts=0,
+    )
+    monkeypatch.setitem(launcher.MODULES, Role.DRAFTER, "tests.process.failing_drafter")
+    monkeypatch.setenv("SLIPSTREAM_TEST_FAILURE", "killed run")
+    prompt = PROMPTS[1]
+    greedy = SamplingParams(max_tokens=LENGTH - len(prompt), ignore_eos=True)
+    with Pair(config) as pair:
+        got = generate(pair, prompt, SpeculationConfig(policy="tree", adaptive=False), greedy)
+        assert 0 < (got.metrics.drafter_lost_at or 0) < len(got.tokens)
+        assert got.metrics.num_accepted_tokens > 0
+        assert pair.pids().keys() == {"target"}
+        assert got.tokens == generate(pair, prompt, ALONE, greedy).tokens
+    assert len(got.tokens) == LENGTH - len(prompt)
