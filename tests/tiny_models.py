@@ -102,8 +102,8 @@ def make_config(architecture: str, vocab: int = 199) -> Any:
             return gemma(**base, **window)
         case "gpt_oss":
             return hf.GptOssConfig(**base, num_local_experts=8, sliding_window=512)
-        case "mamba":
-            return hf.MambaConfig(hidden_size=64, num_hidden_layers=2, vocab_size=vocab)
+        case "rwkv":
+            return hf.RwkvConfig(hidden_size=64, num_hidden_layers=2, vocab_size=vocab)
         case "t5":
             return hf.T5Config(d_model=64, num_layers=2, num_heads=4, d_ff=128, vocab_size=vocab)
     raise ValueError(f"no recipe for {architecture!r}")

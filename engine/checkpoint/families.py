@@ -1,7 +1,7 @@
 """Which model families this engine cannot run, decided from config.json alone.
 
 For each token the engine keeps a key and a value that it can drop, move and hide behind a mask; of
-a short convolution, a gated delta rule or Mamba 2 what the token gives to later ones, in their
+a short convolution or a layer with a running state what the token gives to later ones, in their
 place. A layer that keeps anything else cannot be rolled back after rejected drafts. One table
 serves both sides: the coordinator asks it with the content of config.json before it starts a node;
 the node does the same, and asks again with transformers' configuration made of that. So the table
@@ -35,6 +35,9 @@ _WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurren
 RECURRENT = "recurrent layers, whose state cannot be rolled back"
 ALIBI = "ALiBi position biases, which go by the slot of a token and not by its position"
 CHUNKED = "chunked attention, of which this engine does not know the masks"
+_COMPRESSED = "keys and values that stand for several tokens, which cannot be rolled back"
+_OWN_STATES = "recurrent states that it keeps outside of transformers' caches"
+_MIXED_HEADS = "attention whose queries, keys and values are mixed with those of earlier tokens"
 _SPARSE = "sparse attention with an index of its own, which cannot be rolled back"
 _OWN_MASK = "an attention mask of its own, which would hide the tree's"
 _OWN_POSITIONS = "positions that it counts itself, from the first token of a pass"
@@ -45,13 +48,15 @@ ENCODER_DECODER = "an encoder-decoder model"
 
 # Reason -> the model types that are refused for it, whatever else config.json says.
 _ALWAYS: Mapping[str, tuple[str, ...]] = {
-    RECURRENT: (*("deepseek_v4", "qwen4_exp", "qwen4_exp_text", "rwkv", "xlstm", "zaya"),),
+    _OWN_STATES: ("rwkv", "xlstm"),
+    _MIXED_HEADS: ("zaya",),
+    _COMPRESSED: ("deepseek_v4",),
     ALIBI: ("bloom", "mpt"),  # transformers' MPT has them also where config.json has none
-    _SPARSE: ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"),
+    _SPARSE: ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
     _OWN_MASK: ("gpt_neo",),
     _OWN_POSITIONS: (
-        *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "roformer", "trocr"),
-        *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+        *("camembert", "data2vec-text", "inkling2_text", "inkling_text", "roberta"),
+        *("roberta-prelayernorm", "roformer", "trocr", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     ),
     _OWN_CACHE: ("cpmant", "openai-gpt", "reformer", "xlm", "xlnet"),
     _CROSS: ("mllama",),
@@ -61,7 +66,7 @@ _ALWAYS: Mapping[str, tuple[str, ...]] = {
 _BY_DEFAULT: Mapping[str, tuple[str, ...]] = {
     "linear_attention": (
         *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid"),
-        *("inkling2_text", "inkling_text", "jamba", "kimi_linear", "mamba", "mamba2", "minimax"),
+        *("jamba", "kimi_linear", "mamba", "mamba2", "minimax"),
         *("nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"),
         *("qwen3_5_text", "qwen3_next", "recurrent_gemma", "zamba", "zamba2"),
     ),
@@ -102,8 +107,9 @@ _KEEPING_STATES = {
     *(*_WITH_DELTA_RULE, *_WITH_KIMI_DELTA, *_WITH_LIGHTNING, *_WITH_MAMBA_1, *_WITH_MAMBA_2),
     *_WITH_UNITS,
 }
-# Model types without attention, whose texts may have any length.
-UNLIMITED = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma"}
+_WITHOUT_ATTENTION = {"falcon_mamba", "mamba", "mamba2"}
+# Model types whose texts may have any length.
+UNLIMITED = _WITHOUT_ATTENTION | {"recurrent_gemma"}
 # Model types whose layers all have the window if there is one; they know no `layer_types`.
 _ONE_WINDOW = {
     *("ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"),
@@ -303,6 +309,7 @@ def _why_not(kind: str, text: Stated) -> str | None:
 class Family:
     """What is known of a model type before any model of it is seen: a row of docs/models.md.
 
+    has_attention  False: it has no attention at all
     refused      why it is refused where config.json is silent; None: it is not
     has_windows  True: sliding windows or chunks run, if config.json states them
     has_chunks   True: these are chunks
@@ -318,6 +325,7 @@ class Family:
 
     kind: str
     refused: str | None
+    has_attention: bool
     has_windows: bool
     has_chunks: bool
     has_convolutions: bool
@@ -338,6 +346,7 @@ def family(kind: str) -> Family:
     return Family(
         kind,
         refused,
+        has_attention=kind not in _WITHOUT_ATTENTION,
         has_windows=kind in _WITH_WINDOWS,
         has_chunks=kind in _BY_DEFAULT[_CHUNKED],
         has_convolutions=kind in _WITH_CONVOLUTIONS,

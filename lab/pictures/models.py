@@ -35,11 +35,9 @@ config.json some or all layers may see only the last tokens, or only those of th
 transformers. Keys and values of the whole text stay in memory all the same, because a rejected
 draft may move the window back. *convolutions*: by config.json some layers mix each token with the
 few tokens before it; what they need of a token lies where others have its key and value. *states*:
-some layers keep one running state (gated delta rule, Mamba 2), in a few families beside attention
-in the same layer. What each token gives to it lies in the token's place, for the whole text: what
-enters the layer's convolution, and in float32 what the rule takes of it (key, value and two numbers
-a head; in Mamba 2 a head's x and step, a group's b). That is far more than an attention layer
-keeps. The state itself is kept at every 64th token, and made anew where it is not. *eager*:
+some layers keep one running state ([which kinds](#running-states)), in a few families beside
+attention in the same layer. What each token gives to it lies in the token's place, for the whole
+text, which takes far more memory than keys and values do. *eager*:
 transformers has no fused attention for this family, so each layer writes the scores of all heads to
 memory and reads them again. That takes more time and memory, above all for long prompts.
 
@@ -106,6 +104,30 @@ All others (float16, GPUs, several ranks, other families, no library) may differ
 decoding where two tokens nearly tie. For these `--reproducible` pads every pass to 16 rows and
 checks at load that no bit of a row then depends on its place or on other rows. It does not pad a
 target that is exact.
+
+## Running states
+
+A layer with a running state has no keys and values: each token changes the state, and a change
+cannot be taken back. So what each token gives to the state lies in the token's slot of the cache,
+beside what enters the layer's convolution; the state itself is kept at every 64th token of a text,
+and each row adds what the tokens of its own path give. Rejected drafts are slots that nobody adds.
+
+What a token keeps there, in float32, goes by the mechanism:
+
+* the gated delta rule (qwen3_next, qwen3_5, qwen3_5_moe, olmo_hybrid): its key, its value and two
+  numbers a head
+* Kimi's delta attention (kimi_linear, bailing_hybrid): key, value, a decay for each channel and a
+  number a head
+* lightning attention (minimax): key and value
+* Mamba 2 (bamba, falcon_h1, granitemoehybrid, mamba2, nemotron_h, zamba2): x and a step of each
+  head, b of each group
+* Mamba 1 (falcon_mamba, jamba, mamba, zamba): x and a step of each channel, and b
+* gated linear recurrent units (recurrent_gemma): two numbers a channel
+
+In Kimi's delta attention, Mamba 1 and recurrent units decays differ by channel or by number of the
+state, so sums for each row from the last 64th token on would cost too much. There a second state is
+kept, behind the last committed token. falcon_mamba, mamba and mamba2 have no attention, and like
+recurrent_gemma no longest text: memory alone limits it.
 
 ## Models of several modalities
 
@@ -177,7 +199,7 @@ def _row(of: Family) -> str:
 
 
 def _attention(of: Family) -> str:
-    words = ["full"]
+    words = ["full"] if of.has_attention else []
     if of.has_windows:
         words.append("chunks" if of.has_chunks else "windows")
     if of.has_convolutions:

@@ -42,7 +42,7 @@ def _models(folder: Path) -> None:
     model(folder / "no-heads", num_attention_heads=0)
     model(folder / "typo", model_type="lama")
     model(folder / "no-type", model_type=None)
-    model(folder / "recurrent", model_type="mamba")
+    model(folder / "recurrent", model_type="rwkv")
     model(folder / "t5", model_type="t5", is_encoder_decoder=True)
     model(folder / "sliding", model_type="moshi", sliding_window=4096)
     model(folder / "vision", model_type="clip")

@@ -208,7 +208,8 @@ GENERATE: list[tuple[list[str], str]] = [
     (["a", "--target", "~/no-type"], "~/no-type/config.json: model_type is null, and it must name"),
     (
         ["a", "--target", "~/recurrent"],
-        "~/recurrent: mamba has recurrent layers, whose state cannot be rolled back; " + FULL,
+        "~/recurrent: rwkv has recurrent states that it keeps outside of transformers' caches; "
+        + FULL,
     ),
     (["a", "--target", "~/t5"], "~/t5: it is an encoder-decoder model; use a decoder-only one"),
     (

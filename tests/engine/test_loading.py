@@ -58,7 +58,7 @@ def test_what_a_model_says_of_itself(architecture: str, load: Load) -> None:
 @pytest.mark.parametrize(
     ("architecture", "why"),
     [
-        ("mamba", "mamba has recurrent layers, whose state cannot be rolled back"),
+        ("rwkv", "rwkv has recurrent states that it keeps outside of transformers' caches"),
         ("bloom", "bloom has ALiBi position biases"),
         ("falcon_alibi", "falcon has ALiBi position biases"),
         ("gpt_neo_global", "gpt_neo has an attention mask of its own, which would hide the tree's"),

@@ -218,7 +218,7 @@ def test_a_model_whose_config_does_not_do_is_refused_before_its_weights_come(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.folder.mkdir()
-    (hub.folder / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ModelError, match="someone/large: mamba has recurrent layers"):
+    (hub.folder / "config.json").write_text('{"model_type": "rwkv"}')
+    with pytest.raises(ModelError, match="someone/large: rwkv has recurrent states"):
         Pair(PairConfig(target="someone/large", drafter="ngram"))
     assert "model.safetensors" not in hub.fetched

@@ -152,7 +152,7 @@ def test_what_the_language_model_lacks_or_has_too_much_is_named(tmp_path: Path) 
         ("max_window_layers", None, "it cannot be used: .*'max_window_layers'"),
         ("num_hidden_layers", 4, r"it cannot be used: `num_hidden_layers` \(4\) must be"),
         ("hidden_size", 96, r"by its sizes \(hidden_size\) lm_head.weight is"),
-        ("model_type", "jamba", ": qwen2_vl has recurrent layers"),
+        ("model_type", "rwkv", ": qwen2_vl has recurrent states"),
     ],
 )
 def test_a_config_of_the_language_model_that_lies_is_named(

@@ -17,7 +17,7 @@ from tests.families import load
 from tests.small_families import make_small
 
 LENGTH, TOLERANCE = 8000, 1e-3
-# Tokens of the chunks, in turn: as long as they are usually read, and as they never end at a border.
+# Tokens of the chunks, in turn: of a usual length, and such that few end at a border.
 CUTS = ((512,), (1000, 37, 1, 413))
 # One family of each mechanism.
 KINDS = ("qwen3_5_text", "kimi_linear", "minimax", "bamba", "jamba", "recurrent_gemma", "lfm2")
