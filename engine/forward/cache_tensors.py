@@ -100,7 +100,7 @@ class SlotCache(Cache):
         # Of layers with a state (`running_states.py`), by a number of the layer and lane: the state
         # of the text behind so many tokens. What a pass of one lane is, as `note` was told.
         self.states: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
-        self.border = self.committed = self.first = self.count = self._longest = 0
+        self.committed = self.first = self.count = self._longest = 0
         self.is_chain = False
         # What the layers' views show: the slots before `end`, as many as `lengths` (`begin`).
         self._shown: tuple[int, tuple[int, ...]] = capacity, (capacity,)
@@ -192,8 +192,7 @@ class SlotCache(Cache):
         """
         self.first, self.count, self.is_chain = first, count, is_chain
         self.committed = committed
-        self.border = committed // STATE_STEP * STATE_STEP
-        self._longest = 0 if is_chain else longest - self.border
+        self._longest = 0 if is_chain else longest - committed
         for key, (behind, _) in list(self.states.items()):
             if key[1] == self.lane and first < behind:
                 del self.states[key]
@@ -208,21 +207,19 @@ class SlotCache(Cache):
         """Return the positions [n] int64 of the rows of a pass of one lane."""
         return self._positions[self.slots]
 
-    def path(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return, of a pass of one lane, each row's tokens from position `start` on, in order.
+    @property
+    def path(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return, of a pass of one lane, each row's tokens behind the committed ones, in order.
 
         They are (slots of the lane [n, longest], whether there is a token there), the row last.
-
-        start  the border, or the number of committed tokens
         """
-        longest = self._longest - (start - self.border)
         index, are_there = self._before[0], self._are_before[0]
-        index, are_there = index[:, :longest].clone(), are_there[:, :longest].clone()
+        index, are_there = index[:, : self._longest].clone(), are_there[:, : self._longest].clone()
         # A row of padding lies behind all that is seen, and nobody reads what it says.
         index[:, 0] = (self.slots - self._start).clamp_(max=self.num_visible - 1)
         are_there[:, 0] = True
-        places = self.positions[:, None] - torch.arange(longest, device=index.device)
-        are_there &= places >= start
+        back = torch.arange(self._longest, device=index.device)
+        are_there &= self.positions[:, None] - back >= self.committed
         return index.flip(1), are_there.flip(1)
 
     def before(self, seen: torch.Tensor) -> torch.Tensor:

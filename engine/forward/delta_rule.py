@@ -28,8 +28,8 @@ CONVOLUTION = "conv1d"
 
 
 def state_bytes(module: Any) -> int:
-    """Return the bytes of one text's state: [heads, key dim, value dim] in float32."""
-    return int(module.value_dim) * int(module.head_k_dim) * FLOAT32_BYTES
+    """Return the bytes of one text's two states: [heads, key dim, value dim] in float32 each."""
+    return 2 * int(module.value_dim) * int(module.head_k_dim) * FLOAT32_BYTES
 
 
 def forward(

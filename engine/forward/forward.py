@@ -498,7 +498,9 @@ class HuggingFaceBackend(Recordable):
     def is_by_row(self) -> bool:  # type: ignore[override]
         """True if all linear layers and all attention so far were computed by our own."""
         own = self._by_row
-        return own is not None and own.num_own > 0 and not own.num_others
+        if own is None or self._has_states:  # sums of states go by other rows too
+            return False
+        return own.num_own > 0 and not own.num_others
 
     @property
     def forms(self) -> str:
@@ -568,7 +570,7 @@ class HuggingFaceBackend(Recordable):
         """
         self._masks.are_cut = timed
         is_alone = self._device.type == "cpu" and self._rank is None and not self._is_recorded
-        is_known = self._model.config.model_type in {*FUSED, *BY_ROW}
+        is_known = self._has_states or self._model.config.model_type in {*FUSED, *BY_ROW}
         if timed and is_alone and is_known and not is_quantised(self._model):
             with torch.inference_mode():
                 self._by_row = by_row.take_over(self._model, self.cache, self.kinds)

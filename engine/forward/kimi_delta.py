@@ -1,9 +1,7 @@
 """Kimi's delta attention (Kimi Linear, Ling 3): the delta rule with decays by channel, over slots.
 
 What a token gives to the states behind it: its key, value, b and the logarithms of its decays. How
-a state comes of these: `corrected_sums.py`; where it is kept: `running_states.py`. Products with
-decays for each channel cost far more than those with one for each head, so a state is kept behind
-the committed tokens too, and a row adds only its own path behind these.
+a state comes of these: `corrected_sums.py`; where it is kept: `running_states.py`.
 
 The modules stay transformers'; where the cache is ours, their forward is this one. Passes of
 several texts run one text after another.
@@ -43,7 +41,7 @@ def forward(
     given = torch.cat((keys, values, decays, betas), dim=-1)
     queries = queries.view(*queries.shape[:2], -1, module.head_dim)
     rule = partial(_run, module)
-    rows = summed(rule, queries, given, entering, cache, place, keeps_end=True)
+    rows = summed(rule, queries, given, entering, cache, place)
     gate = _gate(module, hidden_states).view(rows.shape)
     made: torch.Tensor = module.o_proj(module.o_norm(rows.to(gate.dtype), gate).flatten(2))
     return made

@@ -24,8 +24,8 @@ CONVOLUTION = ""
 
 
 def state_bytes(module: Any) -> int:
-    """Return the bytes of one text's state: [heads, dim, dim] in float32."""
-    return int(module.num_attention_heads) * int(module.head_dim) ** 2 * FLOAT32_BYTES
+    """Return the bytes of one text's two states: [heads, dim, dim] in float32 each."""
+    return 2 * int(module.num_attention_heads) * int(module.head_dim) ** 2 * FLOAT32_BYTES
 
 
 def forward(

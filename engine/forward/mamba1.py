@@ -4,8 +4,8 @@
 
 The decays differ by channel and by number of the state, so shares of tokens in outputs cannot be
 computed as a product of matrices (as in Mamba 2); tokens are added one after another. What a token
-gives to the states behind it: x, b and its step s of each channel. A state is kept behind the
-committed tokens too, and a row adds only its own path behind these (`running_states.py`).
+gives to the states behind it: x, b and its step s of each channel. Where a state is kept:
+`running_states.py`.
 
 The modules stay transformers'; where the cache is ours, their forward is this one. Passes of
 several texts run one text after another.
@@ -44,7 +44,7 @@ def forward(
     x = mixed.to(entering.dtype).view(*mixed.shape[:2], heads, -1)
     b, c, steps = _projected(module, x)
     given = torch.cat((x.float().flatten(2), b.flatten(2), steps.flatten(2)), dim=-1)
-    rows = summed(partial(_run, module), c, given, entering, cache, place, keeps_end=True)
+    rows = summed(partial(_run, module), c, given, entering, cache, place)
     rows = rows + module.D.float().view(heads, -1) * x.float()
     gated = (rows.flatten(2) * F.silu(gate.float())).to(gate.dtype)
     outputs: torch.Tensor = module.out_proj(gated)

@@ -35,8 +35,8 @@ CONVOLUTION = "conv1d"
 
 
 def state_bytes(module: Any) -> int:
-    """Return the bytes of one text's state: [heads, dim, state] in float32."""
-    return int(module.intermediate_size) * int(module.ssm_state_size) * FLOAT32_BYTES
+    """Return the bytes of one text's two states: [heads, dim, state] in float32 each."""
+    return 2 * int(module.intermediate_size) * int(module.ssm_state_size) * FLOAT32_BYTES
 
 
 def forward(

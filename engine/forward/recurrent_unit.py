@@ -45,7 +45,7 @@ def forward(
         sizes = sizes.masked_fill((cache.positions == 0)[None, :, None], 1.0)
     given = torch.cat(((mixed * opening).float() * sizes, decays), dim=-1)
     nothing = given[..., :0]  # outputs are the states themselves
-    rows = summed(_run, nothing, given, entering, cache, place, keeps_end=True)
+    rows = summed(_run, nothing, given, entering, cache, place)
     return module.linear_out(rows[:, :, 0].to(gate.dtype) * gate), None
 
 

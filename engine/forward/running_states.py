@@ -1,13 +1,13 @@
 """Layers that keep one running state: the state is a summary of slots.
 
 What a token gives to the states behind it lies in its slot, and so does what its short convolution
-gives to later tokens. The state of a text is kept at the last *border*, a multiple of STEP tokens
-that all rows of a pass see, and a row adds the tokens of its own path behind it. Rejecting drafts
+gives to later tokens. The state of a text is kept behind the committed tokens that all rows of a
+pass see (its *end*), and a row adds the tokens of its own path behind these. Rejecting drafts
 therefore costs nothing, and neither does moving or copying: a state whose slots were written to is
-dropped, and is made anew of the slots when it is needed (`SlotCache.note`).
+dropped, and is made anew of the slots when it is needed (`SlotCache.note`). So that this is cheap,
+a second state is kept at the last *border*, a multiple of STEP tokens.
 
-How tokens become a state is a `Rule`: the gated delta rule (`delta_rule.py`) or Mamba 2's
-(`mamba2.py`).
+How tokens become a state is a `Rule`, of which there is one for each mechanism (`more_layers.py`).
 """
 
 from collections.abc import Iterator
@@ -62,57 +62,49 @@ def summed(
     entering: torch.Tensor,
     cache: Cache,
     place: int,
-    *,
-    keeps_end: bool = False,
 ) -> torch.Tensor:
     """Write what the rows give to their slots; return their outputs [1, n, heads, dim] float32.
 
     queries  [1, n, ...], as the rule takes them
     given    [1, n, size] float32
     entering, place  as in `convolved`
-    keeps_end  True: keep the state behind the committed tokens too, and let rows go on from there
     """
     _, kept = cache.update(entering[:, None], given[:, None], place)
     if isinstance(cache, SlotCache):
-        lane = _Lane(rule, cache, place, kept[0, 0], keeps_end=keeps_end)
-        return lane.outputs(queries[0])[None]
+        return _Lane(rule, cache, place, kept[0, 0]).outputs(queries[0])[None]
     rows, _ = rule(queries, given, None, goes_on=False)
     return rows
 
 
 class _Lane:
-    """One text's tokens in a layer, and its states: at the last border, perhaps at its end."""
+    """One text's tokens in a layer, and its states: at the last border, and at its end."""
 
-    def __init__(
-        self, rule: Rule, cache: SlotCache, place: int, kept: torch.Tensor, *, keeps_end: bool
-    ) -> None:
+    def __init__(self, rule: Rule, cache: SlotCache, place: int, kept: torch.Tensor) -> None:
         """Take what the slots that the pass sees hold, [num_visible, size] float32."""
         self._rule, self._cache, self._kept = rule, cache, kept
         self._at_border = place, cache.lane
-        self._at_end = (-1 - place, cache.lane) if keeps_end else None
+        self._at_end = -1 - place, cache.lane
 
     def outputs(self, queries: torch.Tensor) -> torch.Tensor:
         """Return the outputs [n, heads, dim] of the pass's rows, for queries [n, ...]."""
-        cache = self._cache
-        stop = cache.border if self._at_end is None else cache.committed
+        cache, stop = self._cache, self._cache.committed
         start, state = self._nearest(stop)
         for _, made in self._run(start, stop, queries[:0], stop, state):
             state = made
-        if self._at_end is not None and stop > cache.border:
+        if stop % STEP:
             cache.states[self._at_end] = stop, state
         if cache.is_chain:
             end = cache.first + cache.count
             parts = [rows for rows, _ in self._run(stop, end, queries, cache.first, state)]
             shape = len(queries) - cache.count, *parts[0].shape[1:]
             return torch.cat((*parts, parts[0].new_zeros(shape)))
-        index, are_there = cache.path(stop)
+        index, are_there = cache.path
         tokens = self._kept[index].masked_fill_(are_there.logical_not()[..., None], 0)
         made, _ = self._rule(queries[:, None], tokens, state, goes_on=False)
         return made[:, 0]
 
     def _nearest(self, end: int) -> tuple[int, Any]:
-        """Return the known state behind the most tokens, but at most `end`; (0, None): there is
-        none."""
+        """Return (its tokens, state) of the longest known beginning of at most `end` tokens."""
         keys = (self._at_border, self._at_end)
         known = [self._cache.states[key] for key in keys if key in self._cache.states]
         return max((one for one in known if one[0] <= end), key=itemgetter(0), default=(0, None))

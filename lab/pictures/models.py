@@ -109,8 +109,9 @@ target that is exact.
 
 A layer with a running state has no keys and values: each token changes the state, and a change
 cannot be taken back. So what each token gives to the state lies in the token's slot of the cache,
-beside what enters the layer's convolution; the state itself is kept at every 64th token of a text,
-and each row adds what the tokens of its own path give. Rejected drafts are slots that nobody adds.
+beside what enters the layer's convolution; the state itself is kept behind the committed tokens
+(and at the last multiple of 64, to go back to), and each row adds what the tokens of its own path
+give. Rejected drafts are slots that nobody adds.
 
 What a token keeps there, in float32, goes by the mechanism:
 
@@ -124,10 +125,8 @@ What a token keeps there, in float32, goes by the mechanism:
 * Mamba 1 (falcon_mamba, jamba, mamba, zamba): x and a step of each channel, and b
 * gated linear recurrent units (recurrent_gemma): two numbers a channel
 
-In Kimi's delta attention, Mamba 1 and recurrent units decays differ by channel or by number of the
-state, so sums for each row from the last 64th token on would cost too much. There a second state is
-kept, behind the last committed token. falcon_mamba, mamba and mamba2 have no attention, and like
-recurrent_gemma no longest text: memory alone limits it.
+falcon_mamba, mamba and mamba2 have no attention, and like recurrent_gemma no longest text: memory
+alone limits it.
 
 ## Models of several modalities
 

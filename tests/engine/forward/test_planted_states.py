@@ -13,7 +13,7 @@ import torch
 
 from engine.checkpoint.model import load_model
 from engine.forward import delta_rule, kimi_delta, lightning, mamba1, mamba2, recurrent_unit
-from engine.forward.cache_tensors import SlotCache
+from engine.forward.cache_tensors import STATE_STEP, SlotCache
 from engine.forward.running_states import _Lane
 from engine.model_executor import ModelExecutor
 from tests.engine.recomputed import errors
@@ -76,13 +76,21 @@ def never_advances(patch: pytest.MonkeyPatch, _: Any) -> None:
 
 def counts_from_the_root(patch: pytest.MonkeyPatch, _: Any) -> None:
     """States end at the root, and rows add the tokens from the last border on once more."""
-    init, path = _Lane.__init__, SlotCache.path
+    note, path = SlotCache.note, SlotCache.path
 
-    def ends_at_root(self: _Lane, *args: Any, **named: Any) -> None:
-        init(self, *args, **{**named, "keeps_end": True})
+    def longer(self: SlotCache, *args: Any, **named: Any) -> None:
+        note(self, *args, **named)
+        self._longest += self.committed % STATE_STEP
 
-    patch.setattr(_Lane, "__init__", ends_at_root)
-    patch.setattr(SlotCache, "path", lambda self, _start: path(self, self.border))
+    def from_border(self: SlotCache) -> Any:
+        root = self.committed
+        self.committed -= root % STATE_STEP
+        found = path.fget(self)  # type: ignore[attr-defined]
+        self.committed = root
+        return found
+
+    patch.setattr(SlotCache, "note", longer)
+    patch.setattr(SlotCache, "path", property(from_border))
 
 
 def decays_of_rows(patch: pytest.MonkeyPatch, rule: Any) -> None:
