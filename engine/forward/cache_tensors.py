@@ -419,10 +419,12 @@ def _layer_shapes(model: Any, device: torch.device) -> list[tuple[_Kind, _Kind]]
 
 def cache_arguments(model: Any, cache: Cache) -> dict[str, Any]:
     """Return the arguments by which a model of transformers takes a cache of ours."""
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    called = getattr(model, "forward", model)
+    if "past_key_values" not in inspect.signature(called).parameters:
         return {"cache_params": cache, "use_cache": True}  # it has no attention
     # MiniMax refuses other caches than its own, but where it is not asked to return one.
-    return {"past_key_values": cache, "use_cache": model.config.model_type != "minimax"}
+    is_minimax = type(model).__name__ == "MiniMaxForCausalLM"
+    return {"past_key_values": cache, "use_cache": not is_minimax}
 
 
 class ShapeCache(DynamicCache):

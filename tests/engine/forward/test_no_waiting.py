@@ -37,7 +37,8 @@ def test_a_family_runs_in_the_forms_that_the_table_names(
     loaded = load_model(folder, dtype="float32")
     assert bool(loaded.kinds.windows) == told.has_windows
     assert any(window.is_chunk for window in loaded.kinds.windows) == told.has_chunks
-    assert (loaded.model.config._attn_implementation == "eager") == told.is_eager
+    if told.has_attention:
+        assert (loaded.model.config._attn_implementation == "eager") == told.is_eager
     experts = list(filter(has_experts, loaded.model.modules()))
     assert bool(experts) == (told.experts == "common")
     if told.is_recorded:
