@@ -109,7 +109,7 @@ def test_a_drafter_that_is_killed_in_the_middle_changes_no_text(
     prompt = PROMPTS[1]
     greedy = SamplingParams(max_tokens=LENGTH - len(prompt), ignore_eos=True)
     with Pair(config) as pair:
-        got = generate(pair, prompt, SpeculationConfig(policy="tree", adaptive=False), greedy)
+        got = generate(pair, prompt, SYNC, greedy)  # it waits for drafts, however busy the machine
         assert 0 < (got.metrics.drafter_lost_at or 0) < len(got.tokens)
         assert got.metrics.num_accepted_tokens > 0
         assert pair.pids().keys() == {"target"}
