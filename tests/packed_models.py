@@ -32,6 +32,9 @@ NF4 = np.array(
     dtype=np.float32,
 )
 
+# E2M1 of the OCP Microscaling Formats: sign, two bits of exponent (bias 1), one of mantissa.
+FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
+
 
 def pack_rows(numbers: Array, bits: int, order: tuple[int, ...] = ()) -> Array:
     """Put so many rows into one of int32, the first (or `order[0]`-th) into the lowest bits."""
@@ -111,6 +114,51 @@ def awq(weight: Array, group_size: int = 32) -> Packed:
         "scales": torch.from_numpy(scales),
     }
     return tensors, by_integers(integers, zeros, scales, groups)
+
+
+def pack_quantized(
+    weight: Array, bits: int, group_size: int, *, sym: bool, act_order: bool = False
+) -> Packed:
+    """What compressed-tensors calls pack-quantized: inputs side by side, zero points by outputs."""
+    size = weight.shape[1] if group_size == -1 else group_size
+    groups = np.arange(weight.shape[1]) // size
+    if act_order:
+        groups = np.random.default_rng(weight.size).permutation(groups)
+    integers, zeros, scales = rounded(weight, groups, bits, sym=sym)
+    tensors = {
+        "weight_packed": torch.from_numpy(pack_rows(integers, bits).T.copy()),
+        "weight_scale": torch.from_numpy(scales.T.copy()),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not sym:
+        tensors["weight_zero_point"] = torch.from_numpy(pack_rows(zeros.T, bits))
+    if act_order:
+        tensors["weight_g_idx"] = torch.from_numpy(groups.astype(np.int32))
+    return tensors, by_integers(integers, zeros, scales, groups)
+
+
+def nvfp4(weight: Array, *, compressed: bool) -> Packed:
+    """NVFP4: scales of 16 in e4m3, and one for all, which compressed-tensors stores inverted."""
+    whole = np.float32(np.abs(weight).max() / (6 * 448))
+    stored = np.float32(1) / whole if compressed else whole
+    numbers = np.empty(weight.shape, np.int64)
+    scales = torch.empty(len(weight), weight.shape[1] // 16, dtype=torch.float8_e4m3fn)
+    stands_for = np.empty_like(weight)
+    for row, start in np.ndindex(len(weight), weight.shape[1] // 16):
+        at = np.s_[row, 16 * start : 16 * start + 16]
+        scales[row, start] = float(np.abs(weight[at]).max() / 6 / whole)
+        of_block = np.float32(scales[row, start].float().item())
+        scale = of_block / stored if compressed else of_block * stored
+        nearest = np.abs(np.abs(weight[at] / scale)[:, None] - FP4).argmin(-1)
+        numbers[at] = nearest + 8 * (weight[at] < 0)
+        stands_for[at] = np.where(weight[at] < 0, -FP4[nearest], FP4[nearest]) * scale
+    pairs = torch.from_numpy((numbers[:, ::2] + 16 * numbers[:, 1::2]).astype(np.uint8))
+    first, of_all = "weight", "weight_scale_2"
+    if compressed:
+        first, of_all = "weight_packed", "weight_global_scale"
+    others = {"input_global_scale" if compressed else "input_scale": torch.tensor(0.5)}
+    all_of_it = torch.tensor([stored]) if compressed else torch.tensor(stored)
+    return {first: pairs, "weight_scale": scales, of_all: all_of_it} | others, stands_for
 
 
 def fp8(
@@ -235,6 +283,52 @@ def _compressed(strategy: str, block: tuple[int, int] | None = None) -> Recipe:
     return Recipe(config, pack)
 
 
+def _pack_quantized(
+    bits: int = 4, group_size: int = 32, *, sym: bool = True, act_order: bool = False
+) -> Recipe:
+    weights: dict[str, object] = {"num_bits": bits, "type": "int", "symmetric": sym}
+    weights["strategy"] = "channel" if group_size == -1 else "group"
+    weights["group_size"] = None if group_size == -1 else group_size
+    weights["actorder"] = "group" if act_order else None
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    config |= {"ignore": ["lm_head"], "config_groups": {"group_0": {"weights": weights}}}  # type: ignore[dict-item]
+    return Recipe(
+        config, lambda w: pack_quantized(w, bits, group_size, sym=sym, act_order=act_order)
+    )
+
+
+def _nvfp4(*, compressed: bool = False) -> Recipe:
+    if not compressed:
+        config: dict[str, object] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+        config |= {"ignore": ["lm_head"], "group_size": 16}
+        return Recipe(config, lambda weight: nvfp4(weight, compressed=False))
+    weights = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+    config = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+    config["config_groups"] = {"group_0": {"weights": weights, "format": "nvfp4-pack-quantized"}}
+    return Recipe(config, lambda weight: nvfp4(weight, compressed=True))
+
+
+def _modelopt(algorithm: str) -> Recipe:
+    """FP8 as modelopt writes it."""
+    config = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]}
+
+    def pack(weight: Array) -> Packed:
+        match algorithm:
+            case "FP8":
+                return fp8(weight, None, "weight_scale", extra=("input_scale",))
+            case "FP8_PER_CHANNEL_PER_TOKEN":
+                tensors, stands_for = fp8(weight, (1, weight.shape[1]), "weight_scale")
+                return tensors | {"weight_scale": tensors["weight_scale"][:, 0]}, stands_for
+            case "FP8_PB_WO":
+                tensors, stands_for = fp8(weight, (128, 128), "weight_scale")
+                grid = tensors["weight_scale"][:, None, :, None]
+                return tensors | {"weight_scale": grid}, stands_for
+        tensors, stands_for = fp8(weight, (1, 32), "weight_scale", torch.float8_e8m0fnu)
+        return tensors | {"weight_scale": tensors["weight_scale"].view(torch.uint8)}, stands_for
+
+    return Recipe(config, pack)
+
+
 def _nf4(*, double: bool = False, blocksize: int = 64) -> Recipe:
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
     config |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": double}
@@ -262,14 +356,24 @@ RECIPES: Mapping[str, Recipe] = {
     "compressed-channel": _compressed("channel"),
     "compressed-block": _compressed("block", (16, 32)),
     "compressed-group": _compressed("group", (1, 32)),
+    "pack": _pack_quantized(),
+    "pack-zeros": _pack_quantized(sym=False),
+    "pack-channel-zeros": _pack_quantized(group_size=-1, sym=False),
+    "pack-8": _pack_quantized(8, 64),
+    "pack-act-order": _pack_quantized(sym=False, act_order=True),
+    "nvfp4": _nvfp4(),
+    "nvfp4-compressed": _nvfp4(compressed=True),
+    **{
+        f"modelopt-{name}": _modelopt(algorithm)
+        for name, algorithm in (
+            *(("tensor", "FP8"), ("row", "FP8_PER_CHANNEL_PER_TOKEN")),
+            *(("block", "FP8_PB_WO"), ("mx", "MXFP8")),
+        )
+    },
     "nf4": _nf4(),
     "nf4-double": _nf4(double=True),
     "nf4-with-rest": _nf4(blocksize=4096 - 64),
 }
-
-
-# E2M1 of the OCP Microscaling Formats: sign, two bits of exponent (bias 1), one of mantissa.
-FP4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
 
 
 def mxfp4(weight: Array) -> Packed:

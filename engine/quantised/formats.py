@@ -5,6 +5,9 @@ Formats that are not covered are refused.
     quant_method         stored as                                          description
     fp8                  8-bit floats, a scale for each block or tensor     Fp8
     compressed-tensors   the same (float-quantized), or a scale per row     Fp8
+                         4- or 8-bit integers (pack-quantized)              PackQuantized
+                         4-bit floats in two scales (nvfp4-pack-quantized)  Nvfp4
+    modelopt             8-bit floats (FP8 ...), 4-bit floats (NVFP4)       Fp8, Nvfp4
     gptq                 4- or 8-bit integers, scales and zeros by group    Gptq
     awq                  4-bit integers, likewise (gemm)                    Awq
     bitsandbytes         4-bit indices (nf4), a scale for each block        Nf4
@@ -13,23 +16,33 @@ Formats that are not covered are refused.
 
 Which layers are quantised is read from the tensors, not from config.json's lists of excluded
 layers: libraries match the names in such lists differently, but store the same tensors.
+
+Older checkpoints of modelopt say what they are in hf_quant_config.json alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.files import Object, as_json, parts
+from engine.checkpoint.files import Object, as_json, parts, read_object
 from engine.checkpoint.gguf_list import gguf_in
 from engine.errors import ModelError
 
 _FIELDS = ("quantization_config", "compression_config")
-_COVERED = (
-    "fp8, compressed-tensors (float-quantized), gptq, awq, mxfp4 and bitsandbytes (nf4) are covered"
-)
+_COVERED = "fp8, compressed-tensors, modelopt, gptq, awq, mxfp4 and bitsandbytes (nf4) are covered"
+_OF_MODELOPT = "hf_quant_config.json"
 _LARGEST_GROUP = 1 << 24
-_FP8_FORMATS = (None, "float-quantized", "naive-quantized")
+_FP8_FORMATS = ("float-quantized", "naive-quantized")
+_PACKED_FORMAT, _NVFP4_FORMAT = "pack-quantized", "nvfp4-pack-quantized"
+_COMPRESSED_FORMATS = (None, *_FP8_FORMATS, _PACKED_FORMAT, _NVFP4_FORMAT)
+# Algorithm of modelopt -> the blocks that share a scale; (): rows, or the whole weight.
+_BLOCKS_OF_MODELOPT: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "FP8": (),
+    "FP8_PER_CHANNEL_PER_TOKEN": (),
+    "FP8_PB_WO": ((128, 128),),
+    "MXFP8": ((1, 32),),
+}
 # Version of GPTQ's format -> the number to add to a stored zero point.
 _GPTQ_ZEROS = {"gptq": 1, "gptq_v2": 0}
 
@@ -45,6 +58,34 @@ class Fp8:
 
     blocks: tuple[tuple[int, int], ...]
     library: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4:
+    """Format of weights as 4-bit floats with a scale for 16 inputs and one for the tensor.
+
+    weight      end of the name of the tensor with the 4-bit floats
+    of_tensor   end of the name of the tensor's scale
+    is_divisor  True: what the scale of the tensor says is divided by, not multiplied with
+    """
+
+    weight: str = "weight"
+    of_tensor: str = "weight_scale_2"
+    is_divisor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PackQuantized:
+    """Format of weights as integers packed along the inputs, as compressed-tensors stores them.
+
+    bits         bits of an integer: 4 or 8
+    group_sizes  the numbers of inputs that may share a scale; -1: all inputs
+    has_zeros    True: every layer has zero points; False: some or all have none
+    """
+
+    bits: int
+    group_sizes: tuple[int, ...]
+    has_zeros: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +126,7 @@ class GgufFile:
     path: Path
 
 
-Packing = Fp8 | Gptq | Awq | Nf4 | Mxfp4
+Packing = Fp8 | Nvfp4 | PackQuantized | Gptq | Awq | Nf4 | Mxfp4
 Format = Packing | GgufFile
 
 
@@ -108,6 +149,9 @@ def read_format(path: Path, stated: Object) -> Format | None:
             content = part.get(field)
             if isinstance(content, dict) and content:
                 return _read(_Fields(path, field, content))
+    beside = path.parent / _OF_MODELOPT
+    if beside.exists() or beside.is_symlink():
+        return _modelopt(_Fields(beside, "it", read_object(beside)).inside("quantization"))
     return None
 
 
@@ -179,7 +223,7 @@ class _Fields:
         return value[0], value[1]
 
 
-def _read(fields: _Fields) -> Format:
+def _read(fields: _Fields) -> Format | None:
     """Return the format that a quantisation object describes. Raises ModelError."""
     if fields.content.get("load_in_8bit"):
         raise fields.refusal("load_in_8bit", f"{_COVERED}: use one of these")
@@ -188,6 +232,9 @@ def _read(fields: _Fields) -> Format:
             return _fp8(fields)
         case "compressed-tensors":
             return _compressed(fields)
+        case "modelopt" | "modelopt_fp4":
+            nested = isinstance(fields.content.get("quantization"), dict)
+            return _modelopt(fields.inside("quantization") if nested else fields)
         case "gptq":
             return _gptq(fields)
         case "awq":
@@ -209,19 +256,31 @@ def _fp8(fields: _Fields) -> Fp8:
     return Fp8((fields.block("weight_block_size"),))
 
 
-def _compressed(fields: _Fields) -> Fp8:
-    fields.choice("format", None, _FP8_FORMATS)
+def _compressed(fields: _Fields) -> Packing:
+    """Return the format of a checkpoint of compressed-tensors, whose groups must all have one."""
+    stated = fields.choice("format", None, _COMPRESSED_FORMATS)
     if isinstance(fields.content.get("sparsity_config"), dict):
         fields.inside("sparsity_config").choice("format", "dense", ("dense",))
-    groups = fields.inside("config_groups")
-    found = (_block_of(groups.inside(name)) for name in groups.content)
+    named = fields.inside("config_groups")
+    groups = [named.inside(name) for name in named.content]
+    for group in groups:
+        own = group.choice("format", stated, _COMPRESSED_FORMATS)
+        stated = own if stated is None else stated
+        if own != stated and not {own, stated} <= set(_FP8_FORMATS):
+            raise group.refusal("format", f"the others are {stated}: use another checkpoint")
+    weights = [group.inside("weights") for group in groups]
+    if stated == _PACKED_FORMAT:
+        return _pack_quantized(fields, weights)
+    if stated == _NVFP4_FORMAT:
+        for one in weights:
+            one.choice("group_size", 16, (16,))
+        return Nvfp4("weight_packed", "weight_global_scale", is_divisor=True)
+    found = (_block_of(one) for one in weights)
     return Fp8(tuple(dict.fromkeys(b for b in found if b is not None)), "compressed-tensors")
 
 
-def _block_of(group: _Fields) -> tuple[int, int] | None:
+def _block_of(weights: _Fields) -> tuple[int, int] | None:
     """Return the (rows, columns) that share a scale; None: whole rows, or the whole weight."""
-    group.choice("format", None, _FP8_FORMATS)
-    weights = group.inside("weights")
     weights.choice("num_bits", None, (8,))
     weights.choice("type", None, ("float",))
     strategies = ("tensor", "channel", "block", "group")
@@ -232,6 +291,38 @@ def _block_of(group: _Fields) -> tuple[int, int] | None:
             size = weights.group_size("group_size")
             return None if size == -1 else (1, size)
     return None
+
+
+def _pack_quantized(fields: _Fields, weights: list[_Fields]) -> PackQuantized:
+    """Return the format of packed integers; `weights` says how those of each group are stored."""
+    if not weights:
+        raise fields.refusal("config_groups", "it must name a group: get the file again")
+    sizes = []
+    for one in weights:
+        one.choice("num_bits", None, (4, 8))
+        one.choice("type", "int", ("int",))
+        by_group = one.choice("strategy", "group", ("channel", "group")) == "group"
+        sizes.append(one.group_size("group_size") if by_group else -1)
+    bits = weights[0].content["num_bits"]
+    for one in weights:
+        one.choice("num_bits", None, (bits,))
+    has_zeros = not any(one.choice("symmetric", True, (True, False)) for one in weights)
+    return PackQuantized(bits, tuple(dict.fromkeys(sizes)), has_zeros)
+
+
+def _modelopt(fields: _Fields) -> Packing | None:
+    """Return the format of a checkpoint of NVIDIA's modelopt; None: no weights are quantised."""
+    algorithm = fields.content.get("quant_algo")
+    if algorithm is None and fields.path.name == _OF_MODELOPT:
+        return None  # keys and values alone are
+    known = algorithm.upper() if isinstance(algorithm, str) else ""
+    if known in ("NVFP4", "W4A16_NVFP4"):
+        fields.choice("group_size", 16, (16,))
+        return Nvfp4()
+    if known not in _BLOCKS_OF_MODELOPT:
+        names = ", ".join(_BLOCKS_OF_MODELOPT)
+        raise fields.refusal("quant_algo", f"only {names} and NVFP4 are covered: use one of these")
+    return Fp8(_BLOCKS_OF_MODELOPT[known])
 
 
 def _gptq(fields: _Fields) -> Gptq:

@@ -1,7 +1,8 @@
 """Weights of 8-bit floating point: each is multiplied by the scale of its block.
 
     weight                          [out, in] float8
-    weight_scale_inv, weight_scale  [], [1], [out], [out, 1], or [blocks of rows, of columns]
+    weight_scale_inv, weight_scale  [], [1], [out], [out, 1], [blocks of rows, of columns], or
+                                    [blocks of rows, 1, of columns, 1] (modelopt)
 
 Both names mean the same scale: the number that the weight was divided by before it was rounded.
 """
@@ -41,7 +42,8 @@ def stretch(form: Fp8, sizes: Sizes, dim: int, run: range) -> Stretch[Fp8]:
         return Stretch({"weight": along(dim, run)}, 0, form)
     block = _block(form, shape, name, sizes)[dim]
     wide = in_units(run, block, shape[dim])
-    slices = {"weight": along(dim, wide), name: along(dim, wide, block)}
+    place = 2 * dim if len(sizes[name]) == 4 else dim
+    slices = {"weight": along(dim, wide), name: along(place, wide, block)}
     return Stretch(slices, run.start - wide.start, form)
 
 
@@ -56,6 +58,8 @@ def weight(form: Fp8, tensors: Tensors) -> torch.Tensor:
     scales = tensors[name]
     if scales.dtype == torch.uint8:  # the scales are stored as exponents only
         scales = scales.view(torch.float8_e8m0fnu)
+    if scales.dim() == 4:
+        scales = scales[:, 0, :, 0]
     sizes = {name: tuple(scales.shape)}
     rows, columns = _block(form, (numbers.shape[0], numbers.shape[1]), name, sizes)
     grid = finite(name, {name: scales})
@@ -88,6 +92,8 @@ def _block(form: Fp8, shape: tuple[int, int], name: str, sizes: Sizes) -> tuple[
         return rows, columns
     if scale in ((rows,), (rows, 1)):
         return 1, columns
+    if len(scale) == 4 and scale[1] == scale[3] == 1:
+        scale = scale[0], scale[2]
     for block in form.blocks:
         if scale == (-(-rows // block[0]), -(-columns // block[1])):
             return min(block[0], rows), min(block[1], columns)

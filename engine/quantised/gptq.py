@@ -23,6 +23,7 @@ from engine.quantised.packed import (
     Tensors,
     along,
     finite,
+    groups_of,
     in_units,
     matrix,
     must_be,
@@ -80,7 +81,7 @@ def weight(form: Gptq, tensors: Tensors) -> torch.Tensor:
     """
     numbers = unpack(tensors["qweight"], form.bits, 0)
     scales, zeros = finite("scales", tensors), _zeros(form, tensors)
-    groups = _groups(form, tensors, len(numbers), len(scales))
+    groups = _groups(form, tensors, len(numbers), scales)
     for start in range(0, len(numbers), _ROWS):  # all rows' scales would be as large as the weight
         of = groups[start : start + _ROWS]
         numbers[start : start + _ROWS].sub_(zeros[of]).mul_(scales[of])
@@ -97,7 +98,7 @@ def codes(form: Gptq, tensors: Tensors) -> QuantisedMatrix | None:
     """
     numbers = unpack(tensors["qweight"], form.bits, 0)
     scales, zeros = finite("scales", tensors), _zeros(form, tensors)
-    groups = _groups(form, tensors, len(numbers), len(scales))
+    groups = _groups(form, tensors, len(numbers), scales)
     adjacent = torch.arange(len(numbers), device=groups.device) * len(scales) // len(numbers)
     if len(numbers) % len(scales) or not torch.equal(groups, adjacent):
         return None
@@ -110,13 +111,7 @@ def _zeros(form: Gptq, tensors: Tensors) -> torch.Tensor:
     return zeros.add_(form.zero_is_less).remainder_(1 << form.bits)
 
 
-def _groups(form: Gptq, tensors: Tensors, num_inputs: int, count: int) -> torch.Tensor:
+def _groups(form: Gptq, tensors: Tensors, num_inputs: int, scales: torch.Tensor) -> torch.Tensor:
     """Return the group of each input, int64 [in]. Raises BadTensors if one does not exist."""
-    if "g_idx" not in tensors:
-        size = num_inputs if form.group_size == -1 else form.group_size
-        return torch.arange(num_inputs, device=tensors["qweight"].device) // size
-    groups = tensors["g_idx"].long()
-    if groups.min() < 0 or groups.max() >= count:
-        odd = int(groups.min() if groups.min() < 0 else groups.max())
-        raise BadTensors(f"g_idx names group {odd}, there are {count}")
-    return groups
+    size = num_inputs if form.group_size == -1 else form.group_size
+    return groups_of("g_idx", tensors, num_inputs, size, scales, 0)

@@ -13,7 +13,7 @@ from transformers import CompressedTensorsConfig
 
 from engine.checkpoint.files import one_line
 from engine.errors import ModelError
-from engine.quantised.formats import Awq, Format, Fp8, GgufFile, Gptq, Mxfp4, Nf4
+from engine.quantised.formats import Awq, Format, Fp8, Gptq, Nf4
 
 _FP8_UNITS = (8, 9)  # CUDA compute capability from which a GPU multiplies 8-bit floats
 
@@ -74,5 +74,5 @@ def _libraries(form: Format) -> tuple[str, ...]:
             return "gptqmodel", "accelerate"
         case Nf4():
             return "bitsandbytes", "accelerate"
-        case Mxfp4() | GgufFile():
+        case _:
             return ()

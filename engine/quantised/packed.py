@@ -79,6 +79,27 @@ def finite(name: str, tensors: Tensors) -> torch.Tensor:
     return scales
 
 
+def groups_of(
+    name: str, tensors: Tensors, num_inputs: int, size: int, scales: torch.Tensor, dim: int
+) -> torch.Tensor:
+    """Return the group of each input, int64 [in]: those that a tensor names, or adjacent ones.
+
+    name    of the tensor that may name them
+    size    number of inputs of an adjacent group
+    scales  of the layer, one for each group along `dim`
+
+    Raises:
+        BadTensors: the tensor names a group that does not exist.
+    """
+    if name not in tensors:
+        return torch.arange(num_inputs, device=scales.device) // size
+    groups, count = tensors[name].long(), scales.shape[dim]
+    if groups.min() < 0 or groups.max() >= count:
+        odd = int(groups.min() if groups.min() < 0 else groups.max())
+        raise BadTensors(f"{name} names group {odd}, there are {count}")
+    return groups
+
+
 def unpack(packed: torch.Tensor, bits: int, dim: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """Return the unsigned integers packed in a matrix of int32, as float32, lowest bits first.
 

@@ -23,16 +23,19 @@ from safetensors import SafetensorError, safe_open
 from engine.checkpoint.files import Names, Shapes, weight_files
 from engine.checkpoint.parts import Cuts, Files, Lazy
 from engine.errors import GET_AGAIN, ModelError
-from engine.quantised import awq, fp8, gptq, mxfp4, nf4
-from engine.quantised.formats import Awq, Fp8, Gptq, Mxfp4, Nf4, Packing
+from engine.quantised import awq, fp8, gptq, mxfp4, nf4, nvfp4, pack_quantized
+from engine.quantised.formats import Awq, Fp8, Gptq, Mxfp4, Nf4, Nvfp4, Packing, PackQuantized
 from engine.quantised.matrix import QuantisedMatrix
 from engine.quantised.packed import BadTensors, Sizes, Stretch, Tensors
 from engine.tensor_parallel.split import Cut
 from proto.system import cannot_read
 
 # Scales for quantising activations, keys and values. They are not read: here none is quantised.
-_OF_ACTIVATIONS = re.compile(r"\.(input|output|activation|prob|[qkv]|kv)_scale(_ub)?$")
-_INT32, _BYTES, _FP8 = {"I32"}, {"U8"}, {"F8_E4M3", "F8_E5M2"}
+_OF_ACTIVATIONS = re.compile(
+    r"\.((input|output|activation|prob|[qkv]|kv)_scale(_ub)?|input_global_scale)$"
+)
+_INT32, _BYTES, _E4M3 = {"I32"}, {"U8"}, {"F8_E4M3"}
+_FP8 = {*_E4M3, "F8_E5M2"}
 _FLOATS = {"F32", "F16", "BF16"}
 _PLAIN = {*_FLOATS, "F64"}
 _FP8_SCALES = {*_FLOATS, "F8_E8M0", *_BYTES}
@@ -40,7 +43,7 @@ _FP8_SCALES = {*_FLOATS, "F8_E8M0", *_BYTES}
 _ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 _CPU = torch.device("cpu")
 
-_Form = Fp8 | Gptq | Awq | nf4.State | Mxfp4
+_Form = Fp8 | Nvfp4 | PackQuantized | Gptq | Awq | nf4.State | Mxfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,16 @@ class _Kind:
 
 
 _INTEGERS = {"qweight": _INT32, "qzeros": _INT32, "scales": _FLOATS}
+_WHOLE = {*_INT32, "I64"}
 _KINDS: Mapping[type[Packing], _Kind] = {
     Fp8: _Kind({"weight": _FP8} | dict.fromkeys(fp8.SCALES, _FP8_SCALES), fp8.SCALES),
-    Gptq: _Kind(_INTEGERS | {"g_idx": {*_INT32, "I64"}}, ("qweight", "qzeros", "g_idx")),
+    Gptq: _Kind(_INTEGERS | {"g_idx": _WHOLE}, ("qweight", "qzeros", "g_idx")),
+    PackQuantized: _Kind(
+        {pack_quantized.PACKED: _INT32, pack_quantized.SCALES: _FLOATS}
+        | {pack_quantized.ZEROS: _INT32, pack_quantized.ORDER: _WHOLE}
+        | {pack_quantized.SHAPE: _WHOLE},
+        (pack_quantized.PACKED, pack_quantized.ZEROS, pack_quantized.SHAPE),
+    ),
     Awq: _Kind(_INTEGERS, ("qweight", "qzeros")),
     Nf4: _Kind(
         {"weight": _BYTES, "weight.absmax": {*_FLOATS, *_BYTES}, nf4.STATE: _BYTES}
@@ -71,6 +81,14 @@ _KINDS: Mapping[type[Packing], _Kind] = {
     ),
     Mxfp4: _Kind({"blocks": _BYTES, "scales": _BYTES}, ("blocks", "scales"), "_", ""),
 }
+
+
+def _kind_of(form: Packing) -> _Kind:
+    """Return which tensors make up a layer that is packed in this format."""
+    if isinstance(form, Nvfp4):
+        types = {form.weight: _BYTES, nvfp4.SCALES: _E4M3, form.of_tensor: _FLOATS}
+        return _Kind(types, (nvfp4.SCALES, form.of_tensor))
+    return _KINDS[type(form)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +136,7 @@ class PackedCheckpoint:
         self._sliced = Files()
         self._device = _CPU  # where weights are dequantised
         self._one_at_a_time = Lock()
-        kind = _KINDS[type(form)]
+        kind = _kind_of(form)
         self._layers = {
             f"{name}{kind.weight}": self._layer(name, parts, form, kind)
             for name, parts in _packed_layers(self._heads, kind).items()
@@ -163,10 +181,14 @@ class PackedCheckpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of the packed layers' tensors in the files."""
-        heads = [
-            self._heads[name] for layer in self._layers.values() for name in layer.parts.values()
-        ]
+        """Return about how many bytes the packed layers take as they are stored, or in codes."""
+        return sum(self._bytes_of(layer) for layer in self._layers.values())
+
+    def _bytes_of(self, layer: _Layer) -> int:
+        if isinstance(layer.form, Nvfp4):
+            rows, columns = nvfp4.weight_shape(layer.form, self._sizes(layer.parts))
+            return rows * columns + 4 * rows * columns // nvfp4.GROUP
+        heads = [self._heads[name] for name in layer.parts.values()]
         return sum(prod(head.shape) * _ITEM_BYTES.get(head.dtype, 1) for head in heads)
 
     def matrices(self, model: Any) -> Iterator[tuple[str, QuantisedMatrix]]:
@@ -308,6 +330,10 @@ def _weight_shape(form: _Form, sizes: Sizes) -> tuple[int, ...]:
     match form:
         case Fp8():
             return fp8.weight_shape(form, sizes)
+        case Nvfp4():
+            return nvfp4.weight_shape(form, sizes)
+        case PackQuantized():
+            return pack_quantized.weight_shape(form, sizes)
         case Gptq():
             return gptq.weight_shape(form, sizes)
         case Awq():
@@ -323,6 +349,10 @@ def _stretch(form: _Form, sizes: Sizes, dim: int, run: range) -> Stretch[Any]:
     match form:
         case Fp8():
             return fp8.stretch(form, sizes, dim, run)
+        case Nvfp4():
+            return nvfp4.stretch(form, sizes, dim, run)
+        case PackQuantized():
+            return pack_quantized.stretch(form, sizes, dim, run)
         case Gptq():
             return gptq.stretch(form, sizes, dim, run)
         case Awq():
@@ -338,6 +368,10 @@ def _weight(form: _Form, tensors: Tensors) -> torch.Tensor:
     match form:
         case Fp8():
             return fp8.weight(form, tensors)
+        case Nvfp4():
+            return nvfp4.weight(form, tensors)
+        case PackQuantized():
+            return pack_quantized.weight(form, tensors)
         case Gptq():
             return gptq.weight(form, tensors)
         case Awq():
@@ -351,6 +385,10 @@ def _weight(form: _Form, tensors: Tensors) -> torch.Tensor:
 def _codes(form: _Form, tensors: Tensors) -> QuantisedMatrix | None:
     """Return a packed layer's weight as it is stored; None if it can only be dequantised."""
     match form:
+        case Nvfp4():
+            return nvfp4.codes(form, tensors)
+        case PackQuantized():
+            return pack_quantized.codes(form, tensors)
         case Gptq():
             return gptq.codes(form, tensors)
         case Awq():

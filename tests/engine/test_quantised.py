@@ -1,5 +1,6 @@
 """Quantised checkpoints give what transformers gives for the weights that they stand for."""
 
+import json
 import logging
 import sys
 import time
@@ -32,7 +33,7 @@ from tests.tiny_models import make_config
 
 IDS = torch.randint(0, 199, (1, 40), generator=torch.Generator().manual_seed(3))
 ACCELERATE = "transformers.quantizers.quantizer_finegrained_fp8.is_accelerate_available"
-KINDS = ("gptq-act-order", "awq", "fp8-block", "compressed-channel", "nf4-double")
+KINDS = ("gptq-act-order", "awq", "fp8-block", "compressed-channel", "nf4-double", "nvfp4", "pack")
 
 
 def logits_of(model: Any) -> torch.Tensor:
@@ -141,6 +142,29 @@ def test_transformers_itself_reads_fp8_in_blocks_the_same_way(
         packed, _ = save_packed(folder("llama"), tmp_path / kind, RECIPES[kind])
         model = load_model(str(packed)).model
         assert torch.equal(logits_of(model), logits_of(plainly(packed)))
+
+
+def test_modelopt_may_say_what_its_files_hold_beside_config_json(
+    folder: Folder, tmp_path: Path
+) -> None:
+    packed, plain = save_packed(folder("llama"), tmp_path, RECIPES["nvfp4"])
+    path = packed / "config.json"
+    config = json.loads(path.read_text())
+    stated = config.pop("quantization_config")
+    want = logits_of(plainly(plain))
+    # As newer versions write it: all in an object of its own.
+    nested = {"quant_method": "modelopt", "quantization": stated}
+    path.write_text(json.dumps(config | {"quantization_config": nested}))
+    assert torch.equal(logits_of(load_model(str(packed)).model), want)
+    # As older versions write it, beside config.json.
+    path.write_text(json.dumps(config))
+    beside = packed / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": stated}))
+    assert torch.equal(logits_of(load_model(str(packed)).model), want)
+    # Plain weights of which only keys and values are quantised elsewhere.
+    no_weights = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (plain / "hf_quant_config.json").write_text(json.dumps(no_weights))
+    assert torch.equal(logits_of(load_model(str(plain)).model), want)
 
 
 def test_one_matrix_is_dequantised_at_a_time(

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.process
 
 PROMPT = (5, 6, 7)
 GREEDY = SamplingParams(max_tokens=96, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=96, ignore_eos=True, temperature=0.8, seed=7)
 ONE_BY_ONE = SpeculationConfig(policy="sync", num_speculative_tokens=1, adaptive=False)
 
 
@@ -69,6 +70,26 @@ def test_a_gguf_target_says_what_its_dequantised_weights_say(tmp_path: Path) -> 
     check(config, plain, "gguf")
 
 
+@pytest.mark.long
+def test_files_of_every_format_say_what_their_dequantised_weights_say(tmp_path: Path) -> None:
+    source = make_model("llama", tmp_path / "source")
+    for kind, of_drafter in (
+        ("pack-zeros", "modelopt-row"),  # codes stay in 4 bits
+        ("nvfp4", "compressed-block"),  # codes become 8 bits
+        ("fp8-block", "pack-8"),
+    ):
+        target, plain = save_packed(source, tmp_path / kind, RECIPES[kind])
+        drafter, _ = save_packed(plain, tmp_path / f"{kind} drafter", RECIPES[of_drafter])
+        config = PairConfig(
+            target=str(target),
+            drafter=str(drafter),
+            dtype="float32",
+            drafter_dtype="float32",
+            simulate_target_ms=8.0,
+        )
+        check(config, plain, kind, seeded=SEEDED)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["int4", "int8"])
 def test_a_target_rounded_at_load_says_what_its_rounded_weights_say(
@@ -102,8 +123,11 @@ def kinds_of_q4(name: str) -> str:
     )
 
 
-def check(config: PairConfig, plain: Path, kind: str) -> None:
-    """Check that a pair says what the plain model says, and that drafts are accepted."""
+def check(config: PairConfig, plain: Path, kind: str, seeded: SamplingParams | None = None) -> None:
+    """Check that a pair says what the plain model says, and that drafts are accepted.
+
+    seeded  also with these, it must say what the plain model says with them; None: no matter
+    """
     reference = Reference(plain)
     want = reference.greedy(PROMPT, GREEDY.max_tokens)
     num_ties = 0
@@ -117,4 +141,10 @@ def check(config: PairConfig, plain: Path, kind: str) -> None:
                 # Of a model that is not the same hardly any would be right.
                 assert got.metrics.acceptance_rate > 0.5, f"{kind}: {got.metrics}"
                 assert got.metrics.num_accepted_tokens >= 5  # on a busy machine drafts come late
+        sampled = None if seeded is None else generate(pair, PROMPT, SpeculationConfig(), seeded)
     assert num_ties <= 1
+    if seeded is not None and sampled is not None:
+        alone = PairConfig(target=str(plain), drafter="ngram", dtype="float32")
+        with Pair(alone) as pair:
+            want = generate(pair, PROMPT, SpeculationConfig(policy="ar"), seeded).tokens
+        assert sampled.tokens == want

@@ -16,9 +16,9 @@ from engine.errors import ModelError, OutOfMemory
 from engine.forward.linears import take, unpacked
 from engine.forward.operators import Packer
 from engine.loading import load_engine, make_executor
-from engine.quantised import awq, gptq, rounding
+from engine.quantised import awq, gptq, nvfp4, pack_quantized, rounding
 from engine.quantised.asked import refuse_rounding
-from engine.quantised.formats import Awq, Gptq
+from engine.quantised.formats import Awq, Gptq, Nvfp4, PackQuantized
 from engine.quantised.linear import QuantisedLinear, is_quantised
 from engine.quantised.matrix import QuantisedMatrix, stacked
 from tests import packed_models
@@ -179,13 +179,32 @@ def test_codes_stand_for_the_weight_that_they_dequantise_to() -> None:
     assert torch.equal(awq_matrix.dequantised(), awq.weight(tensors))
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "gptq-act-order", "nf4"])
+def test_packed_integers_and_4_bit_floats_are_codes_to_the_bit() -> None:
+    weight = some(64, 128).numpy()
+    for bits, is_symmetric in ((4, False), (4, True), (8, False), (8, True)):
+        tensors, _ = packed_models.pack_quantized(weight, bits, 32, sym=is_symmetric)
+        packed = PackQuantized(bits, (32,), not is_symmetric)
+        matrix = pack_quantized.codes(packed, tensors)
+        assert matrix is not None
+        assert matrix.bits == bits
+        assert torch.equal(matrix.dequantised(), pack_quantized.weight(packed, tensors))
+    for form in (Nvfp4(), Nvfp4("weight_packed", "weight_global_scale", is_divisor=True)):
+        tensors, want = packed_models.nvfp4(weight, compressed=form.is_divisor)
+        codes = nvfp4.codes(form, tensors).dequantised()
+        assert torch.equal(codes, nvfp4.weight(form, tensors))
+        assert torch.equal(codes, torch.from_numpy(want))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["gptq", "awq", "gptq-act-order", "nf4", "pack-zeros", "pack-act-order", "nvfp4"],
+)
 def test_a_packed_model_keeps_the_codes_that_there_are(
     kind: str, folder: Folder, tmp_path: Path
 ) -> None:
     packed, plain = save_packed(folder("qwen2"), tmp_path, RECIPES[kind])
     kept = load_model(str(packed), dtype="bfloat16", keep_codes=True)
-    assert is_quantised(kept.model) == (kind in ("gptq", "awq"))
+    assert is_quantised(kept.model) == (kind in ("gptq", "awq", "pack-zeros", "nvfp4"))
     assert torch.equal(logits_of(kept.model), logits_of(plainly(plain, torch.bfloat16)))
     assert not is_quantised(load_model(str(packed)).model)
     assert make_executor(kept, 128, backend="fused").backend == "fused"
