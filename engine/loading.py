@@ -39,12 +39,13 @@ from engine.heads.loaded import Loaded
 from engine.heads.recognised import head_kind_of
 from engine.kept import AS_BEFORE, Kept
 from engine.layout.slots import NUM_TREE_SLOTS
-from engine.memory import USUAL, Utilization, limits
+from engine.memory import limits
 from engine.model_executor import ModelExecutor
 from engine.places import Places
 from engine.quantised.asked import KEEPING, refuse_elsewhere
 from engine.quantised.linear import is_quantised
 from engine.quantised.reading import choose_reading
+from engine.room import USUAL, Utilization
 from engine.selfcheck import check_reproducible, check_slot_attention, plain_logits
 from engine.tensor_parallel.backend import lead
 from engine.tensor_parallel.devices import rank_devices

@@ -1,63 +1,28 @@
 """How long a text, and how many texts at once, fit into a device's memory beside the weights.
 
 Both follow from the model's files, the settings and the device's total memory, so that they are the
-same at every start: first the length of a text, then as many texts as fit. What is free at that
-moment decides only whether the model is refused. Called before the cache is allocated, so that the
-user learns at once and in one line what does not fit, instead of from a failed allocation a minute
-later. Knows sizes, but no layer and no text.
-
-The cache gets the shares below, or what the user says (`Utilization`, --gpu-memory-utilization).
+same at every start: first the length of a text, then as many texts as fit (`room.py`). What is free
+at that moment decides only whether the model is refused. Called before the cache is allocated, so
+that the user learns at once and in one line what does not fit, instead of from a failed allocation
+a minute later. Knows sizes, but no layer and no text.
 """
 
 import logging
-from dataclasses import dataclass
 
-from engine.checkpoint.long_texts import LONGEST
-from engine.choice.logprobs import MOST_BYTES
+from engine import room as rooms
 from engine.device import free_bytes, gigabytes, total_bytes
 from engine.errors import OutOfMemory
 from engine.forward.cache_tensors import slot_bytes
-from engine.forward.flex_attention import BLOCK
-from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.forward.more_layers import state_bytes
 from engine.heads.loaded import Loaded, LoadedHead
 from engine.heads.medusa import Medusa
 from engine.layout.attention_windows import LayerKinds
-from engine.layout.slots import NUM_TREE_SLOTS
+from engine.quantised.linear import kept_bytes
+from engine.room import SHORTEST, USUAL, Sizes, Utilization, lengths, room_of_all
 from engine.tensor_parallel.calls import FindFree
 from engine.tensor_parallel.split import lowest
 
 logger = logging.getLogger(__name__)
-
-# Share for the cache of the device's memory without the weights: of one text, if the user asked for
-# its maximum length; of all texts at once then; and of one and of all if nobody asked, since the
-# other model may be on this device too. On a GPU the rest is for activations and CUDA graphs; on a
-# CPU also for the weights, which are a mapped file until they are laid out anew, and for other
-# processes. (On a CPU a cache takes memory only where texts were.)
-_SHARES = {"cuda": 0.85, "cpu": 0.5}
-_SHARE_OF_SEVERAL = 0.5
-_USUAL_SHARES = {"cuda": 0.4, "cpu": 0.25}
-_USUAL = 4096  # tokens; the usual share never makes the maximum length lower than this
-# Slots for the tree, at most as many for padding rows, and on a GPU for rounding up to a step of
-# slots and to a block (`executor.py`).
-_SPARE_SLOTS = {"cuda": 3 * NUM_TREE_SLOTS + BLOCK, "cpu": 2 * NUM_TREE_SLOTS}
-_SHORTEST = 256  # tokens; a lower maximum length is useless
-
-
-@dataclass(frozen=True, slots=True)
-class Utilization:
-    """How much of a device's memory weights and caches may take, where the user has said it.
-
-    share       of the device's whole memory (0 to 1); 0: nobody has said, the usual shares count
-    peer_bytes  weights of the pair's other model, if it is on this device too; its cache has the
-                rest of `part`
-    """
-
-    share: float = 0.0
-    peer_bytes: int = 0
-
-
-USUAL = Utilization()
 
 
 def limits(
@@ -81,8 +46,7 @@ def limits(
             if `asked` is 0, not even a short one; or other programs have taken the memory.
     """
     max_len = longest_text(loaded, asked, part=part, utilization=utilization)
-    share = _SHARE_OF_SEVERAL if asked else _USUAL_SHARES[_kind(loaded)]
-    room = _room(loaded, part, share, utilization)
+    room = room_of_all(_sizes(loaded), asked, part, utilization)
     num_lanes = num_lanes_that_fit(loaded, max_len, wanted, room=room)
     refuse_what_is_not_free(loaded, max_len, num_lanes)
     return max_len, num_lanes
@@ -95,46 +59,24 @@ def longest_text(
 
     Raises OutOfMemory, as `limits` does.
     """
-    limit = min(loaded.max_model_len, asked or LONGEST)
-    kind = _kind(loaded)
-    room = _room(loaded, part, _SHARES[kind], utilization)
-    most = _fitting(loaded, room)
-    if most < (limit if asked else min(limit, _SHORTEST)):
-        each, once, scored = _slot_bytes(loaded), _mask_bytes(loaded), _scored_bytes(loaded)
+    sizes = _sizes(loaded)
+    found = lengths(sizes, asked, part, utilization)
+    if found.length is None:
+        room = sizes.room(part, rooms.SHARES[sizes.kind], utilization)
+        needed = found.limit * (sizes.slot + sizes.mask) + sizes.state
         raise OutOfMemory(
-            f"{loaded.name}: a cache for {limit} tokens takes "
-            f"{gigabytes(limit * (each + once) + _state_bytes(loaded))}, and {loaded.device} has "
-            f"{gigabytes(max(0, room - scored))} for it; {_advice(most, utilization)}"
+            f"{loaded.name}: a cache for {found.limit} tokens takes {gigabytes(needed)}, and "
+            f"{loaded.device} has {gigabytes(max(0, room - sizes.scored))} for it; "
+            f"{_advice(found.most, utilization)}"
         )
-    if asked:
-        return limit
-    usual = _fitting(loaded, _room(loaded, part, _USUAL_SHARES[kind], utilization))
-    length = min(limit, most, max(usual, _USUAL))
-    if length < limit:
+    if not asked and found.length < found.limit:
+        length = found.length
         outside = "" if isinstance(loaded, LoadedHead) else _outside_windows(loaded.kinds, length)
-        name = loaded.name
+        name, limit = loaded.name, found.limit
         logger.warning(
             "%s: memory for texts of %d tokens, not of %d%s", name, length, limit, outside
         )
-    return length
-
-
-def _fitting(loaded: Loaded, room: float) -> int:
-    """Return how many tokens a text may have whose cache and masks take `room` bytes."""
-    left = max(0, int(room) - _scored_bytes(loaded) - _state_bytes(loaded))
-    return left // (_slot_bytes(loaded) + _mask_bytes(loaded)) - _SPARE_SLOTS[_kind(loaded)]
-
-
-def _room(loaded: Loaded, part: float, usual: float, utilization: Utilization) -> int:
-    """Return the bytes that this model's cache may take.
-
-    part   share (0 to 1) of the cache memory for this model
-    usual  share of the memory without the weights, where the user has said nothing
-    """
-    if not utilization.share:
-        return int(part * usual * _total_bytes(loaded))
-    allowed = utilization.share * _device_bytes(loaded)
-    return max(0, int(part * (allowed - _weight_bytes(loaded) - utilization.peer_bytes)))
+    return found.length
 
 
 def _advice(fitting: int, utilization: Utilization = USUAL) -> str:
@@ -142,7 +84,7 @@ def _advice(fitting: int, utilization: Utilization = USUAL) -> str:
     way = ""
     if 0 < utilization.share < 1:
         way = f"raise --gpu-memory-utilization, which is {utilization.share:g}"
-    if fitting >= _SHORTEST:
+    if fitting >= SHORTEST:
         return f"a maximum length of {fitting} fits" + (f", or {way}" if way else "")
     if way:
         return way
@@ -168,9 +110,7 @@ def num_lanes_that_fit(loaded: Loaded, max_len: int, wanted: int, *, room: int) 
     """
     if wanted == 1:
         return 1
-    slots = max_len + _SPARE_SLOTS[_kind(loaded)]
-    left = room - slots * _mask_bytes(loaded) - _scored_bytes(loaded)
-    fitting = max(0, left) // _lane_bytes(loaded, slots)
+    fitting = _sizes(loaded).lanes(max_len, room)
     if fitting < wanted:
         logger.warning(
             "%s: memory for %d texts at once, not for %d; a lower maximum length makes room",
@@ -186,19 +126,33 @@ def refuse_what_is_not_free(loaded: Loaded, max_len: int, num_lanes: int) -> Non
 
     The cache of a CPU takes memory only where texts were, so that room for one text is enough.
     """
-    is_gpu, free = _kind(loaded) == "cuda", _free_bytes(loaded)
-    slots = max_len + _SPARE_SLOTS[_kind(loaded)]
-    each = _lane_bytes(loaded, slots)
-    needed = slots * _mask_bytes(loaded) + _scored_bytes(loaded)
+    sizes, free = _sizes(loaded), _free_bytes(loaded)
+    is_gpu, each, needed = sizes.kind == "cuda", sizes.lane(max_len), sizes.passes(max_len)
     held = (num_lanes if is_gpu else 1) * each
     if needed + held <= free:
         return
     fitting = max(0, free - needed) // each
-    advice = f"{fitting} at once fit" if fitting else _advice(min(max_len, _fitting(loaded, free)))
+    advice = f"{fitting} at once fit" if fitting else _advice(min(max_len, sizes.fitting(free)))
     several = f"{num_lanes} texts" if is_gpu and num_lanes > 1 else "a text"
     raise OutOfMemory(
         f"{loaded.name}: the cache for {several} of {max_len} tokens takes "
         f"{gigabytes(needed + held)}, and {loaded.device} has {gigabytes(free)} free; {advice}"
+    )
+
+
+def _sizes(loaded: Loaded) -> Sizes:
+    """Return what a loaded model or head takes, and its device has."""
+    kind = loaded.device.type if loaded.device.type in rooms.SHARES else "cpu"
+    is_head = isinstance(loaded, LoadedHead)
+    return Sizes(
+        kind,
+        device=_device_bytes(loaded),
+        weights=_weight_bytes(loaded),
+        slot=_slot_bytes(loaded),
+        state=0 if isinstance(loaded, LoadedHead) else state_bytes(loaded.model),
+        mask=_mask_bytes(loaded),
+        scored=0 if is_head else _scored_bytes(loaded),  # a head scores nothing
+        most_len=loaded.max_model_len,
     )
 
 
@@ -209,58 +163,30 @@ def _slot_bytes(loaded: Loaded) -> int:
     return slot_bytes(loaded.model, loaded.device)
 
 
-def _state_bytes(loaded: Loaded) -> int:
-    """Return the bytes of the running states that layers keep of one text, whatever its length."""
-    return 0 if isinstance(loaded, LoadedHead) else state_bytes(loaded.model)
-
-
-def _lane_bytes(loaded: Loaded, slots: int) -> int:
-    """Return the bytes of the cache of one text, with so many slots."""
-    return slots * _slot_bytes(loaded) + _state_bytes(loaded)
-
-
 def _mask_bytes(loaded: Loaded) -> int:
-    """Return the bytes that one slot takes in the attention masks of a prefill chunk.
-
-    On a GPU the mask covers all slots for each row of the chunk, for each kind of layer, and where
-    g query heads share a key head there are g more copies of it. An EAGLE head makes a second mask,
-    which hides empty slots too. One text is prefilled at a time. Returns 0 on a CPU, where chunks
-    are short and half of the memory is left free.
-    """
-    if loaded.device.type != "cuda":
-        return 0
-    num_masks = num_kinds = 1
+    """Return the bytes that one slot takes in the masks of a prefill chunk (`mask_bytes`)."""
+    num_kinds, is_head = 1, isinstance(loaded, LoadedHead)
     if isinstance(loaded, LoadedHead):
         if isinstance(loaded.module, Medusa):
             return 0  # it has no attention
-        num_masks, group = 2, loaded.group
+        group = loaded.group
     else:
-        num_masks = num_kinds = len(loaded.kinds.seen)
+        num_kinds = len(loaded.kinds.seen)
         config = loaded.model.config.get_text_config(decoder=True)
         num_heads = getattr(config, "num_attention_heads", 1)
         group = num_heads // (getattr(config, "num_key_value_heads", None) or num_heads)
-    copies = num_kinds * group if group > 1 else 0
-    return PROMPT_ROWS * loaded.dtype.itemsize * (num_masks + copies)
+    return rooms.mask_bytes(
+        loaded.device.type,
+        loaded.dtype.itemsize,
+        num_kinds=num_kinds,
+        group=group,
+        is_head=is_head,
+    )
 
 
 def _scored_bytes(loaded: Loaded) -> int:
-    """Return the bytes for all logits of a prefill chunk, in two dtypes, and for ranking them.
-
-    0 on a CPU and for heads, which score no prompts.
-    """
-    if loaded.device.type != "cuda" or isinstance(loaded, LoadedHead):
-        return 0  # a head scores nothing
-    vocab = loaded.vocab_size
-    return scored_rows(vocab) * vocab * (4 + loaded.dtype.itemsize) + MOST_BYTES
-
-
-def _kind(loaded: Loaded) -> str:
-    return loaded.device.type if loaded.device.type in _SHARES else "cpu"
-
-
-def _total_bytes(loaded: Loaded) -> int:
-    """Return the bytes of the device's memory without the weights of this model."""
-    return max(0, _device_bytes(loaded) - _weight_bytes(loaded))
+    """Return the bytes for all logits of a prefill chunk (`scored_bytes`)."""
+    return rooms.scored_bytes(loaded.device.type, loaded.dtype.itemsize, loaded.vocab_size)
 
 
 def _device_bytes(loaded: Loaded) -> int:
@@ -279,7 +205,7 @@ def _weight_bytes(loaded: Loaded) -> int:
     if isinstance(loaded, LoadedHead):
         return loaded.num_parameters * loaded.dtype.itemsize
     kept = (*loaded.model.parameters(), *loaded.model.buffers())
-    return sum(int(one.nbytes) for one in kept)
+    return sum(int(one.nbytes) for one in kept) + kept_bytes(loaded.model)
 
 
 def _free_bytes(loaded: Loaded) -> int:

@@ -26,11 +26,8 @@ from engine.choice.sampling import Sampling
 from engine.device import pin_ahead, send
 from engine.executor import Executor
 from engine.forward.backends import make_backend
-from engine.forward.flex_attention import BLOCK
 from engine.forward.forward import (
     FEWEST_LARGE_ROWS,
-    FEWEST_PROMPT_ROWS,
-    PROMPT_ROWS,
     Backend,
     Layers,
     ModelPass,
@@ -42,12 +39,12 @@ from engine.forward.forward import (
     filled_up,
     joined,
     rows_of,
-    scored_rows,
     silent,
 )
 from engine.forward.graphs import captured_len
 from engine.forward.masks import MASK_BITS
-from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps, lane_counts
+from engine.layout.slots import BLOCK, Feed, LaneLayout, Move, Span, copied, in_steps, lane_counts
+from engine.room import FEWEST_PROMPT_ROWS, PROMPT_ROWS, scored_rows
 
 
 class ModelExecutor(Executor):

@@ -17,8 +17,8 @@ from engine.heads.head_loading import LoadedHead, load_head_engine
 from engine.heads.recognised import head_kind_of
 from engine.kept import Kept
 from engine.loading import Engine, load_engine
-from engine.memory import Utilization
 from engine.places import Places, places_of, time_places
+from engine.room import Utilization
 from engine.tensor_parallel.devices import rank_devices
 from node.forwards import vocabulary_of
 from node.placing import Place, Placing

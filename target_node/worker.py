@@ -16,11 +16,12 @@ from engine.choice.logprobs import report
 from engine.choice.sampling import Sampling, sampling_of
 from engine.device import fetch, is_host, send
 from engine.errors import GrammarError, NotFinite
-from engine.forward.forward import Layers, are_finite, as_bytes, scored_rows
+from engine.forward.forward import Layers, are_finite, as_bytes
 from engine.forward.not_finite import Again
 from engine.heads.head_loading import LoadedHead
 from engine.loading import Engine
 from engine.places import Places
+from engine.room import scored_rows
 from node.costs import Costs
 from node.dispatcher import Dispatcher
 from node.entrance import Entrance, Own

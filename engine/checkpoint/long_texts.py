@@ -14,9 +14,10 @@ asked for, else the short one (`settled.py`). `dynamic` is used up to the origin
 from collections.abc import Mapping
 from typing import Any
 
+from engine.room import LONGEST as LONGEST
+
 Stated = Mapping[str, Any]
 
-LONGEST = 1 << 20  # tokens; the most that a message can hold
 LONG_ROPES = ("longrope", "su")  # the second is its first name
 _ORIGINAL = "original_max_position_embeddings"
 # In these transformers mixes both sets: the short factors, with the scale of the long ones.

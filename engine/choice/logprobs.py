@@ -13,9 +13,7 @@ import torch
 from engine.choice.coupling_on_gpu import check_tops, most_likely_there
 from engine.choice.sampling import LOWEST, Floats, most_likely, to_host
 from engine.device import fetch, is_host, send
-
-_AT_ONCE = 1 << 22  # logits ranked at a time
-MOST_BYTES = 24 * _AT_ONCE  # memory that ranking takes beside the logits, ids and ranks included
+from engine.room import RANKED_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def report_there(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> R
         NotFinite: the logits are not finite.
     """
     assert len(logits) == len(tokens)
-    step = max(1, _AT_ONCE // logits.shape[1])
+    step = max(1, RANKED_AT_ONCE // logits.shape[1])
     with torch.inference_mode():
         own = send(torch.tensor(tokens, dtype=torch.int64), logits.device)
         pairs = zip(torch.split(logits, step), torch.split(own, step), strict=True)

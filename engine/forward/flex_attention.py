@@ -23,12 +23,11 @@ from engine.forward.forward import Say, Shape, Spans, silent
 from engine.forward.masks import MASK_BITS, lowest_slots
 from engine.forward.split_attention import SplitAttention, Visible
 from engine.layout.attention_windows import FULL, AttentionWindow, LayerKinds
-from engine.layout.slots import LaneLayout, Span
+from engine.layout.slots import BLOCK, LaneLayout, Span
 from engine.timing import Decide, Form, as_timed, quickest
 
 # -- flex attention --------------------------------------------------------------------------------
 
-BLOCK = 128  # slots that are skipped or read together
 SPLIT_DEVICES = ("cuda",)  # on a CPU a program takes 10 s to compile and is slower for short texts
 _QUERIES = 128  # with so many queries in a call FlexAttention no longer splits over the keys
 _MOST_TILES = 2  # most calls per pass and layer; each reads all keys

@@ -37,11 +37,8 @@ from engine.tensor_parallel.split import first_says
 #
 # Padding rows write to scratch slots behind the cache, which no other row sees.
 
-FEWEST_PROMPT_ROWS = 64
 FEWEST_LARGE_ROWS = 32  # of a decode pass that is padded, but has more rows than any recording
-PROMPT_ROWS = 2048  # most rows of a prefill chunk on a GPU
 Spans = tuple[Span, ...]
-_SCORED_BYTES = 256 << 20  # most bytes of float32 logits of a chunk of which all are wanted
 
 
 def rows_of(feed: Feed, first_slot: int, windows: Sequence[AttentionWindow] = ()) -> Any:
@@ -109,12 +106,6 @@ def joined(by_lane: Mapping[int, Any], lanes: LaneLayout) -> tuple[Any, Spans, M
     parts = [by_lane[lane] for lane in starts]
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     return rows, tuple(spans), starts
-
-
-def scored_rows(vocab_size: int) -> int:
-    """Return the most rows of a prefill chunk whose logits are all wanted: 64, 128, 256, ..."""
-    fitting = max(1, _SCORED_BYTES // (4 * vocab_size))
-    return min(PROMPT_ROWS, max(FEWEST_PROMPT_ROWS, 1 << (fitting.bit_length() - 1)))
 
 
 # -- features --------------------------------------------------------------------------------------

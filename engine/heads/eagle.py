@@ -19,8 +19,6 @@ from engine.errors import kind_of
 from engine.executor import Executor
 from engine.forward.cache_tensors import zeros
 from engine.forward.forward import (
-    FEWEST_PROMPT_ROWS,
-    PROMPT_ROWS,
     Layers,
     Output,
     over_all,
@@ -36,6 +34,7 @@ from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa
 from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps
+from engine.room import FEWEST_PROMPT_ROWS, PROMPT_ROWS
 
 # -- waves -----------------------------------------------------------------------------------------
 

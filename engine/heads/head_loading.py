@@ -33,9 +33,10 @@ from engine.heads.target import Target
 from engine.kept import AS_BEFORE
 from engine.layout.slots import NUM_TREE_SLOTS, Feed
 from engine.loading import Engine, fingerprint
-from engine.memory import USUAL, Utilization, limits
+from engine.memory import limits
 from engine.quantised.reading import choose_reading
 from engine.quantised.rounding import BITS
+from engine.room import USUAL, Utilization
 from proto.head_kinds import MTP, HeadKind, head_kind, head_kind_of_tensors, is_mtp
 
 HeadExecutor = EagleExecutor | MedusaExecutor | DFlashExecutor

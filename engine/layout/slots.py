@@ -45,6 +45,7 @@ from engine.layout.attention_windows import AttentionWindow
 K = TypeVar("K", bound=Hashable)
 
 NUM_TREE_SLOTS = 64
+BLOCK = 128  # slots that attention on a GPU skips or reads together
 SLOT_STEP = 64  # passes cover a multiple of so many slots
 # Up to this many uncached committed tokens share a pass with tree nodes; more are prefilled first.
 MAX_MISSING = 16

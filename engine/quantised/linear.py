@@ -66,3 +66,9 @@ def kind_of_quantised(kind: Any, matrices: Mapping[str, QuantisedMatrix]) -> Any
 def is_quantised(model: Any) -> bool:
     """True if the model has layers whose weights are quantised matrices."""
     return any(isinstance(part, QuantisedLinear) for part in model.modules())
+
+
+def kept_bytes(model: Any) -> int:
+    """Return the bytes of a model's quantised matrices; call it before any of them is freed."""
+    layers = (part for part in model.modules() if isinstance(part, QuantisedLinear))
+    return sum(layer.matrix.nbytes for layer in layers)

@@ -42,6 +42,12 @@ class QuantisedMatrix:
         """Number of inputs that share a scale."""
         return self.shape[1] // self.scales.shape[1]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its numbers."""
+        parts = (self.codes, self.scales, self.offsets, self.units)
+        return sum(part.nbytes for part in parts if part is not None)
+
     def dequantised(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return the weight [out, in], computed in float32 and then rounded to `dtype`."""
         codes = self.codes

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 import engine.forward.flex_attention
-from engine.forward.flex_attention import BLOCK
 from engine.forward.graphs import Compute, Record
 from engine.forward.operators import side_by_side
+from engine.layout.slots import BLOCK
 from engine.timing import Form
 
 

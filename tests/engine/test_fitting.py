@@ -11,25 +11,24 @@ import transformers.integrations.accelerate
 
 import engine.checkpoint.model
 import engine.memory
+import engine.room
 from engine.checkpoint.model import (
     AutoModelForCausalLM,
     LoadedModel,
     load_model,
     without_accelerate,
 )
-from engine.choice.logprobs import MOST_BYTES
 from engine.errors import ModelError, OutOfMemory
 from engine.forward.cache_tensors import slot_bytes
-from engine.forward.flex_attention import BLOCK
-from engine.forward.forward import PROMPT_ROWS, scored_rows
 from engine.layout.attention_windows import AttentionWindow, LayerKinds
+from engine.layout.slots import BLOCK
 from engine.memory import (
-    Utilization,
     _weight_bytes,
     limits,
     longest_text,
     num_lanes_that_fit,
 )
+from engine.room import PROMPT_ROWS, RANKING_BYTES, Utilization, scored_rows
 from node.rows import PREFILL_CHUNKS
 from tests.tiny_models import make_model
 
@@ -80,7 +79,7 @@ def test_a_length_that_nobody_asked_for_leaves_room_for_others(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = loaded.max_model_len
-    monkeypatch.setattr(engine.memory, "_USUAL", 300)
+    monkeypatch.setattr(engine.room, "USUAL_LEN", 300)
     # A quarter of the memory is for 400 tokens of a text and what goes with them.
     with_room_for(loaded, 2 * (400 + 128), monkeypatch)
     assert limit > 500
@@ -211,8 +210,10 @@ def test_the_mask_of_a_prompt_is_in_the_budget_of_a_gpu(
     monkeypatch.setattr(engine.memory, "slot_bytes", lambda *_: each)
     masks = 2048 * 4 * 3  # float32, once, and once for each of two query heads
     spare = 192 + BLOCK
-    scored = 2048 * loaded.vocab_size * 8 + MOST_BYTES  # logits in two types, and what ranks them
-    monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
+    scored = (
+        2048 * loaded.vocab_size * 8 + RANKING_BYTES
+    )  # logits in two types, and what ranks them
+    monkeypatch.setattr(engine.room, "SHARES", {"cuda": 1.0})
     free = (400 + spare) * (each + masks) + scored + _weight_bytes(gpu)
     in_all(free, monkeypatch)
     assert longest_text(gpu, 400) == 400

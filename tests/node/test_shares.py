@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.memory import Utilization
+from engine.room import Utilization
 from node import loading
 from proto.messages import Role
 from proto.node_config import NodeConfig

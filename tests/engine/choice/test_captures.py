@@ -25,11 +25,12 @@ from engine.choice.coupling_on_gpu import (
 from engine.choice.logit_graphs import Captures, Compute
 from engine.choice.processors import BannedWords, Bias, MinTokens, Penalties
 from engine.choice.sampling import Sampling
-from engine.forward.forward import FEWEST_PROMPT_ROWS, Layers
+from engine.forward.forward import Layers
 from engine.forward.graphs import RanShort
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from engine.model_executor import ModelExecutor
+from engine.room import FEWEST_PROMPT_ROWS
 from tests.engine.choice.test_device_choice import SETTINGS, some_logits
 from tests.engine.forward.test_graphs import NUM_SLOTS, recordings
 from tests.engine.stand_in import StandIn, device

@@ -14,6 +14,7 @@ from engine.forward.more_layers import state_bytes
 from engine.layout.slots import Feed
 from engine.loading import make_executor
 from engine.model_executor import ModelExecutor
+from engine.room import SPARE_SLOTS
 from tests.families import load
 from tests.small_families import make_small
 
@@ -54,7 +55,7 @@ def test_memory_is_counted_for_the_states_that_are_kept(small: Path) -> None:
     # A text of no tokens has these bytes too, so one lane less fits.
     slots = 300
     room = 3 * (slots * slot_bytes(loaded.model, loaded.device) + state_bytes(loaded.model))
-    spare = memory._SPARE_SLOTS["cpu"]
+    spare = SPARE_SLOTS["cpu"]
     assert memory.num_lanes_that_fit(loaded, slots - spare, 8, room=room) == 3
     assert memory.num_lanes_that_fit(loaded, slots - spare, 8, room=room - 1) == 2
 

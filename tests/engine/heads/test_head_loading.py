@@ -14,19 +14,19 @@ from safetensors.torch import load_file, save_file
 
 import engine.heads.head_loading
 import engine.memory
+import engine.room
 from drafter_node.compute import Compute, Part
 from drafter_node.worker import Worker
 from engine.cpu_library import library, why_not_here
 from engine.errors import OutOfMemory
-from engine.forward.flex_attention import BLOCK
-from engine.forward.forward import PROMPT_ROWS
 from engine.heads import eagle_layer
 from engine.heads.eagle import EagleExecutor
 from engine.heads.eagle_layer import EagleHead
 from engine.heads.head_loading import load_head, load_head_engine
-from engine.layout.slots import Feed
+from engine.layout.slots import BLOCK, Feed
 from engine.loading import fingerprint
 from engine.memory import longest_text
+from engine.room import PROMPT_ROWS
 from node.forwards import Forwards, SimulatedDevice
 from proto.head_kinds import HeadKind
 from tests.engine.conftest import Folder
@@ -336,7 +336,7 @@ def test_the_masks_of_a_prompt_are_in_a_heads_budget_of_a_gpu(
     assert group > 1
     # float32: of the tree, with empty slots hidden, and once for each query head of a key head
     masks = PROMPT_ROWS * 4 * (2 + group)
-    monkeypatch.setattr(engine.memory, "_SHARES", {"cuda": 1.0})
+    monkeypatch.setattr(engine.room, "SHARES", {"cuda": 1.0})
     room = (100 + 192 + BLOCK) * (loaded.slot_bytes + masks)
     total = room + engine.memory._weight_bytes(loaded)
     monkeypatch.setattr(engine.memory, "total_bytes", lambda _: total)
