@@ -33,7 +33,7 @@ from functools import cache
 from pathlib import Path
 
 from engine.checkpoint.files import one_line
-from engine.device import cpu_flags
+from engine.host import cpu_flags
 from proto.errors import shown
 from proto.system import cache_folder
 

@@ -7,7 +7,7 @@ bound to, and what this processor can do. Knows no model.
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,12 @@ import torch
 
 from engine import running
 from engine.errors import ModelError, kind_of
+from engine.host import CPU_FLAGS, cpu_flags, memory_bytes
 
 _RUN = r"\d{1,4}(?:-\d{1,4})?"
 _NAME = re.compile(rf"cpu|cpu:(?P<cores>{_RUN}(?:,{_RUN})*)|cuda:(?P<gpu>\d{{1,4}})")
 
 DRIVER = Path("/proc/driver/nvidia/version")
-GROUPS, GROUP_FILES = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-
-# dtype -> CPU features; without any of these the dtype is emulated, several times slower than
-# float32.
-_CPU_FLAGS = {
-    torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
-    torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
-}
 
 
 def torch_device(name: str) -> torch.device:
@@ -233,7 +226,8 @@ class Inbox:
 
 def cpu_is_fast_in(dtype: torch.dtype) -> bool:
     """True if this processor multiplies matrices of `dtype` in hardware."""
-    return dtype not in _CPU_FLAGS or bool(_CPU_FLAGS[dtype] & cpu_flags())
+    needed = CPU_FLAGS.get(str(dtype).removeprefix("torch."))
+    return needed is None or bool(needed & cpu_flags())
 
 
 def processor() -> str:
@@ -244,16 +238,6 @@ def processor() -> str:
         return ""
     found = re.search(r"^model name.*$", text, re.MULTILINE)
     return found[0] if found else ""
-
-
-def cpu_flags() -> set[str]:
-    """Return this processor's feature names from /proc/cpuinfo; empty if there are none."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return set()
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return set(found[1].split()) if found else set()
 
 
 def free_bytes(device: torch.device) -> int:
@@ -278,27 +262,7 @@ def total_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([pages, *_group_limits()])
-
-
-def _group_limits() -> Iterator[int]:
-    """Yield the limits on memory of this process's control groups (containers, services)."""
-    try:
-        lines = GROUPS.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, kinds, place = line.split(":", 2)
-        is_new = kinds == ""
-        if not is_new and "memory" not in kinds.split(","):
-            continue
-        folder = GROUP_FILES if is_new else GROUP_FILES / "memory"
-        name = "memory.max" if is_new else "memory.limit_in_bytes"
-        path = Path(place.lstrip("/"))
-        for part in (path, *path.parents):
-            with suppress(OSError, ValueError):  # the file of no limit says "max"
-                yield int((folder / part / name).read_text())
+    return memory_bytes()
 
 
 def gigabytes(num_bytes: int) -> str:

@@ -241,7 +241,7 @@ class Recipe:
 
 def _gptq(bits: int = 4, group_size: int = 32, **options: Any) -> Recipe:
     config = {"quant_method": "gptq", "bits": bits, "group_size": group_size}
-    config["desc_act"] = options.get("act_order", False)
+    config |= {"desc_act": options.get("act_order", False), "sym": options.get("sym", False)}
     config["checkpoint_format"] = "gptq_v2" if options.get("version") == 2 else "gptq"
     return Recipe(config, lambda weight: gptq(weight, bits, group_size, **options))
 

@@ -17,8 +17,9 @@ from engine.checkpoint.checkpoint import find_checkpoint
 from engine.checkpoint.files import Names, Object, Shapes, blamed
 from engine.checkpoint.parts import Lazy, plain_parts
 from engine.checkpoint.stated import read_stated
+from engine.checkpoint.stated_text import stored_text
 from engine.checkpoint.tensors import check_shapes
-from engine.checkpoint.wrapped import as_in_model, language_model, stored_text
+from engine.checkpoint.wrapped import as_in_model, language_model
 from engine.errors import ModelError
 from engine.quantised.formats import Format, GgufFile, stated_fields
 from engine.quantised.gguf_checkpoint import GgufCheckpoint

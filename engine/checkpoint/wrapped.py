@@ -6,7 +6,6 @@ memory. `families.WRAPPERS` names the wrappers. This file makes the configuratio
 model, and finds its tensors in the files, where their names have a prefix. Reads no tensor.
 """
 
-import re
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
@@ -15,10 +14,8 @@ from transformers import CONFIG_MAPPING
 
 from engine.checkpoint.families import text_kind
 from engine.checkpoint.files import Object, Shapes, Stored, parts
+from engine.checkpoint.stated_text import HEAD
 
-# Older files have `language_model.model.layers`, newer ones `model.language_model.layers`.
-_OF_TEXT = re.compile(r"^(model\.)?(language_model|text_model)\.(model\.)?")
-_HEAD = "lm_head."
 # Fields about positions in pictures, which the language model alone does not have.
 _OF_PICTURES = ("mrope_section", "mrope_interleaved")
 
@@ -42,30 +39,9 @@ def language_model(config: Any, stated: Object, names: Iterable[str]) -> Any:
     if config.model_type != "llama4":  # it leaves this to its language model
         own = getattr(text, "tie_word_embeddings", False)
         text.tie_word_embeddings = getattr(config, "tie_word_embeddings", own)
-    if f"{_HEAD}weight" in names and not any("tie_word_embeddings" in p for p in parts(stated)):
+    if f"{HEAD}weight" in names and not any("tie_word_embeddings" in p for p in parts(stated)):
         text.tie_word_embeddings = False
     return text
-
-
-def stored_text(names: Iterable[str]) -> dict[str, Stored]:
-    """Return where a wrapper's files have the tensors of its language model, by the model's name.
-
-    names  names of all tensors in the files
-    """
-    names = tuple(names)
-    has_prefix = any(_OF_TEXT.match(name) for name in names)
-    found = {}
-    for name in names:
-        if has_prefix:
-            inner, is_text = _OF_TEXT.subn("", name)
-            inner = inner if inner.startswith(_HEAD) else f"model.{inner}"
-        else:  # the first files of Qwen2-VL name the language model's tensors as if it were alone
-            inner, is_text = name, name.startswith("model.")
-        if is_text:
-            found[inner] = Stored(name)
-        elif name.startswith(_HEAD):
-            found[name] = Stored(name)
-    return found
 
 
 def as_in_model(stored: dict[str, Stored], shapes: Shapes, model: Any) -> dict[str, Stored]:

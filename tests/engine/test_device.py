@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import engine.device
+import engine.host
 from engine.checkpoint.model import load_model
 from engine.device import claim, gigabytes
 from engine.errors import ModelError, OutOfMemory
@@ -95,8 +96,8 @@ def test_the_memory_of_a_cpu_is_what_its_control_groups_allow(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    monkeypatch.setattr(engine.device, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(engine.device, "GROUP_FILES", tmp_path)
+    monkeypatch.setattr(engine.host, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(engine.host, "GROUP_FILES", tmp_path)
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert engine.device.total_bytes(torch.device("cpu")) == (total or pages)
 

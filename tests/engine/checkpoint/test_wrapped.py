@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from coordinator.api.models.folders import find
 from engine.checkpoint import families, parts
 from engine.checkpoint.model import load_model
-from engine.checkpoint.wrapped import stored_text
+from engine.checkpoint.stated_text import stored_text
 from engine.errors import ModelError
 from engine.heads.target import Target
 from engine.loading import make_executor
