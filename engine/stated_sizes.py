@@ -132,6 +132,24 @@ def head_sizes(folder: Path, config: Mapping[str, Any], dtype: str, how: How) ->
     return StatedSizes(sizes, dtype, dtype, is_estimate=True)
 
 
+def mtp_sizes(
+    text: Mapping[str, Any], num_bytes: int, target: StatedSizes, how: How
+) -> StatedSizes:
+    """Return what a target's own layer for drafting will take in a process of its own.
+
+    text       the part of the target's config.json that describes the language model
+    num_bytes  of the tensors in the files that it reads
+    target     what the target will take
+    """
+    kept = kept_of("", {**text, "num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    itemsize = ITEM_BYTES[target.dtype]
+    slot = (kept.numbers + _number(text, "hidden_size")) * itemsize
+    mask = mask_bytes(how.kind, itemsize, num_kinds=1, group=group_of(text), is_head=True)
+    most_len = target.sizes.most_len
+    sizes = Sizes(how.kind, how.device_bytes, num_bytes, slot, 0, mask, 0, most_len)
+    return StatedSizes(sizes, target.dtype, target.dtype, is_estimate=True)
+
+
 def _dtype(of: Stated, text: Mapping[str, Any], how: How) -> str:
     """Return the number type in which a model will be loaded (as `_choose_dtype` in `model.py`)."""
     if how.dtype in ITEM_BYTES:

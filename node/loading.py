@@ -36,15 +36,19 @@ from proto.messages import (
     Role,
     Welcome,
 )
-from proto.node_config import FETCHING, READY_BUT, NodeConfig, Placement
+from proto.node_config import (
+    CACHE_PARTS,
+    FETCHING,
+    READY_BUT,
+    NodeConfig,
+    Placement,
+    cache_part,
+)
 from proto.system import is_folder
 
 logger = logging.getLogger(__name__)
 
 _COMPILING = "C++ for this processor is being compiled, once: starts after that are faster"
-# The part of the free memory that the cache may take. A drafter is loaded first, and needs less for
-# each token: if it took more, its target might find no room on the same GPU.
-PARTS = {Role.TARGET: 1.0, Role.DRAFTER: 0.4}
 
 
 class HasState(Protocol):
@@ -146,7 +150,7 @@ def _load_head(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         dtype=config.dtype,
         device=config.device,
         max_len=config.max_model_len,
-        part=_part(config),
+        part=cache_part(config),
         utilization=_utilization(config),
         num_lanes=config.max_num_seqs,
         warm_rows=TIMED_ROWS[config.role],
@@ -166,7 +170,7 @@ def _load(config: NodeConfig, say: Callable[[str], None]) -> Engine:
         dtype=config.dtype,
         device=config.device,
         max_len=config.max_model_len,
-        part=_part(config),
+        part=cache_part(config),
         utilization=_utilization(config),
         num_lanes=config.max_num_seqs,
         fixed_rows=config.fixed_rows or None,
@@ -230,8 +234,8 @@ def _home_model(config: NodeConfig, say: Callable[[str], None]) -> Engine | None
         dtype=config.home_dtype or (FASTEST if device.startswith("cpu") else config.dtype),
         device=device,
         max_len=config.max_model_len,
-        part=PARTS[Role.DRAFTER],
-        utilization=_utilization(config),
+        part=CACHE_PARTS[Role.DRAFTER],
+        utilization=Utilization(config.gpu_memory_utilization, config.target_bytes),
         num_lanes=config.max_num_seqs,
         fixed_rows=None,
         warm_rows=TIMED_ROWS[Role.DRAFTER],
@@ -254,19 +258,6 @@ def refuse_other_tokenizer(drafter: Engine, target: Engine) -> None:
             f"{drafter.loaded.name} has another tokenizer than the target: it needs a process of "
             "its own (--drafter-home own)"
         )
-
-
-def _part(config: NodeConfig) -> float:
-    """Return which share of the memory for caches this node's cache may take.
-
-    Where the user has said how much both may take in all, target and drafter divide it.
-    """
-    if not config.gpu_memory_utilization:
-        return PARTS[config.role]
-    if not config.peer_bytes:
-        return 1.0
-    drafts = PARTS[Role.DRAFTER]
-    return drafts if config.role is Role.DRAFTER else 1.0 - drafts
 
 
 def kept_of(config: NodeConfig) -> Kept:

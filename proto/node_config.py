@@ -25,6 +25,11 @@ EXIT_FAILED = 1
 EXIT_UNUSABLE = 2
 
 
+# The part of the memory for caches that is for each model. A drafter is loaded first, and needs
+# less for each token: if it took more, its target might find no room on the same GPU.
+CACHE_PARTS = {Role.TARGET: 1.0, Role.DRAFTER: 0.4}
+
+
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
     """Everything that a node needs to know; written by the process that starts it.
@@ -72,6 +77,8 @@ class NodeConfig:
                     model where both are on this device; 0: nobody has said
     peer_bytes      size of the other model's weights; whoever starts the node makes it 0 where
                     that model is on another device
+    target_bytes    of a target with a drafter in its process: size of the target's weights, which
+                    are loaded after the drafter
     computes_alone  of a target: no drafter process computes beside it
     remembered_as   of a target: the drafter beside it, by whose name it is kept for later starts
                     whether drafts pay; "": nothing is kept
@@ -118,6 +125,7 @@ class NodeConfig:
     quantization: str = ""
     gpu_memory_utilization: float = 0.0
     peer_bytes: int = 0
+    target_bytes: int = 0
     remembered_as: str = ""
     tunes: bool = False
     computes_alone: bool = False
@@ -141,3 +149,16 @@ class NodeConfig:
             return cls(**{**fields, "role": Role(fields["role"]), "layers": layers})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(f"{NO_CONFIG} ({error})") from error
+
+
+def cache_part(config: NodeConfig) -> float:
+    """Return which share of the memory for caches a node's cache may take.
+
+    Where the user has said how much both may take in all, target and drafter divide it.
+    """
+    if not config.gpu_memory_utilization:
+        return CACHE_PARTS[config.role]
+    if not config.peer_bytes:
+        return 1.0
+    drafts = CACHE_PARTS[Role.DRAFTER]
+    return drafts if config.role is Role.DRAFTER else 1.0 - drafts

@@ -359,6 +359,14 @@ Verbose = Annotated[
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Show the memory that the models would take. Nothing is started.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
 Trace = Annotated[
     Path | None,
     typer.Option(

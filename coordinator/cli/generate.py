@@ -27,6 +27,7 @@ from coordinator.api.requests import Batch, Request, Step
 from coordinator.api.structured import StructuredOutputsParams
 from coordinator.api.without_effect import without_effect
 from coordinator.cli import flags as options
+from coordinator.cli.account_view import dry_run, explaining
 from coordinator.cli.flags import Flags, parse_ids, with_settings
 from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import models_of
@@ -152,10 +153,14 @@ def generate(
     show_speculation: options.ShowSpeculation = False,
     verbose: options.Verbose = False,
     trace: options.Trace = None,
+    is_dry: options.DryRun = False,
 ) -> None:
     """Continue PROMPT, or every prompt of a file."""
     params = structured(params, json_schema, regex)
     speculation.check(pair)
+    if is_dry:
+        dry_run(pair, drafts=speculation.drafts)
+        return
     if speculation.reference:
         prompts.text_of(Path(speculation.reference))  # an error here comes before nodes are started
     if trace is not None:
@@ -163,14 +168,14 @@ def generate(
     asked = _asked(prompt, prompt_file, prompt_ids, chat=chat)
     shown = {"show_speculation": show_speculation, "verbose": verbose}
     writer = _writer(speculation.policy, params, as_json=as_json, **shown)
-    with Progress(Console(stderr=True), models_of(pair)) as progress:
+    explained = explaining(pair, drafts=speculation.drafts)
+    with explained, Progress(Console(stderr=True), models_of(pair)) as progress:
         with_drafter = speculation.drafts and pair.has_draft_process
         launcher = launcher_for(
             launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite
         )
-        config = _with_room_for(len(asked) * params.n, pair)
         started = Pair(
-            config,
+            _with_room_for(len(asked) * params.n, pair),
             with_drafter=speculation.drafts,
             say=progress.say,
             check=partial(_check_known, asked, params),
@@ -184,9 +189,8 @@ def generate(
             unheeded.append(NO_TEMPLATE)
         for line in (*running.whereabouts(), *running.notices(params), *unheeded):
             typer.echo(for_stderr(harmless(line)), err=True)
-        run = Run(running, speculation, params, writer)
         try:
-            all_fit = run.every(asked)
+            all_fit = Run(running, speculation, params, writer).every(asked)
         finally:
             if trace is not None:
                 running.write_trace(trace)

@@ -14,7 +14,8 @@ from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
 from coordinator.api.without_effect import without_effect
 from coordinator.cli import log_format
-from coordinator.cli.flags import Flags, with_settings
+from coordinator.cli.account_view import dry_run, explaining
+from coordinator.cli.flags import DryRun, Flags, with_settings
 from coordinator.cli.generate import launcher_for
 from coordinator.cli.harmless import harmless
 from coordinator.cli.loading_screen import models_of
@@ -41,6 +42,7 @@ def serve(
     pair: Annotated[PairConfig, Flags(argument=True)],
     speculation: SpeculationConfig,
     launch: LaunchConfig,
+    is_dry: DryRun = False,
 ) -> None:
     """Serve OpenAI's API over HTTP, for many clients at once.
 
@@ -51,10 +53,14 @@ def serve(
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"serve needs {missing(str(error.name), 'serve')}") from error
     speculation.check(pair)
+    if is_dry:
+        dry_run(pair, drafts=speculation.drafts)
+        return
     keys = server.read_keys()
     bound = serving.listen(server)
     with bound:
-        with Progress(Console(stderr=True), models_of(pair)) as progress:
+        explained = explaining(pair, drafts=speculation.drafts)
+        with explained, Progress(Console(stderr=True), models_of(pair)) as progress:
             with_drafter = speculation.drafts and pair.has_draft_process
             launcher = launcher_for(
                 launch, pair, context.obj, with_drafter=with_drafter, invite=progress.invite

@@ -277,17 +277,32 @@ def _full_name(name: str, uuids: Mapping[str, str]) -> str:
     return found[0] if len(found) == 1 else name
 
 
-def _uuids() -> dict[str, str]:
-    """Return the UUID of each GPU by its number in CUDA; empty if that is not certain."""
-    command = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+def gpu_memory(number: int) -> int | None:
+    """Return the memory in bytes of a GPU that torch can use, by its number; None: not known."""
+    visible = visible_gpus()
+    name = visible[number] if number < len(visible) else None
+    rows = _asked("uuid,index,memory.total")
+    found = [memory for uuid, index, memory in rows if name in (uuid, index)]
+    words = found[0].split() if found else []
+    return int(words[0]) << 20 if words and words[0].isdecimal() else None
+
+
+def _asked(fields: str) -> list[list[str]]:
+    """Return a row of three fields for each GPU, as nvidia-smi says them; [] if it cannot."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return {}
+        return []
     rows = [[word.strip() for word in line.split(",", 2)] for line in ended.stdout.splitlines()]
-    rows = [row for row in rows if len(row) == 3]
+    return [row for row in rows if len(row) == 3]
+
+
+def _uuids() -> dict[str, str]:
+    """Return the UUID of each GPU by its number in CUDA; empty if that is not certain."""
+    rows = _asked("index,uuid,name")
     # nvidia-smi numbers GPUs by PCI bus. CUDA does so only if it is told to, or if all are alike.
     in_bus_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if not in_bus_order and len({name for _, _, name in rows}) > 1:

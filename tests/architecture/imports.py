@@ -32,6 +32,9 @@ MAY_IMPORT_MODULES: dict[str, set[str]] = {
 MAY_ALSO_IMPORT = {
     # What a folder must be, as far as it is looked at without torch.
     "coordinator/api/models/folders.py": {"engine"},
+    # What models will take in memory, by their files.
+    "coordinator/api/models/sizes.py": {"engine"},
+    "coordinator/api/models/account.py": {"engine"},
     # What tokens say, in bytes: two tokenizers are compared before anything is loaded.
     "coordinator/api/models/tokenizers.py": {"engine"},
     # Which bytes the tokens of an answer are, where its log-probabilities are wanted.

@@ -96,7 +96,10 @@ def test_what_the_coordinator_asks_of_the_engine_needs_no_torch() -> None:
         "folders.packed(folders.read_tokenizer(target.folder).tokenizer); "
         "head = folders.find('models/eagle3', None, is_head=True); head.check_weights(); "
         "heads.check_head(head, heads.kind_of('models/eagle3', None), target); "
-        "from coordinator.api.grammars import Grammars; print(*sys.modules)"
+        "from coordinator.api.grammars import Grammars; "
+        "from coordinator.api.config import PairConfig; "
+        "from coordinator.api.models.account import account_of; account_of(PairConfig()); "
+        "print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True

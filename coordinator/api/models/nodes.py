@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from coordinator.api.config import REPRODUCIBLE_ROWS, PairConfig
 from coordinator.api.models.folders import weight_bytes
-from coordinator.api.models.heads import find_config, is_whole_model, mtp_bytes
+from coordinator.api.models.heads import find_config, is_whole_model
+from coordinator.api.models.sizes import weight_bytes_of
 from coordinator.launching.devices import default_shares, shares
-from proto.head_kinds import is_mtp
 from proto.messages import MAX_SESSIONS, Role
 from proto.node_config import NodeConfig
 from proto.system import is_folder, path_of
@@ -31,11 +31,12 @@ def node_configs(
     has_drafter = drafts and config.has_draft_process
     target = _target(config, endpoint, outside, secret, drafts=drafts)
     drafter = _drafter(config, endpoint, outside, secret) if has_drafter else None
-    if drafter is not None and config.gpu_memory_utilization is not None:
-        of_target = _weight_bytes(config.target, config.target_revision)
-        of_drafter = _weight_bytes(config.drafter, config.drafter_revision)
-        if is_mtp(config.drafter):
-            of_drafter = mtp_bytes(config.target, config.target_revision)
+    of_target = weight_bytes_of(target) or _file_bytes(config.target, config.target_revision)
+    if drafter is None:
+        target = replace(target, target_bytes=of_target if target.home_drafter else 0)
+    else:
+        of_drafter = weight_bytes_of(drafter)
+        of_drafter = of_drafter or _file_bytes(config.drafter, config.drafter_revision)
         target = replace(target, peer_bytes=of_drafter)
         drafter = replace(drafter, peer_bytes=of_target)
     if config.has_several:
@@ -72,7 +73,7 @@ def _several(
     ]
 
 
-def _weight_bytes(model: str, revision: str | None) -> int:
+def _file_bytes(model: str, revision: str | None) -> int:
     """Return the size of a model's weights by its files on this machine; 0: not known."""
     folder = path_of(model) if is_folder(model) else None  # one of GGUF files has no config.json
     if folder is None and (config := find_config(model, revision)) is not None:
@@ -133,7 +134,7 @@ def _remembered_as(config: PairConfig) -> str:
     name, revision = config.drafter, config.drafter_revision
     where = str(path_of(name)) if is_folder(name) else name
     said = revision, config.drafter_quantization, config.drafter_dtype, config.drafter_device
-    size = f"{_weight_bytes(name, revision)} bytes"
+    size = f"{_file_bytes(name, revision)} bytes"
     return ", ".join((where, size, *(one for one in said if one)))
 
 

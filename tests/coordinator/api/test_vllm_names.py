@@ -274,7 +274,7 @@ def test_a_share_of_memory_reaches_both_nodes_with_the_size_of_the_other_model(
         nodes = node_configs(config, endpoint="", outside="", secret="", drafts=True)
         return [(node.gpu_memory_utilization, node.peer_bytes) for node in nodes]
 
-    assert shares() == [(0.0, 0), (0.0, 0)]
+    assert shares() == [(0.0, 20), (0.0, 300)]
     assert shares(gpu_memory_utilization=0.8) == [(0.8, 20), (0.8, 300)]
     assert shares(gpu_memory_utilization=0.8, drafter_home="target") == [(0.8, 0)]
     (tmp_path / "gguf").mkdir()  # a folder without config.json

@@ -29,7 +29,7 @@ def test_what_the_conversation_is_made_of_cannot_be_given() -> None:
 def test_chat_has_the_flags_of_generate_that_make_sense_for_it() -> None:
     mine, all_flags = inspect.signature(chat).parameters, inspect.signature(generate).parameters
     of_prompts = {"prompt", "prompt_file", "prompt_ids", "chat", "as_json", "show_speculation"}
-    of_prompts |= {"json_schema", "regex"}
+    of_prompts |= {"json_schema", "regex", "is_dry"}
     missing = {"n", "logprobs", "prompt_logprobs", "max_num_seqs", "trace", "verbose", *of_prompts}
     assert set(all_flags) - set(mine) == missing
     assert set(mine) - set(all_flags) == {"model", "system", "chat_template_kwargs", "drop_oldest"}
