@@ -140,8 +140,8 @@ def account_of(config: PairConfig, *, drafts: bool = True, memory: Memory | None
         ModelError: a model's weights are not here, or a file is damaged.
     """
     found = memory or memory_here
-    devices = _devices(config, found, drafts=drafts)
-    why = next(filter(None, map(_why_not, devices)), "")
+    devices = devices_of(config, found, drafts=drafts)
+    why = next(filter(None, map(why_not, devices)), "")
     if not why:
         return Account(devices, "")
     ways = [_longest(config, devices, found, drafts=drafts)]
@@ -156,7 +156,7 @@ def account_of(config: PairConfig, *, drafts: bool = True, memory: Memory | None
 
 def _fits(config: PairConfig, memory: Memory, *, drafts: bool) -> bool:
     """True if a pair fits, as far as is known."""
-    return not any(map(_why_not, _devices(config, memory, drafts=drafts)))
+    return not any(map(why_not, devices_of(config, memory, drafts=drafts)))
 
 
 def _longest(
@@ -177,7 +177,7 @@ def _longest(
     return f"--max-model-len {low * SHORTEST}" if low else ""
 
 
-def _why_not(device: Device) -> str:
+def why_not(device: Device) -> str:
     """Return why models do not fit on a device; "": they do, as far as is known."""
     if device.total is None:
         return ""
@@ -203,7 +203,7 @@ def _lane(item: Item) -> int:
     return item.stated.sizes.lane(item.max_len)
 
 
-def _devices(config: PairConfig, memory: Memory, *, drafts: bool) -> tuple[Device, ...]:
+def devices_of(config: PairConfig, memory: Memory, *, drafts: bool) -> tuple[Device, ...]:
     """Return the devices with the models on each; those that are alike as one."""
     nodes = node_configs(config, endpoint="", outside="", secret="", drafts=drafts)
     places = {node.role: _places(node) for node in nodes}
