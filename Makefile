@@ -63,7 +63,8 @@ kernels: setup
 	[ -d $(VENV)/triton/triton ] || $(RUN) -m pip install -q --no-deps --target $(VENV)/triton triton==$(TRITON)
 	PYTHONPATH=$(VENV)/triton $(RUN) -m pytest -n 2 tests/engine/forward/test_kernels_for_gpus.py
 	PYTHONPATH=$(VENV)/triton TRITON_INTERPRET=1 OMP_NUM_THREADS=1 \
-	  $(RUN) -m pytest -n 2 tests/engine/forward/test_split_kernel.py tests/engine/forward/test_few_rows.py
+	  $(RUN) -m pytest -n 2 tests/engine/forward/test_split_kernel.py tests/engine/forward/test_few_rows.py \
+	    tests/engine/quantised/test_gpu_products.py
 
 gpu: setup
 	$(RUN) -c 'import torch; raise SystemExit(not torch.cuda.is_available())' \

@@ -273,7 +273,7 @@ def _load(
         revision=revision,
         device=device,
         quantization=quantization,
-        keep_codes=backend in KEEPING,
+        keep_codes=backend in (*KEEPING, "graphs"),
     )
     if dtype == FASTEST:
         say("timing number types")

@@ -36,7 +36,7 @@ from engine.checkpoint.tensors import (
 from engine.device import claim, cpu_is_fast_in, free_bytes, gigabytes
 from engine.errors import ModelError, OutOfMemory, kind_of
 from engine.layout.attention_windows import FULL, LayerKinds
-from engine.quantised import rounding
+from engine.quantised import gpu_products, rounding
 from engine.quantised.asked import refuse_rounding
 from engine.quantised.gguf_checkpoint import GgufCheckpoint
 from engine.quantised.kernels import loading_options, try_out, why_no_kernels
@@ -170,16 +170,25 @@ def quantised_matrices(
     elif packed is not None:
         form, num_bytes = "fewer bits", packed.num_bytes
         found = packed.matrices(empty)
+        if isinstance(packed, PackedCheckpoint) and device.type in gpu_products.DEVICES:
+            found = packed.matrices(empty, with_floats=True)
     else:
         return {}
     _refuse_more_than_free(name, num_bytes, form, device)
-    return dict(found)
+    if device.type not in gpu_products.DEVICES:
+        return dict(found)
+    taken = ((path, one.to(device)) for path, one in found if gpu_products.is_covered(one))
+    return dict(taken)
 
 
 def read_quantised(
-    name: str, of: Checked, matrices: Mapping[str, QuantisedMatrix], dtype: torch.dtype
+    name: str,
+    of: Checked,
+    matrices: Mapping[str, QuantisedMatrix],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Any:
-    """Return a model, on a CPU, whose linear layers at the paths `matrices` have these weights.
+    """Return a model whose linear layers at the paths `matrices` have these weights.
 
     Everything else is read as usual, dequantised where it is packed.
 
@@ -196,14 +205,15 @@ def read_quantised(
     ]
     weights = {weight for module in left for weight in module.parameters(recurse=False)}
     needed = sum(weight.numel() for weight in weights) * dtype.itemsize
-    _refuse_more_than_free(name, needed, str(dtype).removeprefix("torch."), torch.device("cpu"))
+    _refuse_more_than_free(name, needed, str(dtype).removeprefix("torch."), device)
     replaced = {f"{path}.weight" for path in matrices}
     replaced |= {one.removeprefix(f"{empty.base_model_prefix}.") for one in replaced}
     tensors = of.tensors() or plain_parts(of.folder, {})
     rest = {key: tensor for key, tensor in tensors.items() if key not in replaced}
     kind = kind_of_quantised(type(empty), matrices)
     logger.info("%s: %d matrices stay in 8 or 4 bits", name, len(matrices))
-    return read_weights(name, of.folder, config, dtype, kind=kind, tensors=rest)
+    onto = straight_onto(device)
+    return read_weights(name, of.folder, config, dtype, kind=kind, tensors=rest, options=onto)
 
 
 def read_part(name: str, of: Checked, dtype: torch.dtype, device: torch.device, rank: Rank) -> Any:
@@ -372,8 +382,8 @@ def load_model(
     max_len   maximum length of a text that was asked for; 0: none. A model may have other rotary
               factors for long texts (`long_texts.py`)
     quantization  "int8" or "int4": round plain weights to so many bits (`rounding.py`); "": do not
-    keep_codes  True: on a CPU, packed weights that are integers with scales stay in their few bits,
-              in models that the fused backend runs; False: they are dequantised
+    keep_codes  True: packed weights that a kernel of ours takes stay in their few bits, in models
+              that the fused backend runs; False: they are dequantised
 
     Sets transformers' own logging to errors only, and its progress bars off.
 
@@ -431,11 +441,12 @@ def _read_whole(
             kind=kind_of_model,
             is_quantised=of.packed is not None,
         )
-    keep_codes = keep_codes and device.type == "cpu" and kind_of_model in families.FUSED
+    keep_codes = keep_codes and kind_of_model in families.FUSED
+    keep_codes = keep_codes and _keeps_codes(name, of, dtype, device)
     if quantization or keep_codes:
         matrices = quantised_matrices(name, of, quantization, device)
         if matrices:
-            return read_quantised(name, of, matrices, dtype)
+            return read_quantised(name, of, matrices, dtype, device)
     if of.packed is not None:
         return read_packed(name, of, of.packed, dtype, device)
     refuse_too_large(name, of.empty, dtype, device)
@@ -443,6 +454,18 @@ def _read_whole(
     onto = straight_onto(device)
     tensors = of.tensors()
     return read_weights(name, of.folder, of.plain, dtype, kind=kind, tensors=tensors, options=onto)
+
+
+def _keeps_codes(name: str, of: Checked, dtype: torch.dtype, device: torch.device) -> bool:
+    """True if packed weights can stay in their few bits on this device."""
+    if device.type not in gpu_products.DEVICES:
+        return device.type == "cpu"
+    if not isinstance(of.packed, PackedCheckpoint):
+        return False  # of a GGUF file on a GPU
+    why = gpu_products.why_not(device, dtype)
+    if why is not None:
+        logger.info("%s: weights do not stay in few bits: %s", name, why)
+    return why is None
 
 
 def refuse_unknown_dtype(dtype: str) -> None:

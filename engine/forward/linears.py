@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from engine.forward import operators
 from engine.forward.operators import Packer, Product
+from engine.quantised import gpu_products
 from engine.quantised.cpu_products import quantised_product
 from engine.quantised.linear import QuantisedLinear
 from engine.quantised.matrix import QuantisedMatrix, stacked
@@ -58,7 +59,7 @@ def take(
         products = [take(packer, [part], dtype, leave=leave) for part in parts]
         return lambda x: torch.cat([product(x) for product in products], dim=-1)
     bias = _one_bias(parts, dtype)
-    product = quantised_product(matrix, bias, dtype)
+    product = _in_few_bits(matrix, bias, dtype)
     if product is None:
         # One text for all matrices: it is shown once.
         logger.warning(
@@ -72,6 +73,15 @@ def take(
             assert isinstance(part, QuantisedLinear)
             part.free()
     return product
+
+
+def _in_few_bits(
+    matrix: QuantisedMatrix, bias: torch.Tensor | None, dtype: torch.dtype
+) -> Product | None:
+    """Return the product with a matrix in its bits; None: there is no kernel for it here."""
+    if matrix.codes.device.type not in gpu_products.DEVICES:
+        return quantised_product(matrix, bias, dtype)
+    return gpu_products.few_bits_product(matrix, bias) if gpu_products.is_covered(matrix) else None
 
 
 def _computed(part: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +104,13 @@ def _one_bias(parts: Sequence[Linear], dtype: torch.dtype) -> torch.Tensor | Non
         return None
     found: list[torch.Tensor | None] = [part.bias for part in parts]
     biases = [
-        torch.zeros(part.out_features, dtype=dtype) if bias is None else bias.detach()
+        _zeros(part, dtype) if bias is None else bias.detach()
         for part, bias in zip(parts, found, strict=True)
     ]
     return torch.cat(biases)
+
+
+def _zeros(part: Linear, dtype: torch.dtype) -> torch.Tensor:
+    """Return a bias of zeros for a layer that has none, where its weight is."""
+    weight = part.matrix.codes if isinstance(part, QuantisedLinear) else part.weight
+    return torch.zeros(part.out_features, dtype=dtype, device=weight.device)

@@ -111,7 +111,7 @@ def _is_covered(matrix: QuantisedMatrix, dtype: torch.dtype) -> bool:
     fits &= matrix.group <= MOST_IN_GROUP
     if matrix.units is not None:
         fits &= num_inputs // matrix.units.shape[2] % matrix.group == 0
-    return fits and dtype in DTYPES
+    return fits and dtype in DTYPES and not matrix.is_float
 
 
 class TiledProduct:

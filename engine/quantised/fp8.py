@@ -10,6 +10,7 @@ Both names mean the same scale: the number that the weight was divided by before
 import torch
 
 from engine.quantised.formats import Fp8
+from engine.quantised.matrix import QuantisedMatrix
 from engine.quantised.packed import (
     BadTensors,
     Sizes,
@@ -71,6 +72,34 @@ def weight(form: Fp8, tensors: Tensors) -> torch.Tensor:
     blocks.mul_(by_row[:, :whole, None])
     numbers[:, whole * columns :].mul_(by_row[:, -1:])
     return numbers
+
+
+def floats(form: Fp8, tensors: Tensors) -> QuantisedMatrix | None:
+    """Return the weight [out, in] in its 8 bits, for GPUs; None: it is not of e4m3.
+
+    Scales of blocks are repeated for each row: 4 bytes for 128 weights.
+
+    Raises:
+        BadTensors: a scale or a number is not finite.
+    """
+    codes, name = tensors["weight"], _scale_name({p: tuple(t.shape) for p, t in tensors.items()})
+    if codes.dtype != torch.float8_e4m3fn:
+        return None
+    if ((codes.view(torch.uint8) & 0x7F) == 0x7F).any():
+        raise BadTensors("weight holds NaN or infinity")
+    scales = tensors[name]
+    if scales.dtype == torch.uint8:
+        scales = scales.view(torch.float8_e8m0fnu)
+    if scales.dim() == 4:
+        scales = scales[:, 0, :, 0]
+    shape = codes.shape[0], codes.shape[1]
+    rows, columns = _block(form, shape, name, {name: tuple(scales.shape)})
+    if shape[1] % columns:
+        return None
+    grid = finite(name, {name: scales})
+    grid = grid.reshape(-1, 1) if grid.dim() < 2 else grid
+    by_row = grid.repeat_interleave(rows, 0)[: shape[0]].contiguous()
+    return QuantisedMatrix(8, codes, by_row, is_float=True)
 
 
 def _scale_name(sizes: Sizes) -> str:

@@ -1,16 +1,21 @@
-"""A matrix of small integers with scales, as it is multiplied on CPUs without being dequantised.
+"""A matrix of small numbers with scales, as it is multiplied without being dequantised.
 
     weight[o, i] = scale[o, i // group] * code[o, i] (+ offset[o, i // group])
 
-Codes of 8 bits are signed, those of 4 bits are not; without offsets their 8 stands for zero. All
-formats for CPUs (GGUF's blocks, GPTQ, AWQ, and what `--quantization` makes of plain weights) are
-read into this one form. Owns the form; knows no file, no layer and no kernel.
+Codes are integers, or on GPUs alone floats. Integers of 8 bits are signed, those of 4 bits are not;
+without offsets their 8 stands for zero. All formats for CPUs (GGUF's blocks, GPTQ, AWQ, and what
+`--quantization` makes of plain weights) are read into this one form. Owns the form; knows no file,
+no layer and no kernel.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# What codes from 0 to 15 stand for in e2m1: a sign, two bits of exponent and one of mantissa.
+FLOATS = torch.tensor([*_POSITIVE, *(-number for number in _POSITIVE)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,8 @@ class QuantisedMatrix:
     offsets  likewise; None: 0 with 8 bits, -8 times the scale with 4 bits
     units    float32 [2, out, in / unit]: what scales and offsets are multiplied with (GGUF's K
              formats); None: 1
+    is_float  True: codes of 8 bits are float8 (e4m3), those of 4 bits e2m1 (`FLOATS`), without
+             offsets; of these the scales are float8 as well, e4m3 or e8m0
     """
 
     bits: int
@@ -31,6 +38,7 @@ class QuantisedMatrix:
     scales: torch.Tensor
     offsets: torch.Tensor | None = None
     units: torch.Tensor | None = None
+    is_float: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,12 +56,25 @@ class QuantisedMatrix:
         parts = (self.codes, self.scales, self.offsets, self.units)
         return sum(part.nbytes for part in parts if part is not None)
 
+    def to(self, device: torch.device) -> "QuantisedMatrix":
+        """Return the matrix on a device."""
+        rest = [
+            None if part is None else part.to(device)
+            for part in (self.scales, self.offsets, self.units)
+        ]
+        scales, offsets, units = rest
+        assert scales is not None
+        codes = self.codes.to(device)
+        return QuantisedMatrix(self.bits, codes, scales, offsets, units, self.is_float)
+
     def dequantised(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return the weight [out, in], computed in float32 and then rounded to `dtype`."""
         codes = self.codes
         if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
-            if self.offsets is None:
+            if self.is_float:
+                codes = FLOATS.to(codes.device)[codes.int()]
+            elif self.offsets is None:
                 codes = codes.to(torch.int8) - 8
         weight = codes.float().view(len(codes), -1, self.group) * self._wide(0)[..., None]
         if self.offsets is not None:
@@ -84,6 +105,7 @@ def stacked(parts: Sequence[QuantisedMatrix]) -> QuantisedMatrix | None:
         torch.cat([part.scales for part in parts]),
         _joined([part.offsets for part in parts]),
         _joined([part.units for part in parts], dim=1),
+        parts[0].is_float,
     )
 
 
@@ -91,7 +113,7 @@ def _kind(one: QuantisedMatrix) -> tuple[object, ...]:
     rest = [
         None if part is None else (part.dtype, part.shape[-1]) for part in (one.offsets, one.units)
     ]
-    return one.bits, one.shape[1], one.scales.dtype, one.group, *rest
+    return one.bits, one.is_float, one.shape[1], one.scales.dtype, one.group, *rest
 
 
 def _joined(parts: Sequence[torch.Tensor | None], dim: int = 0) -> torch.Tensor | None:

@@ -12,13 +12,12 @@ and the exponents of bfloat16, which therefore holds each weight exactly.
 import torch
 
 from engine.quantised.formats import Mxfp4
+from engine.quantised.matrix import FLOATS
 from engine.quantised.packed import BadTensors, Sizes, Stretch, Tensors, along, finite, in_units
 
-_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-NUMBERS = torch.tensor([*_POSITIVE, *(-number for number in _POSITIVE)])
 _TYPE = torch.bfloat16
 # The two numbers of each byte [256, 2], as one int32 each: half as many are looked up.
-_PAIRS = torch.stack((NUMBERS.repeat(16), NUMBERS.repeat_interleave(16)), 1)
+_PAIRS = torch.stack((FLOATS.repeat(16), FLOATS.repeat_interleave(16)), 1)
 _PAIRS = _PAIRS.to(_TYPE).view(torch.int32).flatten()
 _BLOCK = 32  # numbers that share a scale
 

@@ -14,8 +14,7 @@ the bit (`codes`).
 import torch
 
 from engine.quantised.formats import Nvfp4
-from engine.quantised.matrix import QuantisedMatrix
-from engine.quantised.mxfp4 import NUMBERS
+from engine.quantised.matrix import FLOATS, QuantisedMatrix
 from engine.quantised.packed import (
     BadTensors,
     Sizes,
@@ -31,7 +30,7 @@ from engine.quantised.packed import (
 SCALES = "weight_scale"
 GROUP = 16  # numbers that share a scale
 # The two numbers of each byte, [256, 2], and twice these.
-_PAIRS = torch.stack((NUMBERS.repeat(16), NUMBERS.repeat_interleave(16)), 1)
+_PAIRS = torch.stack((FLOATS.repeat(16), FLOATS.repeat_interleave(16)), 1)
 _DOUBLED = (2 * _PAIRS).to(torch.int8)
 
 
@@ -74,6 +73,15 @@ def codes(form: Nvfp4, tensors: Tensors) -> QuantisedMatrix:
     """Return the weight [out, in] in codes of 8 bits. Raises BadTensors as `weight`."""
     doubled = _DOUBLED[tensors[form.weight].int()].flatten(1)
     return QuantisedMatrix(8, doubled, _scales(form, tensors) / 2)
+
+
+def floats(form: Nvfp4, tensors: Tensors) -> QuantisedMatrix:
+    """Return the weight [out, in] in its 4 bits, for GPUs. Raises BadTensors as `weight`."""
+    _scales(form, tensors)  # checks them
+    of_tensor = tensors[form.of_tensor].float().reshape(1, 1, 1)
+    unit = 1 / of_tensor if form.is_divisor else of_tensor
+    codes, scales = tensors[form.weight], tensors[SCALES]
+    return QuantisedMatrix(4, codes, scales, None, unit.repeat(2, len(codes), 1), is_float=True)
 
 
 def _scales(form: Nvfp4, tensors: Tensors) -> torch.Tensor:

@@ -191,12 +191,15 @@ class PackedCheckpoint:
         heads = [self._heads[name] for name in layer.parts.values()]
         return sum(prod(head.shape) * _ITEM_BYTES.get(head.dtype, 1) for head in heads)
 
-    def matrices(self, model: Any) -> Iterator[tuple[str, QuantisedMatrix]]:
+    def matrices(
+        self, model: Any, *, with_floats: bool = False
+    ) -> Iterator[tuple[str, QuantisedMatrix]]:
         """Yield (path in the model, weight as it is stored) of the linear layers, read one by one.
 
         Layers that can only be dequantised are left out: `tensors` has them.
 
         model  as for `tensors`
+        with_floats  True: also codes that are floats, for GPUs
 
         Raises:
             ModelError: a packed tensor's values are invalid.
@@ -209,7 +212,8 @@ class PackedCheckpoint:
                 continue
             with self._one_at_a_time, self._blamed(name, layer.parts):
                 read = {part: self._read(tensor) for part, tensor in layer.parts.items()}
-                matrix = _codes(layer.form, read)
+                matrix = _floats(layer.form, read) if with_floats else None
+                matrix = matrix or _codes(layer.form, read)
             if matrix is not None:
                 yield path, matrix
 
@@ -393,5 +397,16 @@ def _codes(form: _Form, tensors: Tensors) -> QuantisedMatrix | None:
             return gptq.codes(form, tensors)
         case Awq():
             return awq.codes(tensors)
+        case _:
+            return None
+
+
+def _floats(form: _Form, tensors: Tensors) -> QuantisedMatrix | None:
+    """Return a packed layer's weight as it is stored if its codes are floats; else None."""
+    match form:
+        case Fp8():
+            return fp8.floats(form, tensors)
+        case Nvfp4():
+            return nvfp4.floats(form, tensors)
         case _:
             return None

@@ -131,6 +131,30 @@ def test_products_with_a_bias_and_of_odd_sizes(tmp_path: Path, *, is_even: bool)
         assert (made.stack, made.local) == (0, 0)
 
 
+@pytest.mark.parametrize("num_rows", [32, 128])
+@pytest.mark.parametrize(
+    ("form", "group", "scales"),
+    [(0, 64, "*fp32"), (1, 32, "*fp32"), (2, 128, "*fp32"), (3, 16, "*u8"), (3, 32, "*u8")],
+)
+def test_products_with_weights_in_few_bits(
+    form: int, group: int, scales: str, num_rows: int, tmp_path: Path
+) -> None:
+    from engine.quantised.gpu_kernel import _OUTPUTS, _STAGES, _product
+
+    codes = "*i8" if form == 0 else "*u8"
+    types = {"x": "*bf16", "codes": codes, "scales": scales, "out": "*bf16"}
+    sizes = {"FORM": form, "GROUP": group, "ROWS": num_rows, "OUTPUTS": _OUTPUTS}
+    sizes |= {"INPUTS": 128 if form == 3 else group, "STAGES": _STAGES}
+    constants = {**sizes, "offsets": None, "units": None, "bias": None}
+    aligned = ("x", "codes", "scales", "out", "out_size", "in_size")
+    made = compiled(_product, types, constants, aligned, tmp_path)
+    print(f"form {form}, {num_rows} rows: {made.registers} registers, {made.local} bytes spilt")  # noqa: T201
+    assert made.registers <= MOST_REGISTERS
+    assert (made.stack, made.local) == (0, 0), "numbers lie in memory for want of registers"
+    assert made.shared <= MOST_SHARED
+    assert made.count("mma") > 0, "the matrix units are used"
+
+
 @pytest.mark.parametrize("form", _SUMS, ids=str)
 def test_products_by_sums(form: tuple[int, ...], tmp_path: Path) -> None:
     from engine.forward.few_rows_kernels import _sums
