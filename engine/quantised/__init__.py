@@ -5,5 +5,6 @@
 `gguf_checkpoint.py` read such a checkpoint as if its weights were plain, or with the codes that are
 stored. `rounding.py` rounds plain weights (`--quantization`). `matrix.py` is the one form of
 weights that stay in few bits, `linear.py` a layer that has one, `cpu_products.py` the product with
-one, `gpu_products.py` the same on a GPU. `kernels.py` says where another library can multiply with packed weights on a GPU.
+one, `gpu_products.py` the same on a GPU. `kernels.py` says where another library can multiply with
+packed weights on a GPU.
 """
