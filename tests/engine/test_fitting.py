@@ -192,6 +192,18 @@ def test_two_models_on_one_device_keep_to_the_share_together(
     assert 2 * weights + sum(lanes) * (200 + 128) * each <= total // 2
 
 
+def test_the_weights_of_the_other_model_are_reserved_before_a_cache_is_made(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_room_for(loaded, 1000, monkeypatch)
+    assert longest_text(loaded, 0, part=0.4) == 272
+    peer = 500 * slot_bytes(loaded.model, loaded.device)  # a quarter of what is beside the weights
+    shared = Utilization(peer_bytes=peer)
+    with pytest.raises(OutOfMemory):
+        longest_text(loaded, 0, part=0.4, utilization=shared)
+    assert longest_text(loaded, 0, utilization=shared) == 750 - 128
+
+
 def test_ranks_on_a_cpu_divide_what_the_user_says(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,9 @@ def account_of(config: PairConfig, *, drafts: bool = True, memory: Memory | None
         return Account(devices, "")
     ways = [_longest(config, devices, found, drafts=drafts)]
     one_text = config.model_copy(update={"max_num_seqs": 1})
+    usual_share = config.model_copy(update={"gpu_memory_utilization": None})
+    if config.gpu_memory_utilization and _fits(usual_share, found, drafts=drafts):
+        ways.append("a higher --gpu-memory-utilization")
     if config.num_seqs > 1 and _fits(one_text, found, drafts=drafts):
         ways.append("--max-num-seqs 1")
     if drafts and _fits(config, found, drafts=False):

@@ -14,9 +14,10 @@ from coordinator.api.models import account as module
 from coordinator.api.models.account import Account, account_of
 from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.sizes import sizes_of_node
-from coordinator.cli.account_view import lines_of
+from coordinator.cli.account_view import explaining, lines_of
 from coordinator.cli.app import command_line
 from coordinator.launching import devices
+from proto.errors import NodeError
 from proto.messages import Role
 
 GB = 10**9
@@ -178,6 +179,26 @@ def test_a_dry_run_shows_the_account_and_starts_nothing(
         done = CliRunner().invoke(command_line([]), [command, *flags])
         assert done.exit_code == 1
         assert "what fits: a smaller model" in str(done.exception) + done.output
+
+
+def test_a_refusal_for_lack_of_memory_comes_behind_the_account(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = PairConfig(
+        target=models["small"],
+        drafter="ngram",
+        gpu_memory_utilization=0.001,
+        max_model_len=2048,
+    )
+    lack = "m: a cache for 2048 tokens takes 1.0 GB, and cpu has 0.0 GB for it; raise the share"
+    with pytest.raises(NodeError, match="a cache for 2048"), explaining(config, drafts=True):
+        raise NodeError(lack)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0].startswith("cpu: ")
+    assert shown[-1] == "what fits: a higher --gpu-memory-utilization"
+    with pytest.raises(NodeError), explaining(config, drafts=True):
+        raise NodeError("it was killed")
+    assert capsys.readouterr().err == ""
 
 
 def test_the_memory_of_a_gpu_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch) -> None:
