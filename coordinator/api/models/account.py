@@ -209,11 +209,11 @@ def _lane(item: Item) -> int:
 def devices_of(config: PairConfig, memory: Memory, *, drafts: bool) -> tuple[Device, ...]:
     """Return the devices with the models on each; those that are alike as one."""
     nodes = node_configs(config, endpoint="", outside="", secret="", drafts=drafts)
-    places = {node.role: _places(node) for node in nodes}
-    names = list(dict.fromkeys(name for node in nodes for name in places[node.role]))
+    places = {node.identity: _places(node) for node in nodes}
+    names = list(dict.fromkeys(name for node in nodes for name in places[node.identity]))
     alike: dict[tuple[tuple[Item, ...], int | None], list[str]] = {}
     for name in names:
-        there = [node for node in nodes if name in places[node.role]]
+        there = [node for node in nodes if name in places[node.identity]]
         total = memory(name)
         items = tuple(item for node in there for item in _items(node, total, places))
         alike.setdefault((items, total), []).append(name)
@@ -226,12 +226,13 @@ def _places(node: NodeConfig) -> list[str]:
     return [f"cuda:{gpu}" for gpu in gpus] or ["cpu"]
 
 
-def _items(node: NodeConfig, total: int | None, places: dict[Role, list[str]]) -> list[Item]:
-    """Return the models of a node on one of its devices; `places` are those of all nodes."""
+def _items(node: NodeConfig, total: int | None, places: dict[str, list[str]]) -> list[Item]:
+    """Return the models of a node on a device; `places` are those of all nodes, by name."""
     from engine.room import Utilization
 
     # A model whose other ranks share a device with the other node has the same limits on all.
-    shares = any(set(places[node.role]) & set(places[role]) for role in places if role != node.role)
+    own = set(places[node.identity])
+    shares = any(own & set(there) for name, there in places.items() if name != node.identity)
     node = node if shares else replace(node, peer_bytes=0)
     bytes_there = UNKNOWN if total is None else total
     used = Utilization(node.gpu_memory_utilization, node.peer_bytes)

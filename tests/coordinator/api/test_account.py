@@ -131,6 +131,16 @@ def test_ranks_that_are_alike_are_shown_once_and_have_a_part_each(models: dict[s
     assert part.slot == whole.slot // 2
 
 
+def test_several_targets_are_in_the_account_each_on_its_own_device(
+    models: dict[str, str],
+) -> None:
+    account = of_one_gpu(models, 80 * GB, targets=2, target_device="cuda:0-1", drafter_device="")
+    names = [device.names for device in account.devices]
+    roles = [[item.role for item in device.items] for device in account.devices]
+    assert names[0] == ("cuda:0", "cuda:1")
+    assert roles[0] == [Role.TARGET]
+
+
 def test_what_does_not_fit_is_refused_in_one_line_with_what_would(models: dict[str, str]) -> None:
     line = of_one_gpu(models, 20 * GB).refusal
     assert line.startswith("the weights take 28.")
