@@ -23,7 +23,7 @@ from engine.room import LONGEST, Sizes, mask_bytes, scored_bytes
 from engine.tensor_parallel.layout import UNIT, shares
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")
+_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "model_max_length")
 _IN_FILES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # How `--quantization` rounds (`quantised/rounding.py`): bits, and the sizes of groups by bits.
 _ROUNDED_BITS = {"int8": 8, "int4": 4}

@@ -16,10 +16,13 @@ from engine.tensor_parallel.layout import shares
 _NOTHING = ("mlp", "moe")  # layers that are a feed-forward block alone
 _LINEAR = ("linear_attention", "mamba", "mamba2", "hybrid")
 _FLOAT32_BYTES = 4
+_STATES_OF_A_TEXT = 2  # of each layer: behind the committed tokens, and at the last border
 _ONE_KEY_HEAD = ("falcon", "gpt_bigcode")  # unless config.json says otherwise
 # Families with sizes of attention that are not known here: the account of these is an estimate.
 ESTIMATED = (
-    *("gemma4_text", "gemma4_unified_text", "jetmoe", "longcat_flash", "mimo_v2_flash", "zamba2"),
+    *("bailing_hybrid", "falcon_mamba", "gemma4_text", "gemma4_unified_text", "jamba", "jetmoe"),
+    *("kimi_linear", "longcat_flash", "mamba", "mamba2", "mimo_v2_flash", "minimax"),
+    *("recurrent_gemma", "zamba", "zamba2"),
 )
 
 
@@ -62,7 +65,7 @@ def kept_of(kind: str, text: Mapping[str, Any], num_ranks: int = 1) -> Kept:
             numbers += _number(text, "hidden_size")
         elif one not in _NOTHING and (one not in _LINEAR or one == "hybrid"):
             numbers += attention
-    return Kept(numbers, floats, states)
+    return Kept(numbers, floats, _STATES_OF_A_TEXT * states)
 
 
 def group_of(text: Mapping[str, Any]) -> int:
