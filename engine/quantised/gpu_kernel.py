@@ -22,8 +22,14 @@ import triton.language as tl
 
 INTEGERS_8, INTEGERS_4, FLOATS_8, FLOATS_4 = range(4)
 _NUM_WARPS, _STAGES, _OUTPUTS = 4, 4, 64
-FEW_ROWS, _MANY_ROWS = 32, 128  # of a block
+# Rows of a block: few, or as many as fit into registers; by form and group where that is less.
+FEW_ROWS, _MANY_ROWS, _FEWER_ROWS = 32, 128, {(FLOATS_4, 16): 64, (FLOATS_4, 32): 32}
 _MOST_INPUTS, FEWEST_INPUTS = 128, 32
+
+
+def most_rows(form: int, group: int) -> int:
+    """Return how many rows a block has at most."""
+    return _FEWER_ROWS.get((form, group), _MANY_ROWS)
 
 
 def few_bits(
@@ -50,7 +56,7 @@ def few_bits(
     while in_size % inputs:
         inputs //= 2
     assert inputs >= FEWEST_INPUTS, "a group is smaller than a block"
-    rows = FEW_ROWS if num_rows <= FEW_ROWS else _MANY_ROWS
+    rows = FEW_ROWS if num_rows <= FEW_ROWS else most_rows(form, group)
     out = x.new_empty(num_rows, out_size)
     _product[(triton.cdiv(out_size, _OUTPUTS), triton.cdiv(num_rows, rows))](
         x.contiguous(),

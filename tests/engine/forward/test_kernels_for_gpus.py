@@ -131,15 +131,17 @@ def test_products_with_a_bias_and_of_odd_sizes(tmp_path: Path, *, is_even: bool)
         assert (made.stack, made.local) == (0, 0)
 
 
-@pytest.mark.parametrize("num_rows", [32, 128])
+@pytest.mark.parametrize("is_many", [False, True])
 @pytest.mark.parametrize(
     ("form", "group", "scales"),
     [(0, 64, "*fp32"), (1, 32, "*fp32"), (2, 128, "*fp32"), (3, 16, "*u8"), (3, 32, "*u8")],
 )
 def test_products_with_weights_in_few_bits(
-    form: int, group: int, scales: str, num_rows: int, tmp_path: Path
+    form: int, group: int, scales: str, tmp_path: Path, *, is_many: bool
 ) -> None:
-    from engine.quantised.gpu_kernel import _OUTPUTS, _STAGES, _product
+    from engine.quantised.gpu_kernel import _OUTPUTS, _STAGES, FEW_ROWS, _product, most_rows
+
+    num_rows = most_rows(form, group) if is_many else FEW_ROWS
 
     codes = "*i8" if form == 0 else "*u8"
     types = {"x": "*bf16", "codes": codes, "scales": scales, "out": "*bf16"}
