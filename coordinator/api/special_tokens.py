@@ -76,8 +76,10 @@ _OF_TYPES: Mapping[str, tuple[str, ...]] = {
     "GPT2Tokenizer": (
         *("codegen", "dbrx", "emu3", "gpt2", "gptj", "jais2", "opt", "phi", "starcoder2"),
     ),
-    "GemmaTokenizer": ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text"),
-    "GPTNeoXTokenizer": ("gpt_neox", "olmo", "olmoe"),
+    "GemmaTokenizer": (
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "recurrent_gemma"),
+    ),
+    "GPTNeoXTokenizer": ("falcon_mamba", "gpt_neox", "mamba", "mamba2", "olmo", "olmoe"),
     "GPTNeoXJapaneseTokenizer": ("gpt_neox_japanese",),
     "LlamaTokenizer": ("idefics2",),
     "Qwen2Tokenizer": (
@@ -96,10 +98,12 @@ _OF_TYPES: Mapping[str, tuple[str, ...]] = {
 _WITHOUT_CLASS = {
     *("beam", "ernie4_5", "ernie4_5_moe", "flex_olmo", "fuyu", "glm", "glm4", "glm4_moe"),
     *("glm4_moe_lite", "got_ocr2", "gpt_bigcode", "granite", "granitemoe", "granitemoehybrid"),
-    *("granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "llava", "llava_next"),
+    *("granitemoeshared", "hyperclovax", "internlm3", "iquestcoder", "jamba", "kimi_linear"),
+    *("llava", "llava_next"),
     *("mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral"),
     *("mistral3", "mixtral"),
-    *("modernbert-decoder", "nemotron", "olmo2", "olmo3", "persimmon", "phi3", "phimoe"),
+    *("modernbert-decoder", "nemotron", "olmo2", "olmo3", "olmo_hybrid", "persimmon", "phi3"),
+    *("phimoe",),
     *("smolvlm", "stablelm", "vipllava", "voxtral"),
 }
 # Model types of which the class in the files is known to be wrong: the one of `_OF_TYPES` counts.

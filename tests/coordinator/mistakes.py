@@ -224,9 +224,9 @@ GENERATE: list[tuple[list[str], str]] = [
     ),
     (
         ["a", "--target", "~/packed"],
-        '~/packed/config.json: quantization_config.quant_method is "hqq"; fp8, compressed-tensors '
-        "(float-quantized), gptq, awq, mxfp4 and bitsandbytes (nf4) are covered: use one of these, "
-        "or plain weights",
+        '~/packed/config.json: quantization_config.quant_method is "hqq"; fp8, compressed-tensors, '
+        "modelopt, gptq, awq, mxfp4 and bitsandbytes (nf4) are covered: use one of these, or plain "
+        "weights",
     ),
     (
         ["a", "--target", "~/no-weights", *DRAFTER],
