@@ -50,7 +50,7 @@ def assert_alike(got: Reported, want: Reported) -> None:
 def test_on_a_device_they_are_those_of_the_host(
     num_top: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.choice.logprobs, "_AT_ONCE", 250)  # so that there are pieces
+    monkeypatch.setattr(engine.choice.logprobs, "RANKED_AT_ONCE", 250)  # so that there are pieces
     logits = (3 * torch.randn(7, 100, generator=torch.Generator().manual_seed(1))).round()
     logits[:, 40:60] = -math.inf
     logits[3] = 1e38 * logits[3].sign()
