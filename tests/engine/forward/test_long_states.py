@@ -66,4 +66,5 @@ def check_memory(executor: ModelExecutor) -> None:
     held = sum(int(state.nbytes) for _, state in cache.states.values())
     most = state_bytes(loaded.model)
     assert most / 2 <= held <= most  # some layers keep a second state where a chunk ends
-    assert memory._lane_bytes(loaded, cache.capacity) == allocated + most
+    sizes = memory._sizes(loaded)
+    assert sizes.slot * cache.capacity + sizes.state == allocated + most
