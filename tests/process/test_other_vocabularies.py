@@ -74,14 +74,17 @@ def share(metrics: list[Metrics]) -> float:
 
 
 def check(pair: Pair, prompts: tuple[str, ...], policies: tuple[SpeculationConfig, ...]) -> None:
-    """Compare texts with the target's own, greedy and seeded; drafts must be accepted."""
+    """Compare texts with the target's own, greedy and seeded; drafts must be accepted.
+
+    Not under `auto`: it waits for drafts only where they pay, which on a busy machine none may.
+    """
     for params in (GREEDY, SEEDED, CUT):
         alone, _ = together(pair, prompts, ALONE, params)
         for speculation in policies:
             texts, metrics = together(pair, prompts, speculation, params)
             assert texts == alone, (speculation.policy, params.temperature)
-            least = {"sync": 0.15, "tree": 0.08}.get(speculation.policy, 0.0)
-            assert share(metrics) > least, (speculation.policy, params.temperature)
+            least = {"sync": 0.15, "tree": 0.08}.get(speculation.policy)
+            assert least is None or share(metrics) > least, (speculation.policy, params.temperature)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_texts_are_the_targets_and_drafts_are_accepted(
 ) -> None:
     with pair(make, tmp_path) as started:
         check(started, PROMPTS[:8], (SYNC, TREE))
-        check(started, ODD, (AUTO,))
+        check(started, ODD, (AUTO, SYNC))
         assert rules_for(started) == ("coupled",)
         block = SpeculationConfig(verify="block")
         with pytest.raises(ConfigurationError, match="verify block needs a drafter with the"):
