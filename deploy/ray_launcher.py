@@ -139,9 +139,9 @@ class RayLauncher:
         self.folder = self._runtime.path
         self.logs = Logs(self.folder)
         self.endpoint = f"ipc://{self.folder}/s"
-        _check_reachable(wanted.address)
+        check_reachable(wanted.address)
         try:
-            _connect(wanted.address)
+            join(wanted.address)
             self._bundles = _bundles(wanted)
             self._group = _reserve(self._roles, self._bundles, is_packed=wanted.is_packed)
             self._places = self._arrive(self._roles)
@@ -306,7 +306,7 @@ def _end_without_ray() -> None:
     library.on_exit(ctypes.cast(library._exit, ctypes.c_void_p), None)
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raise TransportError if no cluster answers at the address. Asks in a subprocess.
 
     If an address does not answer, Ray itself tries for minutes, prints, and ends its process.
@@ -333,7 +333,7 @@ def _check_reachable(address: str) -> None:
     raise TransportError(f"cannot reach a Ray cluster at {address}: {words[0][:300]}")
 
 
-def _connect(address: str) -> None:
+def join(address: str) -> None:
     """Join the cluster, silently. Raises TransportError."""
     # Despite `log_to_driver=False` Ray prints on stdout, among the text, when a host is gone. The
     # end of a node is reported in the project's own words.

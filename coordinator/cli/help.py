@@ -54,6 +54,7 @@ OF_CONFIG = {
     "SpeculationConfig": SPECULATION_PANEL,
     "SamplingParams": SAMPLING_PANEL,
     "LaunchConfig": HOST_PANEL,
+    "ReplicasConfig": HOST_PANEL,
 }
 OF_NAME = {
     **dict.fromkeys(ModelsConfig.model_fields, MODEL_PANEL),

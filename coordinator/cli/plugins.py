@@ -6,15 +6,23 @@ command that cannot be had is there all the same, as an `Absent`: it says what t
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import Any
 
+from coordinator.api.config import PairConfig, SpeculationConfig
+from coordinator.api.replicas import ReplicasConfig
 from coordinator.cli.flags import Command
+from coordinator.http.settings import ServeConfig
 from coordinator.launching.launcher import ConnectRay, NodeLauncher, Wanted
 from proto.errors import ConfigurationError
 from proto.installation import IS_CHECKOUT
 
+Say = Callable[[str], None]
+ServeReplicas = Callable[
+    [str, PairConfig, SpeculationConfig, ServeConfig, ReplicasConfig, str, Say], None
+]
 PRODUCT, LAB = "slipstream", "slipstream-lab"
 COMMAND_GROUP, LAUNCHER_GROUP = "slipstream.commands", "slipstream.launchers"  # of entry points
 UNKNOWN = "unknown"  # the version of what was not installed
@@ -62,6 +70,20 @@ def connect_ray(wanted: Wanted) -> NodeLauncher:
     """Return a launcher on a Ray cluster. Raises ConfigurationError, TransportError."""
     connect: ConnectRay = _loaded("--ray", PRODUCT, LAUNCHER_GROUP, "ray")
     return connect(wanted)
+
+
+def serve_replicas(
+    address: str,
+    pair: PairConfig,
+    speculation: SpeculationConfig,
+    server: ServeConfig,
+    replicas: ReplicasConfig,
+    model: str,
+    say: Say,
+) -> None:
+    """Serve with Ray Serve until a signal. Raises ConfigurationError, TransportError, NodeError."""
+    serve: ServeReplicas = _loaded("--ray-serve", PRODUCT, LAUNCHER_GROUP, "ray-serve")
+    serve(address, pair, speculation, server, replicas, model, say)
 
 
 def version() -> str:

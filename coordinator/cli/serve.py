@@ -12,8 +12,9 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.config_base import naming_flags
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.pair import Pair
+from coordinator.api.replicas import ReplicasConfig
 from coordinator.api.without_effect import without_effect
-from coordinator.cli import log_format
+from coordinator.cli import log_format, plugins
 from coordinator.cli.account_view import dry_run, explaining
 from coordinator.cli.flags import DryRun, Flags, with_settings
 from coordinator.cli.generate import launcher_for
@@ -42,6 +43,7 @@ def serve(
     pair: Annotated[PairConfig, Flags(argument=True)],
     speculation: SpeculationConfig,
     launch: LaunchConfig,
+    replicas: ReplicasConfig,
     is_dry: DryRun = False,
 ) -> None:
     """Serve OpenAI's API over HTTP, for many clients at once.
@@ -57,6 +59,9 @@ def serve(
         dry_run(pair, drafts=speculation.drafts)
         return
     keys = server.read_keys()
+    if replicas.ray_serve:
+        _with_ray_serve(pair, speculation, server, launch, replicas)
+        return
     bound = serving.listen(server)
     with bound:
         explained = explaining(pair, drafts=speculation.drafts)
@@ -96,6 +101,27 @@ def serve(
             # Requests come from programs, whose fields are no flags.
             with naming_flags(are_read=False):
                 serving.serve(llm, serving.Named(model, version), server, keys, bound, ready)
+
+
+def _with_ray_serve(
+    pair: PairConfig,
+    speculation: SpeculationConfig,
+    server: ServeConfig,
+    launch: LaunchConfig,
+    replicas: ReplicasConfig,
+) -> None:
+    """Serve with Ray Serve until a signal. Raises ConfigurationError, TransportError, NodeError."""
+    if launch.nodes == "remote" or launch.ray_pack:
+        flag = "--ray-pack" if launch.ray_pack else "--nodes remote"
+        raise ConfigurationError(f"{flag} is not for --ray-serve, whose replicas start their nodes")
+    if server.port == 0:
+        raise ConfigurationError("--ray-serve needs a --port; 0 stands for any")
+    plugins.serve_replicas(
+        launch.ray or "auto",
+        *(pair, speculation, server, replicas),
+        server.served_model_name or _name_of(pair),
+        lambda line: typer.echo(for_stderr(harmless(line)), err=True),
+    )
 
 
 def ways_in(url: str, *, has_keys: bool, is_chat: bool) -> list[str]:

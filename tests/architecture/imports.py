@@ -41,6 +41,8 @@ MAY_ALSO_IMPORT = {
     "coordinator/api/prompts.py": {"engine"},
     # Grammars are compiled by the same code as on the nodes, which needs no torch either.
     "coordinator/api/compiling.py": {"engine"},
+    # The name by which config files of Ray Serve find the application.
+    "slipstream/ray_serve.py": {"deploy"},
     # Heads in the target's process are a drafter beside the target.
     "target_node/at_home.py": {"drafter_node"},
     "target_node/home_worker.py": {"drafter_node"},

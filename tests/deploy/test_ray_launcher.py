@@ -85,8 +85,8 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> list[Actor]:
         made.append(Actor())
         return made[-1]
 
-    monkeypatch.setattr(ray_launcher, "_check_reachable", lambda _: None)
-    monkeypatch.setattr(ray_launcher, "_connect", lambda _: None)
+    monkeypatch.setattr(ray_launcher, "check_reachable", lambda _: None)
+    monkeypatch.setattr(ray_launcher, "join", lambda _: None)
     monkeypatch.setattr(ray_launcher, "_bundles", lambda _: [{"drafter": 1.0}])
     monkeypatch.setattr(ray_launcher, "_reserve", lambda *_, **__: None)
     monkeypatch.setattr(ray_launcher, "_supervisor", supervisor)

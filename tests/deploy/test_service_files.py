@@ -1,6 +1,7 @@
 """The files for Compose and Prometheus name commands, flags and figures that there are."""
 
 import re
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -68,3 +69,23 @@ def test_prometheus_reads_the_servers_and_the_router() -> None:
     hosts = [target for job in jobs for one in job["static_configs"] for target in one["targets"]]
     assert sorted(hosts) == [f"{name}:8000" for name in OURS]
     assert read("prometheus.yaml")["rule_files"] == ["alarms.yaml"]
+
+
+def test_the_ray_service_says_what_serve_knows() -> None:
+    """Its arguments are flags of `serve`, in the values that they take; Ray's version is ours."""
+    service = read("ray-service.yaml")
+    assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
+    (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    module, _, name = application["import_path"].partition(":")
+    assert callable(getattr(import_module(module), name))
+    words = [word for key, one in application["args"].items() for word in (f"--{key}", str(one))]
+    found = parsed(["serve", "--ray-serve", *words])
+    assert found["replicas"] == 2
+    assert found["max_replicas"] == 4
+    lock = (ROOT / "requirements" / "lock.txt").read_text()
+    assert f"ray=={service['spec']['rayClusterConfig']['rayVersion']}\n" in lock
+    (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+    assert gpus == application["args"]["replica-gpus"]
+    assert group["maxReplicas"] == application["args"]["max-replicas"]

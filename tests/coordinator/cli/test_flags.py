@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.launch import LaunchConfig
 from coordinator.api.params import SamplingParams
+from coordinator.api.replicas import ReplicasConfig
 from coordinator.api.structured import StructuredOutputsParams
 from coordinator.cli.flags import FORMS, Command, Flags, with_settings
 from coordinator.cli.generate import generate, structured
@@ -40,7 +41,7 @@ def test_generate_has_a_flag_with_help_and_default_for_every_setting() -> None:
             default = field.get_default(call_default_factory=True)
             assert flags[name].default == (default if default not in ((), {}) else None)
     assert all(field.description for field in ServeConfig.model_fields.values())
-    kinds = (*CONFIGS, ServeConfig)
+    kinds = (*CONFIGS, ServeConfig, ReplicasConfig)
     fields = {name for kind in kinds for name in kind.model_fields}
     assert {*FORMS, *OF_NAME, *METAVARS} <= fields
     assert {kind.__name__ for kind in kinds} == set(OF_CONFIG)
