@@ -38,7 +38,10 @@ URL = "http://127.0.0.1"  # of any replica: what its server takes for its own ad
 HEALTH_PERIOD_S, HEALTH_LIMIT_S = 1.0, 5.0
 IN_WORK = 512  # most requests that a replica is given; its server has limits of its own
 UPSCALE_S, DOWNSCALE_S = 10.0, 300.0  # how long there is more or less to do before it counts
-AWAY_S, AGAIN_S = 15.0, 0.2  # how long, how often another replica is asked for one that is lost
+# How long another replica is asked by the status of the last one, and how often. Ray Serve may not
+# know yet that a replica is lost, and one that ends refuses requests for a moment.
+PATIENCE_S = {serve_pair.AWAY: 15.0, 503: 3.0}
+AGAIN_S = 0.2
 WAIT_S = 60.0  # how long a request or a broken stream waits for a replica
 SEED_BITS = 31
 # Settings of the ingress, which the replicas' servers do not get: each has its own address and key.
@@ -71,13 +74,13 @@ class ThroughRay(httpx.AsyncBaseTransport):
         headers = [
             (name.decode("latin-1"), text.decode("latin-1")) for name, text in request.headers.raw
         ]
-        until = time.monotonic() + AWAY_S
+        since = time.monotonic()
         while True:
             parts = self._ask.remote(request.method, target, headers, body)
             try:
                 status, answered = await anext(parts)
             except RayActorError as error:
-                status, why = serve_pair.AWAY, str(error)
+                status, answered, why = serve_pair.AWAY, [], str(error)
             except (RayError, RayServeException, RuntimeError, StopAsyncIteration) as error:
                 raise httpx.ReadError(str(error), request=request) from error
             except BaseException:
@@ -85,13 +88,13 @@ class ThroughRay(httpx.AsyncBaseTransport):
                 raise
             else:
                 why = "its server is away"
-            if status != serve_pair.AWAY:
-                return httpx.Response(
-                    status, headers=answered, stream=Parts(parts), request=request
-                )
-            # Ray Serve does not know yet that this replica is lost: it may choose it again.
-            if time.monotonic() > until:
-                raise httpx.ReadError(why, request=request)
+            passed_s = time.monotonic() - since
+            if passed_s >= PATIENCE_S.get(status, 0.0):
+                if status == serve_pair.AWAY:
+                    raise httpx.ReadError(why, request=request)
+                stream = Parts(parts)
+                return httpx.Response(status, headers=answered, stream=stream, request=request)
+            parts.cancel()
             await asyncio.sleep(AGAIN_S)
 
     async def _health(self, limit_s: float) -> httpx.Response:
