@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import engine.fastest
 import engine.loading
-from engine.checkpoint.model import load_model
+from engine.checkpoint.model import LoadedModel, load_model
 from engine.device import cpu_is_fast_in
 from engine.fastest import fastest_dtype, fastest_num_threads, usual_num_threads
 from engine.loading import load_engine, make_executor
@@ -23,6 +24,11 @@ from tests.tiny_models import make_model
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     return str(make_model("llama", tmp_path / "model", dtype=torch.bfloat16))
+
+
+def unready(loaded: LoadedModel, _capacity: int) -> Any:
+    """In place of an executor where no pass is run, so that no form is chosen for one."""
+    return SimpleNamespace(loaded=loaded)
 
 
 @pytest.mark.parametrize("quick", [torch.bfloat16, torch.float32])
@@ -38,7 +44,7 @@ def test_the_quicker_type_wins(
         return dict.fromkeys(COMPARED_ROWS, 1.0 if executor.loaded.dtype == quick else 2.0)
 
     monkeypatch.setattr(engine.fastest, "_seconds_by_rows", seconds)
-    name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=make_executor)
+    name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=unready)
     assert name == ("auto" if quick == torch.bfloat16 else "float32")
     assert timed == [torch.bfloat16, torch.float32]
 
@@ -56,7 +62,7 @@ def test_float32_is_taken_only_if_it_is_slower_for_no_number_of_rows(
         return {**dict.fromkeys(COMPARED_ROWS, 0.9), slower_at: 1.2}
 
     monkeypatch.setattr(engine.fastest, "_seconds_by_rows", seconds)
-    name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=make_executor)
+    name = fastest_dtype(partial(load_model, model), device="cpu", make_executor=unready)
     assert name == ("auto" if slower_at else "float32")
 
 

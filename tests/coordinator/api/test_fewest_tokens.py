@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -135,14 +136,19 @@ def test_nothing_is_said_where_a_text_can_shrink(kind: str) -> None:
     assert bytes_per_token(tokenizer) is None
 
 
+@cache
+def decomposed() -> dict[str, str]:
+    """Every character, and the signs that it decomposes to."""
+    decompose = normalizers.NFD().normalize_str
+    return {chr(one): decompose(chr(one)) for one in range(0x110000) if not 0xD800 <= one < 0xE000}
+
+
 @pytest.mark.parametrize("name", COMPOSED)
 def test_unicode_makes_no_text_shorter_by_more_than_the_factor(name: str) -> None:
     # What a text's characters decompose to stands for at most so many bytes, sign by sign; and a
     # composed character is put together of nothing else.
-    decompose = normalizers.NFD().normalize_str
     compose = normalizers.NFC().normalize_str
-    known = [chr(one) for one in range(0x110000) if not 0xD800 <= one < 0xE000]
-    parts = {one: decompose(one) for one in known}
+    parts = decomposed()
     most: dict[str, int] = {}
     for one, made in parts.items():
         if len(made) == 1:

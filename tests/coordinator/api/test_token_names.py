@@ -1,6 +1,7 @@
 """Names, bytes and places of tokens come from their bytes, whatever tokens stand beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 
 import pytest
@@ -53,18 +54,29 @@ def ids_of(kind: str) -> st.SearchStrategy[list[int]]:
     )
 
 
+@cache
+def by_bytes_of(kind: str) -> Mapping[bytes | None, int]:
+    """The last token that says these bytes."""
+    return {MADE[kind].bytes_of(id_): id_ for id_ in range(MADE[kind].raw.get_vocab_size())}
+
+
+@cache
+def known_of(kind: str) -> Sequence[tuple[int, bytes | None]]:
+    """Every token, and the bytes that it says."""
+    return [(id_, MADE[kind].bytes_of(id_)) for id_ in range(MADE[kind].raw.get_vocab_size())]
+
+
 def in_bytes(kind: str, said: bytes) -> list[int]:
     """Tokens of one byte each; [] where there are none."""
-    by_bytes = {MADE[kind].bytes_of(id_): id_ for id_ in range(MADE[kind].raw.get_vocab_size())}
+    by_bytes = by_bytes_of(kind)
     return [by_bytes[bytes((byte,))] for byte in said if bytes((byte,)) in by_bytes]
 
 
 def split(kind: str, said: bytes, data: st.DataObject) -> list[int]:
     """Tokens that say this, one of all the ways."""
-    known = [(id_, MADE[kind].bytes_of(id_)) for id_ in range(MADE[kind].raw.get_vocab_size())]
     ids = []
     while said:
-        fit = [(id_, word) for id_, word in known if word and said.startswith(word)]
+        fit = [(id_, word) for id_, word in known_of(kind) if word and said.startswith(word)]
         if not fit:
             return split(kind, said[1:], data)
         id_, word = data.draw(st.sampled_from(fit))

@@ -15,7 +15,7 @@ from proto.messages import (
     SessionMark,
     Verdict,
 )
-from proto.tree import SpeculationTree
+from proto.tree import SpeculationTree, path_hash
 from tests.coordinator.text.test_session import DRAFTER, DRAFTER_OPEN, TARGET, TARGET_OPEN, begun
 from tests.texts import name, verdict
 
@@ -73,10 +73,14 @@ def test_a_drafter_that_is_told_the_text_meanwhile_is_told_to_rest_again() -> No
 def test_after_a_long_rest_a_drafter_finds_a_gap_and_asks() -> None:
     session = begun(1, 2, limits=replace(LIMITS, max_len=10_000))
     said(session, 1, 2, token=3, cause=Cause.RESTING)
-    text = [1, 2, 3]
-    for token in range(4200):
-        said(session, *text, token=token % 90, cause=Cause.RESTING)
-        text.append(token % 90)
+    text, hash_ = [1, 2, 3], name(1, 2, 3)
+    for token in (number % 90 for number in range(4200)):
+        message = verdict((), token, incarnation=TARGET_OPEN, cause=Cause.RESTING)
+        message = replace(message, base_len=len(text), base_hash=hash_)
+        session.handle(VerdictArrived(message), 0.1)
+        text.append(token)
+        hash_ = path_hash(hash_, token, session.text.key)
+    assert hash_ == name(*text)
     (told,) = said(session, *text, token=6, cause=Cause.QUIET)
     assert isinstance(told.message, Verdict)
     assert len(encode(told.message)) < 1 << 16
