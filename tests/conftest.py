@@ -31,6 +31,9 @@ os.environ["SLIPSTREAM_DEFAULT_MODEL"] = "toy"
 settings.register_profile("slipstream", deadline=None)
 settings.load_profile("slipstream")
 
+# Until all tests are collected: there is hardly any rubbish among so many modules.
+gc.disable()
+
 # Where tests run in the background, or with nohup, these are ignored, and processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,6 +51,7 @@ def pytest_collection_finish() -> None:
 
     What comes later is, but not as often as usual, which takes a sixteenth of the time.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
