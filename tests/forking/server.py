@@ -23,10 +23,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Nodes of tests, with a mistake or something played in them.
+OF_TESTS = "tests.process."
+TEST_NODES = (
+    *("biased_target", "failing_drafter", "failing_heads", "hasty_gpu", "hostile_drafter"),
+    *("hostile_target", "inexact_target", "played_gpu"),
+)
 # They start no other program of ours.
 LEAVES = (
     *("target_node", "drafter_node", "lab.synthetic.node", "lab.synthetic.one_process"),
     *("lab.experiments.peers.one_process", "tests.forking.shown"),
+    *(OF_TESTS + name for name in TEST_NODES),
 )
 PROGRAMS = ("coordinator", *LEAVES)
 MAX_BYTES = 1 << 17  # of a request: an environment and arguments
@@ -88,9 +95,14 @@ def command_of(pid: int) -> str:
     """Return the command line of a process; of one that was forked, its module. Raises OSError."""
     name = Path(f"/proc/{pid}/comm").read_text().strip()
     for module in PROGRAMS:
-        if module[:MAX_NAME] == name:
+        if name_of(module) == name:
             return module
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def name_of(module: str) -> str:
+    """The name of a program's processes."""
+    return module.removeprefix(OF_TESTS)[:MAX_NAME]
 
 
 def num_threads() -> int:
@@ -108,12 +120,14 @@ def load() -> None:
     import node.joining
     import node.loading
     import node.loop
+    import target_node.home_worker
     import target_node.worker
     from coordinator.cli import plugins
 
     assert AutoModelForCausalLM, AutoTokenizer
     assert transformers.models.llama.modeling_llama, coordinator.cli.app
     assert drafter_node.worker, target_node.worker
+    assert target_node.home_worker
     assert node.loop, node.joining
     plugins.commands()
     # OpenBLAS ends its threads before a fork, and begins new ones when it needs them.
@@ -194,7 +208,7 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(start.environment)
     tempfile.tempdir = None  # found anew, by this environment
-    Path("/proc/self/comm").write_text(start.module)
+    Path("/proc/self/comm").write_text(name_of(start.module))
     sys.orig_argv = [sys.executable, "-m", start.module, *start.arguments]
     sys.argv = ["-m", *start.arguments]
     _open_standard_streams()

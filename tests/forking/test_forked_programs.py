@@ -6,13 +6,22 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.forking.popen import ROOT, forking
-from tests.forking.server import command_of, is_server
+from tests.forking.server import (
+    MAX_NAME,
+    OF_TESTS,
+    PROGRAMS,
+    TEST_NODES,
+    command_of,
+    is_server,
+    name_of,
+)
 from tests.forking.shown import READ_AT_LOAD
 from tests.process.test_faults import children, wait_for
 
@@ -85,6 +94,21 @@ def test_ignored_and_blocked_signals_and_cores_are_those_of_who_asks(
 def test_what_libraries_read_when_they_are_loaded_starts_a_program_really() -> None:
     assert shown(env={"OTHER": "1"})[0]
     assert not shown(env={READ_AT_LOAD: "7"})[0]
+
+
+def test_programs_have_names_that_tell_them_apart_and_all_of_them_are_there() -> None:
+    assert len({name_of(module) for module in PROGRAMS}) == len(PROGRAMS)
+    assert all(len(name) <= MAX_NAME for name in TEST_NODES)
+    assert all(find_spec(module) is not None for module in PROGRAMS)
+
+
+def test_a_node_of_a_test_is_forked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_TEST_FAILURE", "killed load")
+    command = [sys.executable, "-m", f"{OF_TESTS}failing_drafter"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
+        assert wait_for(lambda: command_of(process.pid) == command[2], 10.0)
+        assert b"tests.forking.server" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        process.kill()
 
 
 def test_a_descriptor_that_is_passed_is_there_under_its_number() -> None:

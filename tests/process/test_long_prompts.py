@@ -27,8 +27,8 @@ from tests.tiny_tokenizer import sentencepiece_tokenizer
 
 pytestmark = pytest.mark.process
 
-# On a quiet machine it is 0.2 s (`python -m tests.soak --gaps`); where one request of this size held
-# Python's interpreter, it was 2 to 5 s.
+# On a quiet machine it is 0.2 s (`python -m tests.soak --gaps`); where one request of this size
+# held Python's interpreter, it was 2 to 5 s.
 GAP_S = 1.2
 TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
 
