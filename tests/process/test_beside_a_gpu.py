@@ -24,38 +24,28 @@ PLAIN = SpeculationConfig(policy="ar")
 TREE = SpeculationConfig(policy="tree")
 
 
-def both_texts(
-    pair: Pair, speculation: SpeculationConfig, num_tokens: int
-) -> tuple[list[Texts], int]:
+def both_texts(pair: Pair, speculation: SpeculationConfig) -> tuple[list[Texts], int]:
     """Greedy and seeded ones, eight each, and how many drafts were accepted."""
-    made = [
-        together(pair, speculation, request.model_copy(update={"max_tokens": num_tokens}))
-        for request in (GREEDY, SEEDED)
-    ]
+    made = [together(pair, speculation, request) for request in (GREEDY, SEEDED)]
     return [texts for texts, _ in made], sum(count for _, count in made)
 
 
 @pytest.mark.parametrize(
-    ("policies", "num_tokens"),
-    [((SYNC, TREE), 20), pytest.param(POLICIES, 40, marks=pytest.mark.long)],
-    ids=["two", "all"],
+    "policies", [(SYNC, TREE), pytest.param(POLICIES, marks=pytest.mark.long)], ids=["two", "all"]
 )
 def test_texts_are_equal_and_drafts_are_accepted_whenever_the_gpu_ends(
-    policies: tuple[SpeculationConfig, ...],
-    num_tokens: int,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    policies: tuple[SpeculationConfig, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = make_pair("llama", tmp_path).model_copy(
         update={"simulate_target_ms": 0.0, "max_num_seqs": 8}
     )
     with Pair(config) as pair:
-        wanted, _ = both_texts(pair, PLAIN, num_tokens)
+        wanted, _ = both_texts(pair, PLAIN)
     for role in Role:
         monkeypatch.setitem(launcher.MODULES, role, "tests.process.played_gpu")
     with Pair(config) as pair:
         for speculation in policies:
-            texts, num_accepted = both_texts(pair, speculation, num_tokens)
+            texts, num_accepted = both_texts(pair, speculation)
             assert texts == wanted, speculation
             assert num_accepted > 0 or speculation != SYNC, "speculation is dead"
         nodes = [pair.service.registry.of(role) for role in Role]

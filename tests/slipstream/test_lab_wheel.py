@@ -86,7 +86,7 @@ def test_with_the_lab_each_of_its_commands_is_there(both: Environment, name: str
 
 
 def test_a_command_of_the_lab_runs_and_draws(both: Environment) -> None:
-    costs = ("--target-ms", "30", "--draft-ms", "2", "--num-tokens", "16")
+    costs = ("--target-ms", "30", "--draft-ms", "2", "--num-tokens", "64")
     done = both.run("slipstream", "plan", *costs, "--plot", "plan.png", limit_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert "x plain decoding" in done.stdout
