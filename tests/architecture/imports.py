@@ -48,7 +48,7 @@ MAY_ALSO_IMPORT = {
     "target_node/home_worker.py": {"drafter_node"},
 }
 # The folders of `coordinator`: each may import those before it.
-ROOMS = ("text", "launching", "tracing", "cluster", "api", "http", "ingress", "cli")
+ROOMS = ("text", "journal", "launching", "tracing", "cluster", "api", "http", "ingress", "cli")
 # Where a library is known; a name that ends with a slash is a folder.
 KNOWN_ONLY_IN = {
     "zmq": ("proto/links/",),

@@ -1,0 +1,1 @@
+"""The journal of `serve --journal`: answers outlive the death of their coordinator."""
