@@ -201,7 +201,7 @@ class AsyncLLM:
                     case Ticket() as ticket:
                         running[request.start(reader)] = ticket
                     case TokenStream() as stream if stream in running:
-                        step = await _read(request, stream)
+                        step = await read_step(request, stream)
                         if step is not None and step.is_last:
                             self._leave(running.pop(stream))
                         if step is not None:
@@ -334,7 +334,7 @@ class AsyncLLM:
 AsyncLLMEngine = AsyncLLM  # vLLM's other name
 
 
-async def _read(request: Request, stream: TokenStream) -> Step | None:
+async def read_step(request: Request, stream: TokenStream) -> Step | None:
     """Return the step that a text's next item makes, or None; a failed text gets its last step."""
     try:
         return await request.read_async(stream)

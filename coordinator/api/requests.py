@@ -6,25 +6,28 @@ text in the caller's thread or task, never in the service's thread; `Batch` wait
 
 import asyncio
 import queue
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.outputs import Assembly, RequestOutput, merged
 from coordinator.api.pair import Pair
 from coordinator.api.params import RequestOutputKind, SamplingParams
 from coordinator.api.reasoning import Marks, Thoughts
-from coordinator.api.resuming import check_form
+from coordinator.api.resuming import check_form, is_exact
 from coordinator.api.speculation import TokenTexts
+from coordinator.journal.shared import SharedText
 from coordinator.text.metrics import Metrics
 from coordinator.text.session_events import Emit, EmitPrompt, EmitRead
 from coordinator.text.stream import WAIT_S, Item, Reader, TokenStream, WrittenElsewhere
 from coordinator.text.timed_session import Result
 from proto.errors import ConfigurationError, SlipstreamError, TextError
-from proto.messages import FinishReason
+from proto.messages import GREEDY_BELOW, FinishReason
 
 # -- request ---------------------------------------------------------------------------------------
 
@@ -69,6 +72,8 @@ class Request:
         self._written: Sequence[tuple[int, ...]] = ()  # elsewhere, by the index of the text
         self._resumed: dict[int, str] = {}  # the text of these, by index
         self._ends: dict[int, FinishReason] = {}  # why texts of these are complete, by index
+        self._shared: Sequence[SharedText] = ()  # by index; empty: its texts are its own
+        self._writes = False
 
     @property
     def prompt(self) -> str | None:
@@ -136,6 +141,47 @@ class Request:
                 self._ends[index] = end or FinishReason.STOP
         self._written = written
 
+    def seeded(self) -> int:
+        """Return the seed of the texts; if the parameters have none, draw it now."""
+        seed = self._params.seed
+        if seed is None:
+            seed = secrets.randbits(63)
+            self._params = self._params.model_copy(update={"seed": seed})
+        return seed
+
+    def again(self, seed: int | None = None) -> "Request":
+        """Return the same request, of which no text was started; with another seed, if given."""
+        params = self._params
+        if seed is not None:
+            params = params.model_copy(update={"seed": seed})
+        made = Request(self._pair, self._speculation, self._prompt, self._ids, params)
+        made.thoughts, made.shown, made._is_watched = self.thoughts, self.shown, self._is_watched
+        return made
+
+    def share(self, texts: Sequence[SharedText], *, writes: bool) -> None:
+        """Read these texts in place of own ones, and with `writes` write them; before `start`."""
+        self._shared, self._writes = texts, writes
+
+    def reviewed_end(self, tokens: tuple[int, ...]) -> FinishReason | None:
+        """Return why a text of these tokens is complete; None: more follows.
+
+        Raises ConfigurationError if no text of this request begins so.
+        """
+        if not tokens:
+            return None
+        assembly = self._assembly(0, 0)
+        assembly.cut(Emit(tokens, 0, 0, ()))
+        if assembly.is_stopped:
+            return FinishReason.STOP
+        return self._pair.review_written(len(self._ids), tokens, self._params)
+
+    @property
+    def follows_exactly(self) -> bool:
+        """True if the texts would be the same if they were written again."""
+        is_sampled = self._params.temperature >= GREEDY_BELOW
+        is_coupled = self._speculation.verify == "coupled" or not self._params.speculate
+        return is_exact(self._pair) and (is_coupled or not is_sampled)
+
     def resumed_text(self, index: int) -> str:
         """Return the text that the tokens of a text have shown that were written elsewhere."""
         return self._resumed.get(index, "")
@@ -144,10 +190,14 @@ class Request:
         """True if tokens of a text were written elsewhere."""
         return bool(self._written and self._written[index])
 
+    def num_resumed_of(self, index: int) -> int:
+        """Return how many tokens of a text were written elsewhere."""
+        return len(self._written[index]) if self._written else 0
+
     @property
-    def num_resumed(self) -> int:
-        """Return the number of all tokens that were written elsewhere."""
-        return sum(map(len, self._written))
+    def has_seed(self) -> bool:
+        """True if the parameters decide the texts: they have a seed, or none is needed."""
+        return self._params.seed is not None or self._params.temperature < GREEDY_BELOW
 
     def want_no_more(self) -> None:
         """Reduce `num_texts` to the number of texts that were started."""
@@ -163,6 +213,8 @@ class Request:
         pair, index = self._pair, len(self._open) + len(self._complete)
         if index in self._ends:
             return self._told(index, reader)
+        if self._shared:
+            return self._start_shared(index, reader)
         try:
             stream, seed = pair.generate(
                 self._ids,
@@ -182,6 +234,35 @@ class Request:
         if self.is_resumed(index):
             assembly.resume(self._written[index])
         return stream
+
+    def _start_shared(self, index: int, reader: Reader) -> TokenStream:
+        """Return the stream of a text that others may read as well."""
+        text = self._shared[index]
+        if self._writes:
+            try:
+                stream = text.write(partial(self._begun, index), reader)
+            except SlipstreamError as error:
+                self.failure = error
+                raise
+        else:
+            stream = text.read(reader, self.num_resumed_of(index))
+        assembly = self._open[stream] = self._assembly(index, self._params.seed or 0)
+        if self.is_resumed(index):
+            assembly.resume(self._written[index])
+        return stream
+
+    def _begun(self, index: int, written: tuple[int, ...], reader: Reader) -> TokenStream:
+        """Start a text behind tokens that it has; return the stream of what follows."""
+        return self._pair.generate(
+            self._ids,
+            self._speculation,
+            self._params,
+            sample_index=index,
+            reader=reader,
+            is_watched=self._is_watched,
+            thoughts=self.thoughts,
+            written=written,
+        )[0]
 
     def _told(self, index: int, reader: Reader) -> TokenStream:
         """Return the stream of a text that was complete before it began here."""

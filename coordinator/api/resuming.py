@@ -10,7 +10,7 @@ from coordinator.api.config_base import called
 from coordinator.api.params import SamplingParams
 from coordinator.api.structured import StructuredOutputsParams
 from proto.errors import ConfigurationError
-from proto.messages import GREEDY_BELOW, FinishReason
+from proto.messages import GREEDY_BELOW, FinishReason, Role
 
 if TYPE_CHECKING:
     from coordinator.api.pair import Pair
@@ -62,3 +62,13 @@ def check_form(written: Sequence[int], form: StructuredOutputsParams, pair: "Pai
     if None in said or not tokenization.raw.get_added_tokens_decoder().keys().isdisjoint(written):
         return
     grammars.refuse_unfitting(form, [one for one in said if one is not None])
+
+
+def is_exact(pair: "Pair") -> bool:
+    """True if a target of the pair, whichever it is, would write a text's tokens again as before.
+
+    That holds for exact targets of the same digest, and on one device with --reproducible.
+    """
+    hellos = pair.service.registry.hellos(Role.TARGET)
+    bits = {hello.bits for hello in hellos}
+    return len(bits) == 1 and (pair.config.reproducible or "" not in bits)

@@ -88,6 +88,7 @@ FORMS = {
     "ray": Form("ADDRESS"),
     "listen": Form("ENDPOINT"),
     "keys": Form("DIR"),
+    "journal": Form("DIR"),
     "link": Form("NODE:DELAY,..."),
 }
 # The settings that simulate other hardware.

@@ -1,5 +1,7 @@
 """`python -m coordinator serve`: OpenAI's API in front of a warm pair."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +25,11 @@ from coordinator.cli.loading_screen import models_of
 from coordinator.cli.wrapping import WIDTH, continued, for_stderr
 from coordinator.cli.writers import Progress
 from coordinator.http.settings import ServeConfig
+from coordinator.journal.records import Head
+from coordinator.journal.writing import Journal
 from proto.errors import ConfigurationError
 from proto.installation import missing
+from proto.messages import Role
 
 VERSION = "slipstream.version"  # where the context of a command has it
 # Addresses that mean every one of this machine: one of them, at which a browser finds the server.
@@ -63,7 +68,7 @@ def serve(
         _with_ray_serve(pair, speculation, server, launch, replicas)
         return
     bound = serving.listen(server)
-    with bound:
+    with bound, journal_of(server) as journal:
         explained = explaining(pair, drafts=speculation.drafts)
         with explained, Progress(Console(stderr=True), models_of(pair)) as progress:
             with_drafter = speculation.drafts and pair.has_draft_process
@@ -81,7 +86,11 @@ def serve(
         with AsyncLLM.of(started, speculation, server.max_queue) as llm:
             unheeded = without_effect(pair, speculation, is_remote=launch.nodes == "remote")
             unheeded += server.without_effect(keys)
-            for line in (*started.whereabouts(), *started.notices(), *unheeded):
+            kept: list[str] = []
+            if journal is not None:
+                journal.open(head_of(started))
+                kept = journal.notices
+            for line in (*started.whereabouts(), *started.notices(), *unheeded, *kept):
                 typer.echo(for_stderr(harmless(line)), err=True)
             model = server.served_model_name or _name_of(pair)
             url = serving.place_of(bound)
@@ -92,7 +101,10 @@ def serve(
             ways = ways_in(url, has_keys=bool(keys), is_chat=has_chat_template(started))
             lines = [for_stderr(harmless(line)), *ways]
 
-            def ready() -> None:
+            def ready(num_running: int) -> None:
+                if num_running:
+                    are = "answer goes" if num_running == 1 else "answers go"
+                    lines.insert(0, f"{num_running} {are} on that the journal holds")
                 for line in lines:
                     typer.echo(line, err=True)
                 log_format.use(server.log_format)
@@ -100,7 +112,25 @@ def serve(
             version = context.meta.get(VERSION, "")
             # Requests come from programs, whose fields are no flags.
             with naming_flags(are_read=False):
-                serving.serve(llm, serving.Named(model, version), server, keys, bound, ready)
+                named = serving.Named(model, version)
+                serving.serve(llm, named, server, keys, bound, ready, journal)
+
+
+@contextmanager
+def journal_of(server: ServeConfig) -> Iterator[Journal | None]:
+    """Lock the journal's folder while inside; None: no journal is wanted."""
+    if server.journal is None:
+        yield None
+        return
+    with Journal(server.journal, server.journal_mb << 20) as journal:
+        yield journal
+
+
+def head_of(pair: Pair) -> Head:
+    """Return whose journal it is: its texts go on only at a target that is the same."""
+    hello = pair.hello(Role.TARGET)
+    model = Path(hello.model).name
+    return Head(f"{model}, {hello.dtype}", hello.logits_size, hello.fingerprint.digest)
 
 
 def _with_ray_serve(

@@ -91,12 +91,16 @@ class Chat:
                     yield progress(head, output, self.job)
                     continue
                 for made in output.outputs:
+                    if counts.is_complete(made.index):
+                        continue
                     if made.index not in streams:
                         (request,) = self.job.requests
                         streams[made.index] = self._stream(request.resumed_text(made.index))
-                        if not request.is_resumed(made.index):
-                            yield {**head, **self._begun(made.index), **self._prompt_ids(output)}
-                    counts.add(made)
+                        if not counts.is_begun(made.index):
+                            counts.begin(made.index)
+                            begun = self._begun(made.index)
+                            yield counts.named({**head, **begun, **self._prompt_ids(output)})
+                    counts.add(made, made.index)
                     stream, is_last = streams[made.index], made.finish_reason is not None
                     is_empty = not (made.text or made.token_ids or is_last)
                     choice = {
@@ -108,8 +112,8 @@ class Chat:
                         **self._ids(made),
                     }
                     yield with_counts({**head, "choices": [choice]}, counts, self._body, made)
-        if self._body.stream_options and self._body.stream_options.include_usage:
-            yield {**head, "choices": [], "usage": counts.usage()}
+        if (last := counts.last(head, self._body)) is not None:
+            yield last
 
 
 def _reason(made: CompletionOutput, *, has_calls: bool) -> str | None:

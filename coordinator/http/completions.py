@@ -56,27 +56,25 @@ class Completions:
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield chunks of the streamed answer, one for each output; then the usage, if wanted."""
         counts = Counts(self.job)
-        # Places of the choices that have had a chunk, here or elsewhere.
-        (first, *_) = self.job.requests
-        begun = {index for index in range(self._n) if first.is_resumed(index)}
         async with aclosing(self.job.parts()) as parts:
             async for index, output in parts:
                 if isinstance(output, EmitRead):
                     yield progress(self._head, output, self.job)
                     continue
                 for made in output.outputs:
-                    counts.add(made)
                     place = index * self._n + made.index
-                    is_first = place not in begun
-                    begun.add(place)
+                    if counts.is_complete(place):
+                        continue
+                    is_first = not counts.is_begun(place)
+                    counts.add(made, place)
                     make = partial(self._choice, index, output, made, is_first=is_first)
                     # A prompt may have a hundred thousand tokens, each with its likeliest ones.
                     has_prompt = is_first and self._body.echo and self._body.logprobs is not None
                     choice = await asyncio.to_thread(make) if has_prompt else make()
                     chunk = {**self._head, "choices": [choice]}
                     yield with_counts(chunk, counts, self._body, made)
-        if self._body.stream_options and self._body.stream_options.include_usage:
-            yield {**self._head, "choices": [], "usage": counts.usage()}
+        if (last := counts.last(self._head, self._body)) is not None:
+            yield last
 
     def _choice(
         self, index: int, output: RequestOutput, made: CompletionOutput, *, is_first: bool

@@ -14,6 +14,7 @@ come until it is answered; what anybody may ask (/health, the page), and /metric
 """
 
 import asyncio
+import hashlib
 import hmac
 import ipaddress
 import time
@@ -36,6 +37,7 @@ UNCOUNTED = OPEN_ROUTES | {FIGURES}
 LOOPBACK_NAMES = ("localhost",)
 # Where a scope's `state` has whose request it is, and the connection on which it came.
 CLIENT, CONNECTION = "client", "connection"
+OWNER = "owner"  # who alone may ask for its answer again
 
 
 class Connection(Protocol):
@@ -142,6 +144,15 @@ def client_of(rules: Rules, peer: str, headers: Iterable[tuple[bytes, bytes]]) -
     return client_at(peer, forwarded, rules.proxies)
 
 
+def owner_of(rules: Rules, client: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return who may read an answer: a digest of the API key, or without keys the client."""
+    if not rules.keys:
+        return client
+    given = {name.lower(): value for name, value in headers}
+    key = given.get(b"authorization", b"").partition(b" ")[2].strip()
+    return hashlib.sha256(key).hexdigest()
+
+
 def too_large(rules: Rules) -> Refusal:
     """Return the refusal (status 413) of a body that exceeds the limit."""
     return Refusal(413, f"the request is larger than {rules.max_body >> 20} MB")
@@ -208,6 +219,7 @@ class Guard:
         state: dict[str, Any] = scope.setdefault("state", {})
         peer = (scope.get("client") or ("",))[0]
         state[CLIENT] = client_of(self._rules, peer, scope["headers"])
+        state[OWNER] = owner_of(self._rules, state[CLIENT], scope["headers"])
         connection: Connection | None = state.get(CONNECTION)
         answer = _Answer(send, self._rules.io_timeout_s)
         with self._counted(scope["path"], connection):

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -16,8 +16,10 @@ from coordinator.api.params import RequestOutputKind
 from coordinator.api.requests import Request as Asked
 from coordinator.http.errors import Refusal, RefusedRequestError
 from coordinator.http.figures import Figures
-from coordinator.http.guard import CLIENT
+from coordinator.http.guard import CLIENT, OWNER
+from coordinator.http.keeping import Answers, Kept
 from coordinator.http.request_log import Written
+from coordinator.http.told import Told
 from coordinator.text.session_events import EmitRead
 
 T = TypeVar("T")
@@ -29,6 +31,8 @@ class Job:
 
     requests  one for each prompt, with `n` texts each, in the order of their index in the answer
     client    whose request it is; clients share the lanes evenly
+    told      what the client has got of the answer already
+    keeping   all answers that are kept, and this one; None: it is not kept
     progress  True: parts also tell how far prompts were read
     """
 
@@ -37,6 +41,8 @@ class Job:
     name: str
     requests: list[Asked]
     client: str
+    told: Told
+    keeping: "tuple[Answers, Kept] | None" = None
     progress: bool = False
     begun: float = field(default_factory=time.monotonic)
     written: Written = field(default_factory=Written)
@@ -48,6 +54,22 @@ class Job:
 
     def _id(self, index: int) -> str:
         return f"{self.name}-{index}"
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the answer is kept, so that its client can ask for it again."""
+        return self.keeping is not None
+
+    def _outputs(self, index: int, request: Asked) -> AsyncGenerator[RequestOutput, None]:
+        """Return what brings the outputs of a prompt's texts."""
+        if self.keeping is None:
+            kind = RequestOutputKind.DELTA
+            name = self._id(index)
+            return self.llm.answer(request, name, output_kind=kind, client=self.client)
+        answers, kept = self.keeping
+        n = kept.asked.n
+        num_told = self.told.tokens[index * n : (index + 1) * n]
+        return answers.outputs(kept, index, request, num_told)
 
     async def parts(self) -> AsyncGenerator[tuple[int, RequestOutput | EmitRead], None]:
         """Start all requests; yield (index of the prompt, new output) as outputs come.
@@ -62,9 +84,7 @@ class Job:
         async def follow(index: int, request: Asked) -> None:
             if self.progress:
                 request.on_read = lambda read: news.put_nowait((index, read))
-            outputs = self.llm.answer(
-                request, self._id(index), output_kind=RequestOutputKind.DELTA, client=self.client
-            )
+            outputs = self._outputs(index, request)
             async with aclosing(outputs):
                 async for output in outputs:
                     news.put_nowait((index, output))
@@ -73,12 +93,30 @@ class Job:
             if not task.cancelled():
                 news.put_nowait((index, task.exception()))
 
-        tasks = [
-            asyncio.create_task(follow(index, request))
-            for index, request in enumerate(self.requests)
-        ]
-        for index, task in enumerate(tasks):
-            task.add_done_callback(partial(ended, index))
+        with self._reading():
+            tasks = [
+                asyncio.create_task(follow(index, request))
+                for index, request in enumerate(self.requests)
+            ]
+            for index, task in enumerate(tasks):
+                task.add_done_callback(partial(ended, index))
+            async with aclosing(self._came(tasks, news)) as came:
+                async for one in came:
+                    yield one
+
+    def _reading(self) -> AbstractContextManager[None]:
+        """Return what to be inside of while the client reads."""
+        if self.keeping is None:
+            return nullcontext()
+        answers, kept = self.keeping
+        return answers.read(kept)
+
+    async def _came(
+        self,
+        tasks: "list[asyncio.Task[None]]",
+        news: "asyncio.Queue[tuple[int, RequestOutput | EmitRead | BaseException | None]]",
+    ) -> AsyncGenerator[tuple[int, RequestOutput | EmitRead], None]:
+        """Yield what these tasks bring until all have ended, and end them."""
         left = len(tasks)
         try:
             while left:
@@ -90,7 +128,8 @@ class Job:
                     continue
                 if isinstance(item, RequestOutput):
                     for made in item.outputs:
-                        self.figures.came(made, self.begun)
+                        if not self.is_kept:  # else whoever writes it has counted it
+                            self.figures.came(made, self.begun)
                         took_s = time.monotonic() - self.begun
                         self.written.came(len(made.token_ids), made.finish_reason, took_s)
                 yield index, item
@@ -139,3 +178,8 @@ class ClientGoneError(Exception):
 def client_of(request: Request) -> str:
     """Return whose request it is, as the guard has found out, for sharing out lanes."""
     return str(request.scope.get("state", {}).get(CLIENT, ""))
+
+
+def owner_of(request: Request) -> str:
+    """Return who may read the answer of this request, as the guard has found out."""
+    return str(request.scope.get("state", {}).get(OWNER, ""))

@@ -12,7 +12,7 @@ reads them is cancelled, whether it streams or not.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -48,13 +48,17 @@ from coordinator.http.errors import (
     refusal_of,
 )
 from coordinator.http.figures import Figures, Nodes
-from coordinator.http.jobs import ClientGoneError, Job, client_of, unless_gone
+from coordinator.http.jobs import ClientGoneError, Job, client_of, owner_of, unless_gone
+from coordinator.http.keeping import Answers, Kept, Notes, Wanted
 from coordinator.http.large import Apart, LargeRoute, json_response
 from coordinator.http.pages import FILES, page_file
 from coordinator.http.request_log import WRITTEN
 from coordinator.http.streams import event_stream
+from coordinator.http.told import Told
+from coordinator.journal.records import Asked as Record
 from proto.errors import ConfigurationError, SlipstreamError, shown
 
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_ID = 128
 # What the command `status` tells about this machine, which clients of the server need not know.
 KEPT_BACK = ("pid", "host", "listens", "logs")
@@ -106,6 +110,7 @@ class Routes:
         self._reasoning_parser = reasoning_parser
         self._since = int(time.time())
         self._apart = apart
+        self.answers: Answers | None = None  # those that are kept; None: none is
 
     # -- texts ------------------------------------------------------------------------------------
 
@@ -113,10 +118,17 @@ class Routes:
         """Continue one prompt or several. Raises RefusedRequestError, SlipstreamError."""
         self._check(body)
         run = self._apart.run_waiting if body.wants_form else self._apart.run
-        asked, echoes = await run(request, self._completions_asked, body)
-        job = self._job("cmpl", asked, request)
-        answer = Completions(job, body, self._model, self._token_names, echoes)
-        return await self._respond(answer, body, request)
+        name = name_of(request, "cmpl")
+        if (kept := await self._kept(name, request)) is None:
+            asked = await run(request, self._completions_asked, body)
+            job = await self._job(name, asked, body, request)
+        else:
+            job = self._job_of(kept, body, request)
+        return await self._respond(self._completions(job, body), body, request)
+
+    def _completions(self, job: Job, body: CompletionBody) -> Completions:
+        echoes = self._echoes(job.requests) if body.echo else []
+        return Completions(job, body, self._model, self._token_names, echoes)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Answer a conversation with the target's chat template.
@@ -125,14 +137,36 @@ class Routes:
         """
         self._check(body)
         run = self._apart.run_waiting if body.wants_form else self._apart.run
-        asked = await run(request, self._chat_asked, body)
-        job = self._job("chatcmpl", asked, request)
+        name = name_of(request, "chatcmpl")
+        if (kept := await self._kept(name, request)) is None:
+            asked = await run(request, self._chat_asked, body)
+            job = await self._job(name, asked, body, request)
+        else:
+            job = self._job_of(kept, body, request)
         return await self._respond(Chat(job, body, self._model, self._token_names), body, request)
 
-    def _completions_asked(
-        self, body: CompletionBody
-    ) -> tuple[list[Asked], list[tuple[str, list[int]]]]:
-        """Return the requests for the prompts, and what is echoed of them."""
+    async def completion_again(self, name: str, request: Request) -> Response:
+        """Return the answer of a completion that is kept, or a stream of what follows.
+
+        Raises RefusedRequestError, SlipstreamError.
+        """
+        kept, body = self._again(name, COMPLETIONS, request), CompletionBody
+        wanted = body.model_validate({**kept.asked.body, "stream": wants_stream(request)})
+        job = self._job_of(kept, wanted, request)
+        return await self._respond(self._completions(job, wanted), wanted, request)
+
+    async def chat_again(self, name: str, request: Request) -> Response:
+        """Return the answer of a conversation that is kept, or a stream of what follows.
+
+        Raises RefusedRequestError, SlipstreamError.
+        """
+        kept = self._again(name, CHAT, request)
+        body = ChatBody.model_validate({**kept.asked.body, "stream": wants_stream(request)})
+        job = self._job_of(kept, body, request)
+        return await self._respond(Chat(job, body, self._model, self._token_names), body, request)
+
+    def _completions_asked(self, body: CompletionBody) -> list[Asked]:
+        """Return the requests for the prompts."""
         resume, prompts = body.resumed(), body.prompts()
         if resume is not None and len(prompts) != 1:
             raise ConfigurationError(f"resume goes with one prompt, not with {len(prompts)}")
@@ -146,8 +180,7 @@ class Routes:
         )
         self._check_room(asked, body)
         _watch(asked, body)
-        _resume(asked, body)
-        return asked, self._echoes(asked) if body.echo else []
+        return asked
 
     def _chat_asked(self, body: ChatBody) -> list[Asked]:
         """Return the request for a conversation."""
@@ -162,7 +195,6 @@ class Routes:
         self._check_room(asked, body)
         _watch(asked, body)
         self._expect(asked, body)
-        _resume(asked, body)
         return asked
 
     def _check_room(self, asked: Sequence[Asked], body: Common) -> None:
@@ -191,7 +223,7 @@ class Routes:
             return await asyncio.to_thread(lambda: json_response(answer.whole(whole), headers))
         events = answer.events()
         # The first event is waited for here: what is refused at once has a status of its own.
-        first = await unless_gone(request, anext(events))
+        first = await unless_gone(request, _first(events))
         return StreamingResponse(
             event_stream(first, events), media_type="text/event-stream", headers=headers
         )
@@ -207,14 +239,85 @@ class Routes:
             line = f"there is no model {shown(name)} here; this one is {self._model}"
             raise RefusedRequestError(Refusal(404, line, "model_not_found"))
 
-    def _job(self, prefix: str, asked: list[Asked], request: Request) -> Job:
-        given = request.headers.get("x-request-id", "")
-        is_name = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
-        name = given if is_name else f"{prefix}-{uuid4().hex}"
-        job = Job(self._llm, self._figures, name, asked, client_of(request))
-        if not job.ids.isdisjoint(self._llm.request_ids):
-            raise ConfigurationError(f"there is a request with the id {name} already")
-        job.written.prompt_tokens = sum(len(one.prompt_ids) for one in asked)
+    # -- answers that are kept --------------------------------------------------------------------
+
+    def keep(self, notes: Notes, keep_s: float) -> Answers:
+        """Keep all answers from now on; return them. Called before clients come."""
+        self.answers = Answers(self._llm, self._figures, notes, self._asked_again, keep_s)
+        return self.answers
+
+    def _asked_again(self, asked: Record) -> list[Asked]:
+        """Return the requests that an answer was made of."""
+        if asked.path == COMPLETIONS:
+            return self._completions_asked(CompletionBody.model_validate(asked.body))
+        # A template may say what day it is: the prompt is what it was.
+        given = {"prompt_token_ids": asked.prompts[0], "token_ids": []}
+        return self._chat_asked(ChatBody.model_validate({**asked.body, "resume": given}))
+
+    async def _kept(self, name: str, request: Request) -> Kept | None:
+        """Return the answer that is kept of a request with this id; None: it is a new one.
+
+        Raises ConfigurationError if another request has the id.
+        """
+        if self.answers is None:
+            return None
+        raw = await request.json()
+        kept, owner = self.answers.find(name), owner_of(request)
+        if kept is not None and not kept.is_same(request.url.path, owner, raw):
+            raise ConfigurationError(f"there is another request with the id {shown(name)}")
+        return kept
+
+    def _again(self, name: str, path: str, request: Request) -> Kept:
+        """Return an answer that is kept. Raises RefusedRequestError, SlipstreamError."""
+        self._llm.check_takes()
+        kept = None if self.answers is None else self.answers.find(name)
+        if kept is None or kept.asked.path != path or kept.asked.owner != owner_of(request):
+            why = "" if self.answers is not None else "; the server was started without --journal"
+            line = f"no answer with the id {shown(name)} is kept here{why}"
+            raise RefusedRequestError(Refusal(404, line))
+        return kept
+
+    async def _job(self, name: str, asked: list[Asked], body: Common, request: Request) -> Job:
+        """Return the job of a new request. Raises ConfigurationError."""
+        resume = body.resumed()
+        if resume is not None:
+            asked[0].resume(resume.written())
+        if self.answers is None:
+            job = Job(self._llm, self._figures, name, asked, client_of(request), _told(asked))
+            if not job.ids.isdisjoint(self._llm.request_ids):
+                raise ConfigurationError(f"there is a request with the id {name} already")
+            return self._counted(job, request)
+        client, owner = client_of(request), owner_of(request)
+        written = () if resume is None else resume.written()
+        wanted = Wanted(name, request.url.path, owner, client, await request.json(), asked, written)
+        if (kept := await self._kept(name, request)) is not None:  # it came twice at once
+            return self._job_of(kept, body, request)
+        if last_event_of(request) and not asked[0].has_seed:
+            raise ConfigurationError(
+                f"no answer with the id {shown(name)} is kept here, and without a seed the same "
+                "text cannot be written again"
+            )
+        return self._job_of(self.answers.begin(wanted), body, request)
+
+    def _job_of(self, kept: Kept, body: Common, request: Request) -> Job:
+        """Return the job of a client that reads an answer that is kept."""
+        assert self.answers is not None
+        num_texts = kept.asked.num_texts
+        if not body.stream:
+            told = Told.nothing(num_texts)
+        elif event := last_event_of(request):
+            told = Told.read(event, num_texts)
+        elif (resume := body.resumed()) is not None:
+            told = Told.behind([len(one) for one in resume.written()], num_texts)
+        else:
+            told = Told.nothing(num_texts)
+        requests = [one.again() for one in kept.requests]
+        client, keeping = client_of(request), (self.answers, kept)
+        job = Job(self._llm, self._figures, kept.asked.name, requests, client, told, keeping)
+        return self._counted(job, request)
+
+    def _counted(self, job: Job, request: Request) -> Job:
+        job.written.prompt_tokens = sum(len(one.prompt_ids) for one in job.requests)
         request.scope.setdefault("state", {})[WRITTEN] = job.written
         return job
 
@@ -365,10 +468,34 @@ def _watch(asked: Sequence[Asked], body: Common) -> None:
             one.watch()
 
 
-def _resume(asked: Sequence[Asked], body: Common) -> None:
-    """Let the texts go on behind what was written elsewhere. Raises ConfigurationError."""
-    if body.resume is not None:
-        asked[0].resume(body.resume.written())
+def _told(asked: Sequence[Asked]) -> Told:
+    """Return what was told elsewhere of the texts of these requests."""
+    numbers = [one.num_resumed_of(index) for one in asked for index in range(one.num_texts)]
+    return Told.behind(numbers, len(numbers))
+
+
+async def _first(events: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
+    """Return the first event; None: there is none."""
+    return await anext(events, None)
+
+
+def name_of(request: Request, prefix: str) -> str:
+    """Return the id of a request: the one that it brings, or a new one."""
+    given = request.headers.get("x-request-id", "")
+    is_name = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
+    return given if is_name else f"{prefix}-{uuid4().hex}"
+
+
+def last_event_of(request: Request) -> str:
+    """Return the id of the last event that a client has got, as it says; "": it says none."""
+    given = request.headers.get("last-event-id", "")
+    return given or request.query_params.get("starting_after", "")
+
+
+def wants_stream(request: Request) -> bool:
+    """True if a client that asks again for an answer wants a stream of it."""
+    stream = request.query_params.get("stream", "").lower()
+    return stream == "true" or (stream != "false" and bool(last_event_of(request)))
 
 
 # -- app -------------------------------------------------------------------------------------------
@@ -387,7 +514,7 @@ def make_app(
     app = FastAPI(title="Slipstream", version=version or "?", docs_url=None, redoc_url=None)
     app.router.route_class = LargeRoute
     app.state.apart = apart = Apart()
-    routes = Routes(llm, model, figures, apart, most, version, reasoning_parser)
+    app.state.routes = routes = Routes(llm, model, figures, apart, most, version, reasoning_parser)
     _add_routes(app, routes)
 
     def answered(refusal: Refusal) -> JSONResponse:
@@ -427,8 +554,11 @@ def make_app(
 def _add_routes(app: FastAPI, routes: Routes) -> None:
     """Add the routes of the API, and the page with its files."""
     handlers: dict[str, tuple[str, Callable[..., Any]]] = {
-        "/v1/completions": ("POST", routes.completions),
-        "/v1/chat/completions": ("POST", routes.chat),
+        COMPLETIONS: ("POST", routes.completions),
+        CHAT: ("POST", routes.chat),
+        # Ids may have slashes.
+        f"{COMPLETIONS}/{{name:path}}": ("GET", routes.completion_again),
+        f"{CHAT}/{{name:path}}": ("GET", routes.chat_again),
         "/tokenize": ("POST", routes.tokenize),
         "/detokenize": ("POST", routes.detokenize),
         "/v1/models": ("GET", routes.models),

@@ -32,6 +32,7 @@ from coordinator.http.guard import Guard, Rules
 from coordinator.http.routes import make_app
 from coordinator.http.settings import ServeConfig
 from coordinator.http.work import Phase, Work
+from coordinator.journal.writing import Journal
 from proto.errors import ClosedError, ConfigurationError, SlipstreamError
 from proto.system import RAISE_THE_LIMIT, may_open
 
@@ -82,13 +83,22 @@ class Named:
 
 
 def application(
-    llm: AsyncLLM, named: Named, config: ServeConfig, keys: Sequence[str], work: Work
-) -> ASGIApp:
+    llm: AsyncLLM,
+    named: Named,
+    config: ServeConfig,
+    keys: Sequence[str],
+    work: Work,
+    journal: Journal | None = None,
+) -> tuple[ASGIApp, Callable[[], int]]:
     """Return the complete application: the routes, and the guard in front of them.
 
-    keys  the API keys, one of which clients must send; empty: none is wanted
+    Also what to call in the event loop before clients come: it takes up the answers of the journal,
+    and returns how many are written on.
+
+    keys     the API keys, one of which clients must send; empty: none is wanted
+    journal  None: no answer is kept
     """
-    app: ASGIApp = make_app(
+    app = make_app(
         llm,
         named.model,
         Figures(named.model),
@@ -96,7 +106,10 @@ def application(
         version=named.version,
         reasoning_parser=config.reasoning_parser,
     )
-    return guarded(app, config, keys, work)
+    begin: Callable[[], int] = int
+    if journal is not None:
+        begin = app.state.routes.keep(journal, config.journal_keep_s).start
+    return guarded(app, config, keys, work), begin
 
 
 def guarded(app: ASGIApp, config: ServeConfig, keys: Sequence[str], work: Work) -> ASGIApp:
@@ -261,11 +274,16 @@ def serve(
     config: ServeConfig,
     keys: Sequence[str],
     bound: socket.socket,
-    ready: Callable[[], None],
+    ready: Callable[[int], None],
+    journal: Journal | None = None,
 ) -> None:
-    """Answer requests until a signal, which is raised again. Raises what ended the pair."""
+    """Answer requests until a signal, which is raised again. Raises what ended the pair.
+
+    ready  is told how many answers of the journal are written on
+    """
     door, work = limits_of(config)
-    run(Server(application(llm, named, config, keys, work), llm, config, door, work), bound, ready)
+    app, begin = application(llm, named, config, keys, work, journal)
+    run(Server(app, llm, config, door, work), bound, lambda: ready(begin()))
 
 
 def run(server: Server, bound: socket.socket, ready: Callable[[], None]) -> None:

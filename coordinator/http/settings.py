@@ -124,6 +124,34 @@ class ServeConfig(Frozen):
             "must send its request, take a part of the answer, or send the next request.",
         ),
     ] = 30.0
+    journal: Annotated[
+        Path | None,
+        BeforeValidator(
+            lambda value: Path(value).expanduser() if isinstance(value, str) else value
+        ),
+        Field(
+            description="Folder in which running texts are noted. A server that is started with "
+            "the same folder later goes on with them, and clients resume their answers by the "
+            "id of the request. Prompts and answers can be read there by this user."
+        ),
+    ] = None
+    journal_keep_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=86400,
+            description="With --journal: time that an answer is kept which nobody reads.",
+        ),
+    ] = 300.0
+    journal_mb: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1 << 16,
+            description="With --journal: most megabytes that the answers need there. The file may "
+            "be twice as large. What would need more is answered without being noted.",
+        ),
+    ] = 256
     log_requests: Annotated[
         bool,
         Field(
@@ -193,6 +221,11 @@ class ServeConfig(Frozen):
             lines.append(
                 f"--allowed-host has no effect: at --host {self.host} every name is allowed"
             )
+        if self.journal is None:
+            for name in ("journal_keep_s", "journal_mb"):
+                if name in self.model_fields_set:
+                    flag = f"--{name.replace('_', '-')}"
+                    lines.append(f"{flag} has no effect without --journal")
         if os.environ.get(KEY_VARIABLE) and (self.api_key or self.api_key_file is not None):
             lines.append(
                 f"the key in {KEY_VARIABLE} does not count: --api-key or --api-key-file is given"

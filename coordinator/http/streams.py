@@ -15,23 +15,50 @@ from coordinator.http.large import json_bytes
 from coordinator.text.session_events import EmitRead
 from proto.errors import SlipstreamError
 
+EVENT_ID = "event id"  # field of a chunk that becomes the `id` of its event
 MANY_TOKENS = 256  # with their log-probabilities in one chunk
 
 
 class Counts:
-    """Counts the tokens of one streamed answer so far."""
+    """Counts the tokens of one streamed answer so far, and what its client was told."""
 
     def __init__(self, job: Job) -> None:
         self._num_prompt = sum(len(request.prompt_ids) for request in job.requests)
-        self._num_written = sum(request.num_resumed for request in job.requests)
+        self._told = job.told
+        self._names_events = job.is_kept
 
-    def add(self, made: CompletionOutput) -> None:
-        """Add the tokens of a part of a text."""
-        self._num_written += len(made.token_ids)
+    def is_begun(self, place: int) -> bool:
+        """True if the client has had a chunk of this choice, here or elsewhere."""
+        return place in self._told.begun
+
+    def is_complete(self, place: int) -> bool:
+        """True if the client was told that this choice has ended."""
+        return place in self._told.complete
+
+    def begin(self, place: int) -> None:
+        """Note that a choice has begun, of which no token was told."""
+        self._told.add(place, 0, is_last=False)
+
+    def add(self, made: CompletionOutput, place: int) -> None:
+        """Add a part of a text, which is the choice at this place."""
+        is_last = made.finish_reason is not None
+        self._told.add(place, len(made.token_ids), is_last=is_last)
+
+    def named(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Add the id of the event that this chunk becomes, where answers are kept."""
+        return {**chunk, EVENT_ID: self._told.event_id} if self._names_events else chunk
+
+    def last(self, head: dict[str, Any], body: Common) -> dict[str, Any] | None:
+        """Return the chunk with the usage of the answer; None: it is not wanted, or was told."""
+        is_wanted = body.stream_options is not None and body.stream_options.include_usage
+        if not is_wanted or self._told.has_usage:
+            return None
+        self._told.has_usage = True
+        return self.named({**head, "choices": [], "usage": self.usage()})
 
     def usage(self) -> dict[str, int]:
         """Return the field `usage` of OpenAI's API for the tokens so far."""
-        return usage(self._num_prompt, self._num_written)
+        return usage(self._num_prompt, sum(self._told.tokens))
 
 
 def with_counts(
@@ -50,7 +77,7 @@ def with_counts(
         chunk["speculation"] = events_of(made.speculation)
     if made.error is not None:
         chunk["error"] = Refusal(500, made.error).as_json()["error"]
-    return chunk
+    return counts.named(chunk)
 
 
 def progress(head: dict[str, Any], read: EmitRead, job: Job) -> dict[str, Any]:
@@ -61,7 +88,7 @@ def progress(head: dict[str, Any], read: EmitRead, job: Job) -> dict[str, Any]:
 
 
 async def event_stream(
-    first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]
+    first: dict[str, Any] | None, events: AsyncGenerator[dict[str, Any], None]
 ) -> AsyncIterator[bytes]:
     """Yield server-sent events; texts are read as they come, however slowly the client reads.
 
@@ -87,7 +114,8 @@ async def event_stream(
 
     reading = asyncio.create_task(read())
     try:
-        yield await _written(first)
+        if first is not None:
+            yield await _written(first)
         while (event := await waiting.get()) is not None:
             yield event
         # Raises what is no error of ours: such a stream breaks off, and is not done.
@@ -101,10 +129,12 @@ async def event_stream(
 
 async def _written(event: dict[str, Any]) -> bytes:
     """Return a chunk as it is sent; one with the log-probabilities of a prompt is made apart."""
+    event_id = event.pop(EVENT_ID, "")
+    name = f"id: {event_id}\n".encode() if event_id else b""
     found = [choice.get("logprobs") for choice in event.get("choices", ())]
     if any(one and len(one.get("tokens", ())) > MANY_TOKENS for one in found):
-        return b"data: " + await asyncio.to_thread(json_bytes, event) + b"\n\n"
-    return event_bytes(event)
+        return name + b"data: " + await asyncio.to_thread(json_bytes, event) + b"\n\n"
+    return name + event_bytes(event)
 
 
 def event_bytes(value: dict[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ import openai
 from coordinator.api.async_llm import AsyncLLM
 from coordinator.api.config import SpeculationConfig
 from coordinator.api.pair import Pair
+from coordinator.cli.serve import head_of, journal_of
 from coordinator.http.serving import Named, Server, application, limits_of, listen, place_of
 from coordinator.http.settings import ServeConfig
 
@@ -98,16 +99,22 @@ def serving(
     speculation: SpeculationConfig = SpeculationConfig(),  # noqa: B008
     **settings: Any,
 ) -> Iterator[Served]:
-    """Serve a pair, which goes on afterwards."""
+    """Serve a pair, which goes on afterwards; with `journal` in the settings answers are kept."""
     config = ServeConfig(port=0, max_queue=max_queue, **settings)
     llm = AsyncLLM.of(pair, speculation, max_queue)
-    with listen(config) as bound:
+    with listen(config) as bound, journal_of(config) as journal:
+        if journal is not None:
+            journal.open(head_of(pair))
         door, work = limits_of(config)
-        app = application(llm, Named("embedded", "1.2.3"), config, keys, work)
+        named = Named("embedded", "1.2.3")
+        app, begin = application(llm, named, config, keys, work, journal)
         server = Server(app, llm, config, door, work)
-        thread = threading.Thread(
-            target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True
-        )
+
+        async def serve() -> None:
+            begin()
+            await server.serve(sockets=[bound])
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)

@@ -14,6 +14,7 @@ from coordinator.api.outputs import Assembly, RequestOutput
 from coordinator.api.token_names import TokenNames
 from coordinator.http.bodies import CompletionBody
 from coordinator.http.completions import Completions
+from coordinator.http.told import Told
 from coordinator.text.detokenization import Ending
 from coordinator.text.session_events import Emit
 from proto.sampling import Logprobs
@@ -58,10 +59,9 @@ def answered(
             yield 0, part
 
     names = TokenNames(MADE[kind])
-    request = SimpleNamespace(
-        prompt_ids=whole.prompt_token_ids, num_resumed=0, is_resumed=lambda index: False
-    )
-    job: Any = SimpleNamespace(name="job", requests=[request], parts=come)
+    request = SimpleNamespace(prompt_ids=whole.prompt_token_ids)
+    told = Told.nothing(1)
+    job: Any = SimpleNamespace(name="job", requests=[request], parts=come, told=told, is_kept=False)
     echoes = [names.echo(None, whole.prompt_token_ids)] if body.echo else []
     answer = Completions(job, body, "model", names, echoes)
 

@@ -169,7 +169,7 @@ def test_a_message_of_another_kind_is_named_without_the_forms_that_were_tried(
 def test_jobs_have_the_same_id_only_if_they_have_the_same_name() -> None:
     def ids(name: str, num_prompts: int) -> set[str]:
         anything: Any = None
-        return Job(anything, anything, name, [anything] * num_prompts, "").ids
+        return Job(anything, anything, name, [anything] * num_prompts, "", anything).ids
 
     assert ids("job", 1).isdisjoint(ids("job-7", 3))
     assert ids("job", 9).isdisjoint(ids("job-7", 3))
