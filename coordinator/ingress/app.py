@@ -52,7 +52,8 @@ MOST_BREAKS = 3  # of a request's connections in a row without a token in betwee
 BEGINNING = 1024  # characters of a request that tell whether it begins like another one
 LARGE = 1 << 16  # bytes of a request that is read in a thread
 MAX_EVENT = 64 << 20  # bytes of one event of a stream
-MARK, DONE = b"data: ", b"data: [DONE]"
+MARK, DONE, NAMED = b"data: ", b"data: [DONE]", b"id: "
+REQUEST_ID = "x-request-id"
 SEVERAL = "a server is lost, and an answer to several prompts cannot go on elsewhere; ask again"
 BREAKS = (
     f"the servers broke off this request {MOST_BREAKS} times in a row; their logs may say why, and "
@@ -77,6 +78,7 @@ class Asking:
     until      when waiting for a server ends (monotonic)
     patient    True: a refusal that may pass is waited out; the client has got a part already
     avoided    the server whose connection broke last
+    name       id of the request at a server that keeps its answer; "": none is known to keep it
     """
 
     request: Request
@@ -85,6 +87,7 @@ class Asking:
     beginning: Hashable = None
     patient: bool = False
     avoided: Server | None = None
+    name: str = ""
     num_breaks: int = 0
     tried: set[Server] = field(default_factory=set)
 
@@ -294,7 +297,7 @@ class Ingress:
         while True:
             num_tokens = answer.num_tokens
             try:
-                async for event in self._of(opened, answer):
+                async for event in self._of(opened, answer, asking):
                     yield event
                 return
             except LostError:
@@ -347,7 +350,7 @@ class Ingress:
         if told["error"].get("status") != 503:  # the request is at fault: it is not to be repeated
             yield DONE + b"\n\n"
 
-    async def _of(self, opened: "Opened", answer: Answer) -> AsyncIterator[bytes]:
+    async def _of(self, opened: "Opened", answer: Answer, asking: Asking) -> AsyncIterator[bytes]:
         """Yield the events of one server as the client gets them. Raises LostError, EndedError."""
         lines = _lines(opened.response)
         while True:
@@ -359,6 +362,8 @@ class Ingress:
                 return
             if line.startswith(b":"):
                 yield line + b"\n\n"
+            if line.startswith(NAMED):  # the server, started again, knows the request by its id
+                asking.name = opened.response.headers.get(REQUEST_ID, "")
             if not line.startswith(MARK):
                 continue
             try:
@@ -438,6 +443,9 @@ def _made(client: httpx.AsyncClient, url: str, asking: Asking, client_name: str)
         for name, value in request.headers.raw
         if name.decode("latin-1") not in OF_CONNECTION
     ]
+    if asking.name:
+        kept = [(name, value) for name, value in kept if name != REQUEST_ID.encode()]
+        kept.append((REQUEST_ID.encode(), asking.name.encode()))
     return client.build_request(
         request.method,
         httpx.URL(url).copy_with(raw_path=target),

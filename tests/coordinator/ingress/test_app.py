@@ -159,6 +159,24 @@ def test_a_stream_goes_on_at_the_next_server(first: Play) -> None:
     run(stage, scene)
 
 
+def test_a_server_that_keeps_answers_is_asked_again_by_the_id_that_it_gave() -> None:
+    def keeps(request: httpx.Request, asked: Json) -> httpx.Response:
+        named = [b"id: 1\n" + part for part in chunks(asked, "keeper")]
+        is_first = "resume" not in asked
+        headers = {"X-Request-ID": "given" if is_first else "another"}
+        parts = named[:2] if is_first else named
+        return httpx.Response(200, headers=headers, stream=Broken(parts, breaks=is_first))
+
+    stage = Stage(one=keeps)
+
+    async def scene(_: Ingress, client: httpx.AsyncClient) -> None:
+        assert await streamed(client) == ("".join(WORDS), [], True)
+        ids = [request.headers.get("x-request-id") for request in stage.requests]
+        assert ids == [None, "given"]
+
+    run(stage, scene)
+
+
 def test_a_server_that_hangs_is_left_when_it_answers_no_questions() -> None:
     stage = Stage(one=hangs, two=writes)
 
