@@ -498,6 +498,7 @@ class Connection:
         self._frames.register(self._socket, zmq.POLLIN)
         self._busy_poll_s = busy_poll_s
         self._num_unfinished = 0  # failed handshakes since the last one that succeeded
+        self._has_greeted = False  # after as many as are too many, a coordinator was there
 
     def _lock_with(self, keys: NodeKeys) -> None:
         self._socket.curve_publickey = keys.own.public.encode()
@@ -520,11 +521,14 @@ class Connection:
                     )
                 is_over = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 self._num_unfinished = 0 if is_over else self._num_unfinished + 1
+                self._has_greeted &= not is_over
         # A coordinator with another key gives no reason. A coordinator that has just ended gives
         # none either, but only once, and a tunnel that leads to no coordinator yet gives none.
         if self._num_unfinished < UNFINISHED_HANDSHAKES:
             return ""
-        if not _greets(self._endpoint):
+        # Those behind a tunnel say nothing of a coordinator that has come since.
+        was_there, self._has_greeted = self._has_greeted, _greets(self._endpoint)
+        if not (was_there and self._has_greeted):
             self._num_unfinished = 0
             return ""
         if not self._has_keys:
