@@ -106,16 +106,21 @@ class Host:
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.router = Router(
-            SECRET,
-            max_num_seqs=world.setting.max_num_seqs,
-            awaits_target=True,
-            keeps_bits=world.setting.keeps_bits,
-        )
+        self.router = self._new_router()
         self._texts: dict[int, tuple[Session, Text]] = {}  # submitted, but not begun, by session
         self._num_submitted = 0
         self._num_left = len(world.setting.texts)  # texts that are not complete
         self._num_read: Counter[int] = Counter()  # tokens that were handed to readers, by session
+
+    def _new_router(self) -> Router:
+        """Return a router that knows no text and no node."""
+        setting = self.world.setting
+        return Router(
+            SECRET,
+            max_num_seqs=setting.max_num_seqs,
+            awaits_target=True,
+            keeps_bits=setting.keeps_bits,
+        )
 
     def start(self) -> None:
         """Submit the first text, and begin to tick."""
@@ -124,9 +129,15 @@ class Host:
 
     def _submit(self) -> None:
         """Submit the next text, and schedule the one after it if they come at fixed times."""
+        self._num_submitted += 1
+        self._ask(self._num_submitted)
+        if (every_s := self.world.setting.submit_every_s) is not None:
+            self._submit_later(every_s)
+
+    def _ask(self, number: int, written: tuple[int, ...] = ()) -> None:
+        """Submit the text of this number, behind tokens that it has already."""
         setting = self.world.setting
-        text = setting.texts[self._num_submitted]
-        self._num_submitted = number = self._num_submitted + 1
+        text = setting.texts[number - 1]
         session = Session(
             number,
             self.world.luck.randbytes(SESSION_KEY_BYTES),
@@ -136,11 +147,10 @@ class Host:
             limits=text.limits,
             rule=setting.rule,
             lookup=setting.lookup,
+            written=written,
         )
         self._texts[number] = session, text
         self._handle(e.TextSubmitted(TimedSession(session, self.world.timeline.now)))
-        if setting.submit_every_s is not None:
-            self._submit_later(setting.submit_every_s)
 
     def _submit_later(self, delay_s: float) -> None:
         if self._num_submitted < len(self.world.setting.texts):
@@ -307,6 +317,7 @@ class World:
     make_link  makes a link, given its name, the seconds of a hop, and the receiver of its frames;
                None: perfect links
     tell       is called with (who, verb, what) for every event and action
+    make_host  makes the coordinator
     """
 
     def __init__(
@@ -319,6 +330,7 @@ class World:
         *,
         make_link: Callable[[str, float, Deliver], Link] | None = None,
         tell: Callable[[str, str, Any], None] = unheard,
+        make_host: Callable[["World"], Host] = Host,
     ) -> None:
         self.setting = setting
         self.models = models
@@ -334,7 +346,7 @@ class World:
         self.nodes += [
             SimulatedNode(self, Role.TARGET, index) for index in range(setting.num_targets)
         ]
-        self.host = Host(self)
+        self.host = make_host(self)
         # Every life of a node has links of its own: frames for one life never reach another.
         self.downlinks: dict[NodeId, Link] = {}
         self.uplinks: dict[NodeId, Link] = {}

@@ -131,6 +131,7 @@ class Judge:
         # Per life of a node and text: incarnation of the newest Open that was obeyed, and its tree.
         self._opened: dict[tuple[str, int, int], int] = {}
         self._trees: dict[tuple[str, int, int], Any] = {}
+        self._dead: set[int] = set()  # texts whose coordinator has died since they were begun
         self._closed: set[tuple[str, int, int]] = set()  # per life of a node: texts
         # Drafters and texts of which this event has made them say that no more drafts come.
         self._done: set[tuple[str, int]] = set()
@@ -145,12 +146,44 @@ class Judge:
     def begun(self, session: Session, text: Text) -> None:
         """A text begins."""
         truth = Truth(self.scenario, text, session)
+        if (before := self.truths.get(session.session)) is not None:
+            assert session.session in self._dead, "a text is opened twice"
+            self._dead.discard(session.session)
+            truth.emitted, truth.finished = before.emitted, before.finished
         self.truths[session.session] = truth
         self._sessions[session.session] = session
         self._known[session.session] = len(session.text)
         self.liveness[session.session] = Liveness(
             self.scenario, self.timeline, self.stats, session, len(truth.tokens)
         )
+
+    def died(self, num_told: dict[int, int], synced: dict[int, int]) -> None:
+        """The coordinator dies: it may have told only what its journal has, where that matters.
+
+        num_told  tokens that clients have of texts of which another run would write others
+        """
+        for number, told in num_told.items():
+            assert told <= synced.get(number, 0), "what was told is not in the journal"
+        self.stats["coordinator died"] += 1
+        self._dead.update(self.truths)
+        for known in (self._told, self._feeders, self._targets, self._sources, self._known):
+            known.clear()
+        self._sessions.clear()
+        for number in [one for one, truth in self.truths.items() if truth.finished is None]:
+            self.liveness.pop(number, None)
+
+    def completed_for(self, session: int, reason: FinishReason) -> None:
+        """A client is told that this is all."""
+        truth = self.truths[session]
+        assert truth.finished is None, "a text ends twice"
+        truth.finished = reason
+        if session in self.liveness:
+            self.liveness[session].completed()
+        else:
+            self.stats["texts"] += 1
+        whole = truth.tokens[truth.num_prompt :]
+        assert tuple(truth.emitted) == whole, "cut short"
+        assert reason is truth.reason, f"ended by {reason}, not by {truth.reason}"
 
     def disturbed(self) -> None:
         """Something of the bad time has just shown itself."""
@@ -162,6 +195,8 @@ class Judge:
         if not isinstance(message, Open):
             return
         session = message.session
+        num_prompt = self.truths[session].num_prompt
+        assert message.num_prompt == num_prompt, "written tokens count as the prompt"
         self.liveness[session].disturbed()
         node = router.registry.find(node_id)
         assert node is not None, "a node that is gone is told a text"
@@ -214,6 +249,7 @@ class Judge:
         assert isinstance(item, Emit)
         truth.emitted += item.tokens
         so_far = truth.num_prompt + len(truth.emitted)
+        assert so_far <= len(truth.tokens), "a token is told twice"
         expected = truth.tokens[truth.num_prompt : so_far]
         assert tuple(truth.emitted) == expected, "what is emitted is not the target's text"
 

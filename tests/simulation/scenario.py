@@ -19,6 +19,8 @@ ORACLE_TOKENS = 60
 MAX_TEXTS = 6
 # By how much a draft is faster than a pass: slow, usual and fast drafters.
 SHARE_TRANSLATED = 0.35  # of the scenarios in which the drafters may have other tokens
+SHARE_WITH_DEATHS = 0.15  # of the scenarios in which the coordinator may die
+JOINED_S = 2.0  # after the coordinator was started again, until nodes and clients are back
 SHARE_WITH_TARGETS = 0.2  # of the scenarios with two targets
 TARGET_SILENCE_S = 3 * SILENCE_LIMIT_S
 SHARE_WITH_PLACES = 0.3  # of the scenarios in which the passes may run on the core of the drafter
@@ -46,6 +48,14 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Death:
+    """The coordinator dies at `at_s`, and is started again after `down_s`."""
+
+    at_s: float
+    down_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds of virtual time. A hop is one way; `jitter_s` is added at random to every hop."""
 
@@ -68,6 +78,8 @@ class Faults:
     crashes: tuple[Crash, ...]
     heal_s: float
     cuts: tuple[Cut, ...] = ()
+    deaths: tuple[Death, ...] = ()  # of the coordinator, one after the other
+    sync_s: float = 0.0  # until what it notes in its journal is on the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +175,8 @@ class Scenario:
         """When links are perfect and no node is down any more."""
         ends = [crash.at_s + crash.down_s for crash in self.faults.crashes]
         ends += [cut.at_s + cut.lasts_s for cut in self.faults.cuts]
+        # Then all nodes join anew.
+        ends += [one.at_s + one.down_s + JOINED_S for one in self.faults.deaths]
         return max([self.faults.heal_s, *ends])
 
     @property
@@ -304,7 +318,7 @@ def draw(
     if leaving:
         scenario = _left_early(scenario, Random(f"readers {seed}"))
     by_itself = replace(scenario, max_num_seqs=1, drafter_lanes=1)
-    several = scenario if plain else _at_targets(_translated(scenario))
+    several = scenario if plain else _several(scenario, may_die=not (oracle or leaving))
     scenario = by_itself if alone else several
     if random.random() < 0.1 and not oracle:
         longest = max(text.limits.max_len for text in texts)
@@ -369,6 +383,28 @@ def _at_targets(scenario: Scenario) -> Scenario:
         same_bits=random.random() < 0.7,
         keeps_bits=random.random() < 0.3,
     )
+
+
+def _several(scenario: Scenario, *, may_die: bool) -> Scenario:
+    """Draw other vocabularies, several targets, and several coordinators one after another."""
+    scenario = _at_targets(_translated(scenario))
+    return _with_deaths(scenario) if may_die else scenario
+
+
+def _with_deaths(scenario: Scenario) -> Scenario:
+    """In some of the scenarios the coordinator dies once or twice, and goes on with its journal."""
+    random = Random(f"coordinator {scenario.seed}")
+    if random.random() > SHARE_WITH_DEATHS or scenario.faults.cuts:
+        return scenario
+    longest = max(text.limits.max_len - len(text.prompt) for text in scenario.texts)
+    deaths, now = [], 0.0
+    for _ in range(random.randint(1, 2)):
+        at_s = now + random.uniform(0, longest * scenario.costs.pass_s / 2)
+        deaths.append(Death(at_s, random.uniform(0.05, 2.0)))
+        now = at_s + deaths[-1].down_s
+    sync_s = random.choice((0.002, 0.03, 0.3))
+    faults = replace(scenario.faults, deaths=tuple(deaths), sync_s=sync_s)
+    return replace(scenario, faults=faults)
 
 
 def _translated(scenario: Scenario) -> Scenario:

@@ -99,6 +99,7 @@ def strata_of(scenario: Scenario) -> dict[str, str]:
         "rule": scenario.rule.name.lower(),
         "sources": _sources(scenario),
         "targets": _targets(scenario),
+        "host": "dies" if scenario.faults.deaths else "lives",
         "texts": str(len(scenario.texts)),
         "at once": str(scenario.at_once),
         "weather": _weather(scenario.faults),

@@ -10,6 +10,7 @@ import pytest
 from tests.simulation.device_faults import DEVICE_FAULTS
 from tests.simulation.faults import FAULTS, Fault
 from tests.simulation.head_faults import HEAD_FAULTS
+from tests.simulation.journal_faults import JOURNAL_FAULTS
 from tests.simulation.past_faults import PAST_FAULTS
 from tests.simulation.routing_faults import ROUTING_FAULTS
 from tests.simulation.run import SimulationFailure, simulate
@@ -25,6 +26,7 @@ CAUGHT_BY: dict[str, int] = json.loads(Path(__file__).with_name("caught_by.json"
 ALL_FAULTS = (
     *(*FAULTS, *SCHEDULING_FAULTS, *ROUTING_FAULTS, *PAST_FAULTS),
     *(*TREE_FAULTS, *HEAD_FAULTS, *DEVICE_FAULTS, *TRANSLATION_FAULTS),
+    *JOURNAL_FAULTS,
 )
 
 

@@ -68,6 +68,18 @@ def test_a_detour_that_comes_before_the_first_choice_contradicts_nobody(seed: in
     assert simulate(seed)["texts"] == len(draw(seed).texts)
 
 
+def test_a_coordinator_that_dies_goes_on_with_its_journal_and_clients_get_each_token_once() -> None:
+    seeds = [seed for seed in range(100) if draw(seed).faults.deaths]
+    seen: Counter[str] = Counter()
+    for seed in seeds[:12]:
+        stats = simulate(seed)
+        assert stats["texts"] == len(draw(seed).texts)
+        seen += stats
+    assert seen["coordinator died"] >= 8
+    assert seen["taken up"] >= 8
+    assert seen["resumed"] >= 8
+
+
 @pytest.mark.parametrize("policy", ["ar", "sync"])
 def test_every_policy_writes_the_same_text(policy: str) -> None:
     assert seen_in(range(10), policy)["texts"] > 20

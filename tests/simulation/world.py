@@ -13,6 +13,7 @@ from proto.messages import Role
 from rehearsal import world
 from rehearsal.node import SimulatedNode, name_of
 from rehearsal.timeline import Timeline
+from tests.simulation.deaths import MortalHost
 from tests.simulation.judge import Judge
 from tests.simulation.models import models_of
 from tests.simulation.scenario import Scenario
@@ -98,7 +99,11 @@ class World:
             self.random,
             make_link=partial(BadLink, self),
             tell=self.tell,
+            make_host=self._make_host,
         )
+
+    def _make_host(self, machines: world.World) -> world.Host:
+        return MortalHost(machines, self) if self.scenario.faults.deaths else world.Host(machines)
 
     def run(self) -> None:
         """Everything, until the last text is complete or the judge has had enough."""
@@ -109,20 +114,35 @@ class World:
             self.timeline.at(crash.at_s, partial(self._crash, node, crash.down_s))
         for cut in self.scenario.faults.cuts:
             self.timeline.at(cut.at_s + cut.lasts_s, self.judge.disturbed)
+        for death in self.scenario.faults.deaths:
+            host = self._machines.host
+            assert isinstance(host, MortalHost)
+            self.timeline.at(death.at_s, host.die)
+            self.timeline.at(death.at_s + death.down_s, host.come_back)
         self._machines.run()
+
+    def start(self, node: SimulatedNode) -> None:
+        """Start a node's process, which joins after a while."""
+        self._machines.launch(node)
+        life, host = node.life, self._machines.host
+
+        def greet() -> None:
+            if node.life == life and not node.alive:
+                host.greet(node)
+
+        self.timeline.at(self.timeline.now + self.scenario.costs.detect_s, greet)
 
     def _crash(self, node: SimulatedNode, down_s: float) -> None:
         if not node.alive:
             return
         self.tell(node.name, "dies", "")
         node.crash()
-        now, detect_s = self.timeline.now, self.scenario.costs.detect_s
+        now, detect_s, life = self.timeline.now, self.scenario.costs.detect_s, node.life
         host = self._machines.host
 
         def come_back() -> None:
-            self._machines.launch(node)
-            greet = partial(host.greet, node)
-            self.timeline.at(self.timeline.now + detect_s, greet)
+            if node.life == life:  # else a new coordinator has started it
+                self.start(node)
 
         self.timeline.at(now + detect_s, partial(host.ended, node.id))
         self.timeline.at(now + down_s, come_back)
