@@ -1,6 +1,5 @@
 """The lines of a journal: what was written is read again, and what is damaged is found."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,14 +47,14 @@ def test_an_empty_file_holds_nothing() -> None:
     assert (found.head, found.records, found.is_torn, found.garbled) == (None, [], False, "")
 
 
-@pytest.mark.parametrize("size", range(len(b"".join(LINES))))
-def test_a_record_that_was_cut_off_is_left_out_and_those_before_it_count(size: int) -> None:
+def test_a_record_that_was_cut_off_is_left_out_and_those_before_it_count() -> None:
     whole = b"".join(LINES)
-    found = read(whole[:size])
-    num_whole = whole[:size].count(b"\n")
-    assert found.records == RECORDS[: max(0, num_whole - 1)]
-    assert found.is_torn == (whole[:size] != b"" and not whole[:size].endswith(b"\n"))
-    assert found.garbled == ""
+    for size in range(len(whole)):
+        found = read(whole[:size])
+        num_whole = whole[:size].count(b"\n")
+        assert found.records == RECORDS[: max(0, num_whole - 1)], size
+        assert found.is_torn == (whole[:size] != b"" and not whole[:size].endswith(b"\n")), size
+        assert found.garbled == ""
 
 
 @given(data=st.data(), flips=st.integers(1, 255))
