@@ -86,10 +86,7 @@ def serve(
         with AsyncLLM.of(started, speculation, server.max_queue) as llm:
             unheeded = without_effect(pair, speculation, is_remote=launch.nodes == "remote")
             unheeded += server.without_effect(keys)
-            kept: list[str] = []
-            if journal is not None:
-                journal.open(head_of(started))
-                kept = journal.notices
+            kept = _opened(journal, started)
             for line in (*started.whereabouts(), *started.notices(), *unheeded, *kept):
                 typer.echo(for_stderr(harmless(line)), err=True)
             model = server.served_model_name or _name_of(pair)
@@ -102,10 +99,7 @@ def serve(
             lines = [for_stderr(harmless(line)), *ways]
 
             def ready(num_running: int) -> None:
-                if num_running:
-                    are = "answer goes" if num_running == 1 else "answers go"
-                    lines.insert(0, f"{num_running} {are} on that the journal holds")
-                for line in lines:
+                for line in (*_going_on(num_running), *lines):
                     typer.echo(line, err=True)
                 log_format.use(server.log_format)
 
@@ -124,6 +118,20 @@ def journal_of(server: ServeConfig) -> Iterator[Journal | None]:
         return
     with Journal(server.journal, server.journal_mb << 20) as journal:
         yield journal
+
+
+def _opened(journal: Journal | None, pair: Pair) -> list[str]:
+    """Read the journal of a pair, if there is one; return lines about what was found."""
+    if journal is None:
+        return []
+    journal.open(head_of(pair))
+    return journal.notices
+
+
+def _going_on(num_running: int) -> list[str]:
+    """Return a line if answers of the journal are written on."""
+    are = "answer goes" if num_running == 1 else "answers go"
+    return [f"{num_running} {are} on that the journal holds"] if num_running else []
 
 
 def head_of(pair: Pair) -> Head:
