@@ -1,7 +1,7 @@
-"""Small random models whose checkpoints have a layer for multi-token prediction, and it plainly.
+"""Small random models whose checkpoints have layers for multi-token prediction, and these plainly.
 
-Such a checkpoint is that of a model with one layer more, whose last layer counts as the one for
-drafting: so its tensors have the names and forms that are published.
+Such a checkpoint is that of a model with more layers, whose last ones count as those for drafting:
+so its tensors have the names and forms that are published.
 """
 
 import json
@@ -21,7 +21,6 @@ VOCAB, SIZE = 97, 64
 NUM_LAYERS = 3  # of the target itself
 _USUAL: Mapping[str, Any] = {
     "hidden_size": SIZE,
-    "num_hidden_layers": NUM_LAYERS + 1,
     "intermediate_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -64,7 +63,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "glm4_moe": {**_ROUTED, "head_dim": 16, "use_qk_norm": True},
     "glm4_moe_lite": {
         **_LATENT,
-        "mlp_layer_types": ["dense", *["sparse"] * NUM_LAYERS],
+        "mlp_layer_types": ["dense", *["sparse"] * (NUM_LAYERS - 1), "sparse"],
     },
     "hy_v3": {"head_dim": 16, "num_experts": 8, "num_shared_experts": 1},
     "mellum": {
@@ -94,28 +93,47 @@ _LEAVING = ("o_proj.weight", "out_proj.weight", "down_proj", "down_proj.weight")
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the layer for drafting: its key, its value, and what it hands on."""
+class Part:
+    """A row in one layer for drafting: its key, its value, and what it hands on."""
 
     keys: torch.Tensor
     values: torch.Tensor
     state: torch.Tensor
 
 
-class Plain:
-    """Such a model, and its layer for drafting, computed from scratch row by row."""
+@dataclass(frozen=True)
+class Row:
+    """A row of the layers for drafting, by the number of the layer; not every layer has it."""
 
-    def __init__(self, family: str, *, is_right: bool = False, seed: int = 0) -> None:
+    parts: Mapping[int, Part]
+
+    @property
+    def state(self) -> torch.Tensor:
+        """What the first of these layers hands on, of which logits are made."""
+        return self.parts[min(self.parts)].state
+
+
+class Plain:
+    """Such a model, and its layers for drafting, computed from scratch row by row."""
+
+    def __init__(
+        self, family: str, num_drafting: int = 1, *, is_right: bool = False, seed: int = 0
+    ) -> None:
         """Draw the weights.
 
-        is_right  what the target writes follows from the last token alone, and the layer for
-                  drafting always knows it
+        num_drafting  number of layers for drafting
+        is_right  what the target writes follows from the last token alone, and the layers for
+                  drafting always know it
         """
         torch.manual_seed(seed)
-        made: Any = hf.AutoConfig.for_model(family, **{**_USUAL, **FAMILIES[family]})
+        fields = {**_USUAL, **FAMILIES[family], "num_hidden_layers": NUM_LAYERS + num_drafting}
+        for kinds in ("layer_types", "mlp_layer_types"):
+            if kinds in fields:
+                fields[kinds] = [*fields[kinds], *fields[kinds][-1:] * (num_drafting - 1)]
+        made: Any = hf.AutoConfig.for_model(family, **fields)
         kind: Any = hf.AutoModelForCausalLM
         self.whole = kind.from_config(made).float().eval()
-        self.family = family
+        self.family, self.num_drafting = family, num_drafting
         self._window = FAMILIES[family].get("sliding_window", 0)
         self._centre = 1.0 if family in QWEN else 0.0  # what a norm adds to its weight
         with torch.no_grad():
@@ -126,6 +144,10 @@ class Plain:
                     one.normal_(std=2.0 / one.shape[-1] ** 0.5)
                 elif "norm" in name and not is_right:
                     one.add_(0.2 * torch.randn(one.shape))
+        self.extra = [self._extra(is_right=is_right) for _ in range(num_drafting)]
+
+    def _extra(self, *, is_right: bool) -> dict[str, torch.Tensor]:
+        """What a layer for drafting has besides those of a usual layer."""
         one = torch.full((SIZE,), 1 - self._centre)
         norms = {name: one.clone() for name in ("enorm", "hnorm", "shared_head.norm")}
         if is_right:
@@ -133,26 +155,29 @@ class Plain:
         else:
             joined = torch.randn(SIZE, 2 * SIZE) / SIZE**0.5
             norms = {name: one + 0.2 * torch.randn(SIZE) for name, one in norms.items()}
-        self.extra = {f"{name}.weight": one for name, one in {**norms, "eh_proj": joined}.items()}
+        return {f"{name}.weight": one for name, one in {**norms, "eh_proj": joined}.items()}
 
     def save(self, folder: Path) -> Path:
-        """Save the target, with its layer for drafting, as published; return the folder."""
+        """Save the target, with its layers for drafting, as published; return the folder."""
         self.whole.save_pretrained(folder)
-        file, last = folder / "model.safetensors", f"model.layers.{NUM_LAYERS}."
-        tensors = load_file(file) | {last + name: one for name, one in self.extra.items()}
-        if self.family in COPIES:  # of the target's own matrices; other numbers, to be ignored
-            names = COPIES[self.family]
-            tensors |= {last + name: torch.randn(VOCAB, SIZE) for name in names}
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        for number, extra in enumerate(self.extra, NUM_LAYERS):
+            last = f"model.layers.{number}."
+            tensors |= {last + name: one for name, one in extra.items()}
+            if self.family in COPIES:  # of the target's own matrices; other numbers, to be ignored
+                names = COPIES[self.family]
+                tensors |= {last + name: torch.randn(VOCAB, SIZE) for name in names}
         save_file({self._published(name): one for name, one in tensors.items()}, file)
         path = folder / "config.json"
         stated = json.loads(path.read_text())
         stated["num_hidden_layers"] = NUM_LAYERS
         if self.family != "qwen3_next":
-            stated[_NUMBER.get(self.family, "num_nextn_predict_layers")] = 1
+            stated[_NUMBER.get(self.family, "num_nextn_predict_layers")] = self.num_drafting
         for kinds in ("layer_types", "mlp_layer_types"):
             if stated.get(kinds):
-                own = {} if self.family in QWEN else {f"mtp_{kinds}": stated[kinds][-1:]}
-                stated |= own | {kinds: stated[kinds][:-1]}
+                own = {} if self.family in QWEN else {f"mtp_{kinds}": stated[kinds][NUM_LAYERS:]}
+                stated |= own | {kinds: stated[kinds][:NUM_LAYERS]}
         path.write_text(json.dumps(stated))
         return folder
 
@@ -174,11 +199,33 @@ class Plain:
 
     def row(self, above: Sequence["Row | None"], token: int, given: Given) -> "Row | None":
         """The row of a token behind the rows `above`; None if it is absent."""
-        place = len(above)
-        if place == 0 or given is None or (isinstance(given, bytes) and above[-1] is None):
+        if not above or given is None:
             return None
+        before = {} if above[-1] is None else above[-1].parts
+        parts, last = {}, self.num_drafting - 1
+        for number in range(self.num_drafting):
+            if number == 0 and isinstance(given, torch.Tensor):
+                state = given
+            elif number - 1 in before:
+                state = before[number - 1].state
+            elif number == last and last in before and isinstance(given, bytes):
+                state = before[last].state
+            else:
+                continue
+            parts[number] = self._part(number, above, token, state)
+        return Row(parts) if parts else None
+
+    def _part(
+        self, number: int, above: Sequence["Row | None"], token: int, state: torch.Tensor
+    ) -> Part:
+        """A row in one layer, for the state that it starts from."""
+        place = len(above)
         inner, cache = self.whole.model, DynamicCache()
-        seen = [(at, one) for at, one in enumerate(above) if one is not None]
+        seen = [
+            (at, one.parts[number])
+            for at, one in enumerate(above)
+            if one is not None and number in one.parts
+        ]
         if seen:
             keys, values = zip(*((one.keys, one.values) for _, one in seen), strict=True)
             cache.update(torch.cat(keys, dim=2), torch.cat(values, dim=2), 0)
@@ -186,14 +233,16 @@ class Plain:
         for index, (at, _) in enumerate(seen):
             if self._window and at <= place - self._window:
                 mask[..., index] = -torch.inf
-        before = above[-1]
-        state = before.state if isinstance(given, bytes) and before is not None else given
-        assert isinstance(state, torch.Tensor)
-        block = inner.layers[NUM_LAYERS]
+        block = inner.layers[NUM_LAYERS + number]
         block.self_attn.layer_idx = 0
+        extra = self.extra[number]
         with torch.inference_mode():
-            pair = self._norm("enorm", inner.embed_tokens.weight[token]), self._norm("hnorm", state)
-            entering = (self.extra["eh_proj.weight"] @ torch.cat(pair))[None, None]
+            embedded = inner.embed_tokens.weight[token]
+            pair = (
+                self._norm(extra["enorm.weight"], embedded),
+                self._norm(extra["hnorm.weight"], state),
+            )
+            entering = (extra["eh_proj.weight"] @ torch.cat(pair))[None, None]
             position = torch.tensor([[place]])
             kinds = {"layer_type": "sliding_attention"} if self._window else {}
             out = block(
@@ -207,7 +256,7 @@ class Plain:
             out = out[0] if isinstance(out, tuple) else out
             layer: Any = cache.layers[0]
             own = layer.keys[:, :, -1:], layer.values[:, :, -1:]
-            return Row(*own, self._norm("shared_head.norm", out[0, 0]))
+            return Part(*own, self._norm(extra["shared_head.norm.weight"], out[0, 0]))
 
     def logits(self, row: "Row") -> torch.Tensor:
         """[V] of the target's vocabulary."""
@@ -215,10 +264,9 @@ class Plain:
             made: torch.Tensor = self.whole.lm_head.weight @ row.state
             return made
 
-    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+    def _norm(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         epsilon = self.whole.config.rms_norm_eps
-        weight = self._centre + self.extra[f"{name}.weight"]
-        return x * (x.pow(2).mean() + epsilon).rsqrt() * weight
+        return x * (x.pow(2).mean() + epsilon).rsqrt() * (self._centre + weight)
 
 
 def wrap(folder: Path) -> Path:

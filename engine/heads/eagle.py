@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.checkpoint.files import one_line
@@ -22,7 +21,6 @@ from engine.forward.forward import (
     Layers,
     Output,
     over_all,
-    rows_of,
 )
 from engine.forward.lane_attention import LaneAttention
 from engine.forward.masks import Masks, from_words
@@ -33,196 +31,9 @@ from engine.heads.eagle_on_cpu import own_layer
 from engine.heads.layouts import rotations
 from engine.heads.loaded import LoadedHead
 from engine.heads.medusa import Medusa
-from engine.layout.slots import Feed, LaneLayout, Move, Span, copied, in_steps
+from engine.heads.waves import Integers, Slots, Wave
+from engine.layout.slots import Feed, LaneLayout, Move, copied, in_steps
 from engine.room import FEWEST_PROMPT_ROWS, PROMPT_ROWS
-
-# -- waves -----------------------------------------------------------------------------------------
-
-# Which rows of an EAGLE head's pass can run together, and which cannot run at all.
-#
-# A row needs the hidden state of the token before it: the target's feature if that is given, else
-# the state that the head computed for the row before. If that row is in the same pass, it must run
-# first. So a pass is a sequence of *waves* (rows that run together); nearly always there is one. A
-# row with neither is *absent*: it is not computed, its slot holds nothing, and no row sees it. A
-# text's first token is absent (there is no token before it), and so is a row without a given
-# feature that follows an absent row.
-#
-# Owns which slots hold anything. Touches no tensor of a model.
-
-Integers = npt.NDArray[np.int64]
-
-ABSENT = -1  # wave number of an absent row
-
-
-@dataclass(frozen=True, slots=True)
-class Wave:
-    """Rows of a pass that run together, lane by lane.
-
-    rows      [5, n] int64 as in `Backend.forward`
-    spans     the lanes of the rows
-    before    [n] int64: per row, the slot of the whole cache with the state of the row before it;
-              0 if a feature is given instead
-    given     indices of the rows that have a given feature
-    features  bytes of those features, concatenated; of a prompt's chunk up to 50 MB, so copied once
-    wanted    indices of the rows whose logits are wanted
-    places    for each of these, its index among all logits that the pass returns
-    """
-
-    rows: Integers
-    spans: tuple[Span, ...]
-    before: Integers
-    given: Sequence[int]
-    features: bytes | bytearray
-    wanted: Sequence[int]
-    places: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Laid:
-    """One text's rows of a pass as integers, and the wave of each.
-
-    first_slot   where its lane begins in the whole cache
-    rows         [5, n] int64 as in `Backend.forward`
-    waves        per row, the number of its wave, or ABSENT
-    ask          indices of the rows whose logits are wanted
-    first_place  index of their first logits among all that the pass returns
-    """
-
-    feed: Feed
-    first_slot: int
-    rows: Integers
-    waves: Sequence[int]
-    ask: Sequence[int]
-    first_place: int
-
-
-class Slots:
-    """Tracks which slots of the cache hold a computed row, and divides passes into waves.
-
-    are_held  [slots of all lanes] bool: True if the slot holds a row that was not absent
-    """
-
-    def __init__(self, lanes: LaneLayout) -> None:
-        self._lanes = lanes
-        self.are_held = np.zeros(lanes.total, dtype=np.bool_)
-
-    def waves(
-        self, feeds: Sequence[Feed], asks: Sequence[Sequence[int]]
-    ) -> tuple[list[Wave], Integers, Integers]:
-        """Divide a pass into waves; return (waves, slots newly held, slots no longer held).
-
-        Also records which slots will hold a row, so the pass must be run before another is laid
-        out. Slots are indices into the whole cache, int64.
-
-        feeds  rows of different lanes
-        asks   per feed, the indices of the rows whose logits are wanted
-        """
-        if len(feeds) == 1 and len(feeds[0].tokens) == 1:
-            return self._only_row(feeds[0], len(asks[0]))
-        laid, place = [], 0
-        for feed, ask in zip(feeds, asks, strict=True):
-            first_slot = self._lanes.first_slot(feed.lane)
-            rows = rows_of(feed, first_slot)
-            waves = self._waves_of(feed, first_slot)
-            laid.append(_Laid(feed, first_slot, rows, waves, ask, place))
-            place += len(ask)
-        laid.sort(key=lambda one: one.first_slot)
-        written = np.concatenate([one.rows[2] for one in laid])
-        hold = np.concatenate([np.array(one.waves) for one in laid]) != ABSENT
-        changed = self.are_held[written] != hold
-        self.are_held[written] = hold
-        last = max(max(one.waves) for one in laid)
-        made = [_wave(laid, number) for number in range(last + 1)]
-        return made, written[changed & hold], written[changed & ~hold]
-
-    def _only_row(self, feed: Feed, num_asked: int) -> tuple[list[Wave], Integers, Integers]:
-        """Note a pass of one row; return what `waves` returns: a shortcut that saves host time."""
-        first_slot, (slot,), (before,) = self._lanes.first_slot(feed.lane), feed.slots, feed.before
-        given = feed.features[0] if feed.features else b""
-        is_known = bool(given) or (given is not None and bool(self.are_held[first_slot + before]))
-        holds, written = before >= 0 and is_known, np.array((first_slot + slot,))
-        changed = written if bool(self.are_held[written[0]]) != holds else written[:0]
-        self.are_held[written] = holds
-        if not holds:
-            return [], written[:0], changed
-        wave = Wave(
-            rows=rows_of(feed, first_slot),
-            spans=(Span(first_slot, 1),),
-            before=np.array((0 if given else first_slot + before,)),
-            given=(0,) if given else (),
-            features=given or b"",
-            wanted=(0,) * num_asked,
-            places=range(num_asked),
-        )
-        return [wave], changed, written[:0]
-
-    def _waves_of(self, feed: Feed, first_slot: int) -> list[int]:
-        """Return the wave number of each row, or ABSENT.
-
-        A row sees its ancestors, so it never runs before them; if it needs the state of its parent
-        it runs in a later wave.
-        """
-        waves: list[int] = []
-        of_slot: dict[int, tuple[int, bool]] = {}  # slot -> wave of its row, whether it is absent
-        features = feed.features or (b"",) * len(feed.tokens)
-        for slot, before, given in zip(feed.slots, feed.before, features, strict=True):
-            above = of_slot.get(before)
-            if above is None:
-                earliest = 0
-                is_known = before >= 0 and bool(self.are_held[first_slot + before])
-            else:
-                earliest, is_known = above[0], not above[1]
-            is_absent = before < 0 or given is None or not (given or is_known)
-            if above is not None and not given and not is_absent:
-                earliest += 1
-            of_slot[slot] = earliest, is_absent
-            waves.append(ABSENT if is_absent else earliest)
-        return waves
-
-    def move(self, read: Integers, written: Integers) -> None:
-        """Record that slots `read` were copied to `written`, all reads before any write."""
-        self.are_held[written] = self.are_held[read]
-
-
-def _wave(laid: Sequence[_Laid], number: int) -> Wave:
-    """Return wave `number` of a pass: its rows of all lanes, lane by lane."""
-    parts: list[Integers] = []
-    spans: list[Span] = []
-    before: list[int] = []
-    given: list[int] = []
-    features: list[bytes] = []
-    wanted: list[int] = []
-    places: list[int] = []
-    for one in laid:
-        rows = [row for row, wave in enumerate(one.waves) if wave == number]
-        if not rows:
-            continue
-        start = len(before)
-        where = {row: start + i for i, row in enumerate(rows)}
-        for row in rows:
-            feature = one.feed.features[row] if one.feed.features else b""
-            before.append(0 if feature else one.first_slot + one.feed.before[row])
-            if feature:
-                given.append(where[row])
-                features.append(feature)
-        asked = [(where[row], place) for place, row in enumerate(one.ask) if row in where]
-        wanted += (row for row, _ in asked)
-        places += (one.first_place + place for _, place in asked)
-        parts.append(one.rows if len(rows) == len(one.waves) else one.rows[:, rows])
-        spans.append(Span(one.first_slot, len(rows)))
-    rows_made = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    return Wave(
-        rows=np.ascontiguousarray(rows_made),
-        spans=tuple(spans),
-        before=np.array(before, dtype=np.int64),
-        given=given,
-        features=bytearray().join(features),
-        wanted=wanted,
-        places=places,
-    )
-
-
-# -- eagle -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +41,8 @@ class EaglePass:
     """A pass of an EAGLE head, ready to run.
 
     waves     groups of rows, in the order in which they run
-    held      [k] int64: slots of the cache that now hold a row and did not before
-    empty     [k] int64: slots that held a row and no longer do
+    held      [k] int64: slots of the cache, layer behind layer, that now hold a row and did not
+    empty     [k] int64: slots, likewise, that held a row and no longer do
     num_visible  number of slots of each lane that the pass covers
     num_asked  number of rows whose logits are returned
     """
@@ -283,6 +94,7 @@ class EagleExecutor(Executor):
     """
 
     backend = "eagle"
+    _num_layers = 1
 
     def __init__(self, loaded: LoadedHead, capacity: int, *, num_lanes: int = 1) -> None:
         """Allocate the cache for texts of at most `capacity` slots.
@@ -295,7 +107,7 @@ class EagleExecutor(Executor):
         self.num_lanes_per_pass = num_lanes
         self.lanes = LaneLayout(num_lanes, capacity)
         self._device, self._dtype = loaded.device, loaded.dtype
-        self._slots = Slots(self.lanes)
+        self._slots = Slots(self.lanes, self._num_layers)
         self._masks = Masks(self._dtype)
         try:
             self._allocate()
@@ -307,12 +119,13 @@ class EagleExecutor(Executor):
 
     def _allocate(self) -> None:
         """Allocate keys and values, states and the tables that all passes use."""
-        total = self.lanes.total
-        self._states = zeros((total, self._head.config.width), self._dtype, self._device)
+        total, num_layers = self.lanes.total, self._num_layers
+        shape = total, num_layers * self._head.config.width
+        self._states = zeros(shape, self._dtype, self._device)  # of a slot layer by layer
         # Added like a mask: 0 for a slot that holds a row, else the lowest number. The minimum with
         # a pass's mask hides empty slots.
         self._lowest = float(torch.finfo(self._dtype).min)
-        self._hidden = self._states.new_full((total,), self._lowest)
+        self._hidden = self._states.new_full((num_layers, total), self._lowest)
         self._allocate_keys()
 
     def _allocate_keys(self) -> None:
@@ -374,7 +187,8 @@ class EagleExecutor(Executor):
     def _note(self, slots: Integers, value: float) -> None:
         """Make slots visible (`value` 0) or hidden (the lowest number) in all later masks."""
         if len(slots):
-            self._hidden.index_fill_(0, send(torch.from_numpy(slots), self._device), value)
+            where = send(torch.from_numpy(slots), self._device)
+            self._hidden.view(-1).index_fill_(0, where, value)
 
     def _logits_of(self, wave: Wave, num_visible: int) -> torch.Tensor:
         """Run a wave; return the logits [k, D] float32 of its k wanted rows."""
@@ -417,11 +231,18 @@ class EagleExecutor(Executor):
             mask = self._masks.build(on_host, num_visible, counts if len(counts) > 1 else ())
         else:
             mask = from_words(rows[3:], num_visible, self._dtype)
-        parts = [self._hidden.narrow(0, span.first_slot, num_visible) for span in wave.spans]
+        return self._hide_empty(mask, wave)
+
+    def _hide_empty(self, mask: torch.Tensor, wave: Wave) -> torch.Tensor:
+        """Return a wave's mask, which hides empty slots too."""
+        hidden, num_visible = self._hidden[0], mask.shape[3]
+        parts = [hidden.narrow(0, span.first_slot, num_visible) for span in wave.spans]
         if len(parts) == 1:
             return torch.minimum(mask, parts[0])
         # Not `repeat_interleave`: with different counts it makes the host wait for the GPU.
-        held = [part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]
+        held = [
+            part.expand(span.num_rows, -1) for part, span in zip(parts, wave.spans, strict=True)
+        ]
         return torch.minimum(mask, torch.cat(held))
 
     def _compute(self, wave: Wave, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -462,7 +283,7 @@ class EagleExecutor(Executor):
         sources, targets = send(torch.from_numpy(pair), self._device)
         with torch.inference_mode():
             self._move_keys(sources, targets)
-            for held in (self._states, self._hidden):
+            for held in (self._states, self._hidden.t()):
                 held.index_copy_(0, targets, held.index_select(0, sources))
 
     def _move_keys(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
@@ -480,7 +301,7 @@ class EagleExecutor(Executor):
         self._slots.move(source + where, target + where)
         with torch.inference_mode():
             self._copy_keys(source, target, length)
-            for held in (self._states, self._hidden):
+            for held in (self._states, self._hidden.t()):
                 held.narrow(0, target, length).copy_(held.narrow(0, source, length))
 
     def _copy_keys(self, source: int, target: int, length: int) -> None:
@@ -546,7 +367,7 @@ class EagleExecutor(Executor):
 
     def forget(self) -> None:
         """Mark all slots as empty; call it only while no text is open."""
-        self._slots = Slots(self.lanes)
+        self._slots = Slots(self.lanes, self._num_layers)
         self._hidden.fill_(self._lowest)
 
     def free(self) -> None:

@@ -213,7 +213,7 @@ def _load_mtp(target: Target, dtype: str, device: torch.device, feature_dtype: s
         vocab_size=target.vocab_size,
         max_model_len=target.max_model_len,
         eos_token_ids=target.eos_token_ids,
-        num_parameters=module.layer.num_parameters,
+        num_parameters=module.layers.num_parameters,
         dtype=chosen,
         device=device,
         module=module,

@@ -79,8 +79,8 @@ class LoadedHead:
         if isinstance(self.module, Medusa):
             return 1
         if isinstance(self.module, MtpHead):
-            sizes = self.module.config
-            return sizes.slot_bytes + sizes.width * self.module.embeddings.itemsize
+            sizes, num_layers = self.module.config, len(self.module.layers)
+            return sizes.slot_bytes + num_layers * sizes.width * self.module.embeddings.itemsize
         if isinstance(self.module, DFlash):
             of = self.module.config
             num_numbers = 2 * len(of.windows) * of.num_kv_heads * of.dim

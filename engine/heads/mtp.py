@@ -8,13 +8,15 @@
 From DeepSeek-V3 (arXiv 2412.19437); GLM-4.5, Qwen3-Next and others have the same form. The layer is
 of the target's own kind (multi-head latent attention, a mixture of experts ...), so it is
 transformers' module; where some of the target's layers keep a running state, it is one with full
-attention. A checkpoint with several such layers is read only as far as the first one, which is run
-again and again. Embeddings and output matrix are the target's. Owns the layer, and how it is read
-from the target's files. Knows no slot: keys and values go into a cache that is passed in.
+attention. Of several such layers the first one drafts the first token, and each next one reads f'
+of the layer before it at the token before; behind the last one, that one is run again and again.
+Embeddings and output matrix are the target's. Owns the layers, and how they are read from the
+target's files. Knows no slot: keys and values go into a cache that is passed in.
 """
 
 import copy
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -27,13 +29,14 @@ from transformers.core_model_loading import WeightRenaming
 
 from engine.checkpoint.checked import Checked
 from engine.checkpoint.files import one_line
-from engine.errors import kind_of
+from engine.errors import ModelError, kind_of
 from engine.forward.cache_tensors import slot_bytes
 from engine.heads.target import Target
-from proto.head_kinds import refuse_mtp
+from engine.heads.waves import MOST_LAYERS
+from proto.head_kinds import num_mtp_layers, refuse_mtp
 
 _SLIDING = "sliding_attention"
-_LACKS = re.compile(r"weights are missing.*\['(?:layers\.0\.)?([^']+)'", re.DOTALL)
+_LACKS = re.compile(r"weights are missing.*\['(?:layers\.\d+\.)?([^']+)'", re.DOTALL)
 # What transformers raises if a checkpoint's tensors are not those of its configuration.
 _MISFITS = (
     *(ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, AttributeError),
@@ -75,7 +78,7 @@ class MtpSizes:
 
     width       hidden size of the head: that of its target
     draft_vocab number of tokens that it can draft: all of the target's
-    slot_bytes  bytes of one token's keys and values
+    slot_bytes  bytes of one token's keys and values in all layers
     group       number of query heads for each key head
     """
 
@@ -86,16 +89,19 @@ class MtpSizes:
 
 
 class MtpLayer:
-    """The layer, as a function of rows, positions, what they see, and a cache of keys and values.
+    """A layer, as a function of rows, positions, what they see, and a cache of keys and values.
 
     window  number of last positions that a row sees; None: all
     """
 
-    def __init__(self, module: Any, rotary: Any, config: Any) -> None:
-        """Take transformers' module, its rotary embedding (None: it has none) and configuration."""
+    def __init__(self, module: Any, rotary: Any, config: Any, number: int) -> None:
+        """Take transformers' module, its rotary embedding (None: it has none) and configuration.
+
+        number  which of the layers it is, and of the cache's
+        """
         self._module, self._rotary = module, rotary
         self._is_state_first = bool(getattr(config, "mtp_hidden_states_first", False))
-        kind, *_ = getattr(config, "layer_types", None) or ("full_attention",)
+        kind = (getattr(config, "layer_types", None) or ("full_attention",) * (number + 1))[number]
         self.window: int | None = config.sliding_window if kind == _SLIDING else None
         takes_kind = rotary is not None and "layer_type" in signature(rotary.forward).parameters
         self._of_rotary = {"layer_type": kind} if takes_kind else {}
@@ -130,13 +136,11 @@ class MtpLayer:
         norm = self._module.post_norm
         return (out if norm is None else norm(out))[0]
 
-    def __call__(self, ids: torch.Tensor, *, past_key_values: Any, use_cache: bool) -> None:
-        """Run rows [1, n] of zeros with transformers' cache: it then tells the shapes of keys."""
-        del use_cache
+    def try_rows(self, num_rows: int, cache: Any) -> None:
+        """Run so many rows of zeros with transformers' cache: it then tells the shapes of keys."""
         weight = self._module.eh_proj.weight
-        num_rows = ids.shape[1]
         rows = weight.new_zeros(num_rows, weight.shape[0])
-        self.run(rows, torch.arange(num_rows, device=weight.device), None, past_key_values)
+        self.run(rows, torch.arange(num_rows, device=weight.device), None, cache)
 
     @property
     def num_parameters(self) -> int:
@@ -144,9 +148,33 @@ class MtpLayer:
         return sum(one.numel() for one in self._module.parameters())
 
 
+class MtpLayers:
+    """All layers of a head, the first one first; called as a model that tells shapes of keys."""
+
+    def __init__(self, layers: Iterable[MtpLayer]) -> None:
+        self._layers = tuple(layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, number: int) -> MtpLayer:
+        return self._layers[number]
+
+    def __call__(self, ids: torch.Tensor, *, past_key_values: Any, use_cache: bool) -> None:
+        """Run rows [1, n] of zeros through each layer with transformers' cache."""
+        del use_cache
+        for layer in self._layers:
+            layer.try_rows(ids.shape[1], past_key_values)
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of their weights."""
+        return sum(layer.num_parameters for layer in self._layers)
+
+
 @dataclass(frozen=True, slots=True)
 class MtpHead:
-    """A target's layer for drafting, with what it shares with the target, on its device.
+    """A target's layers for drafting, with what they share with the target, on its device.
 
     embeddings  [at least vocab_size, width]
     output      the target's output matrix
@@ -155,15 +183,15 @@ class MtpHead:
     config: MtpSizes
     vocab_size: int
     embeddings: torch.Tensor
-    layer: MtpLayer
+    layers: MtpLayers
     output: torch.nn.Linear
 
     targets: None = None  # it drafts all tokens
     is_ascending: bool = True
 
-    def enter(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Return the layer's inputs [n, width] for token ids [n] and states [n, width]."""
-        return self.layer.enter(F.embedding(ids, self.embeddings), states)
+    def enter(self, number: int, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return a layer's inputs [n, width] for token ids [n] and states [n, width]."""
+        return self.layers[number].enter(F.embedding(ids, self.embeddings), states)
 
     def states(self, features: torch.Tensor) -> torch.Tensor:
         """Return the states that rows start from: the features [n, width] themselves."""
@@ -194,10 +222,17 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
     )
     # On the device `meta`: nothing of the target itself is read.
     empty = copy.copy(checked.empty)
-    empty.config = _with_a_layer(checked, dtype)
     # Which tensors are those of the layer: transformers knows the numbers of published models.
     is_alone = any("mtp" in one for one in empty._keys_to_ignore_on_load_unexpected or ())
-    own = _ALONE if is_alone else rf"model\.layers\.{target.num_layers}\."
+    num_layers = 1 if is_alone else num_mtp_layers(checked.text_config.to_dict())
+    if num_layers > MOST_LAYERS:
+        raise ModelError(
+            f"{target.name}: it has {num_layers} layers for multi-token prediction, and at most "
+            f"{MOST_LAYERS} are covered; name another drafter"
+        )
+    empty.config = _with_layers(checked, num_layers, dtype)
+    numbers = "|".join(str(target.num_layers + number) for number in range(num_layers))
+    own = _ALONE if is_alone else rf"model\.layers\.({numbers})\."
     empty._keys_to_ignore_on_load_unexpected = [own]
     try:
         made = MtpModel.from_pretrained(empty)
@@ -205,8 +240,11 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
         rotary = getattr(decoder, "rotary_emb", None)
         if rotary is not None:
             rotary = type(rotary)(config=made.config).to(device)
-        layer = MtpLayer(made.layers[0].to(device).eval(), rotary, made.config)
-        num_bytes = slot_bytes(layer, device)
+        layers = MtpLayers(
+            MtpLayer(one.to(device).eval(), rotary, made.config, number)
+            for number, one in enumerate(made.layers)
+        )
+        num_bytes = slot_bytes(layers, device)
     except _MISFITS as error:
         wrong = _misfit(error, is_alone=is_alone)
         raise kind_of(error)(
@@ -216,21 +254,21 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
         config=MtpSizes(target.hidden_size, target.vocab_size, num_bytes, _group(checked)),
         vocab_size=target.vocab_size,
         embeddings=target.embedding().to(device, dtype),
-        layer=layer,
+        layers=layers,
         output=target.output().to(device, dtype),
     )
 
 
-def _with_a_layer(checked: Checked, dtype: torch.dtype) -> Any:
-    """Return the target's configuration for one such layer; it names the target's folder."""
+def _with_layers(checked: Checked, num_layers: int, dtype: torch.dtype) -> Any:
+    """Return the target's configuration for so many such layers; it names the target's folder."""
     config = copy.deepcopy(checked.plain)
     part = config.get_text_config(decoder=True)
-    part.num_mtp_layers = 1
+    part.num_mtp_layers = num_layers
     # Its kind: full attention, and a mixture of experts, unless the configuration says otherwise.
     for kinds, usual in (("layer_types", "full_attention"), ("mlp_layer_types", "sparse")):
         if getattr(part, kinds, None) is not None:
-            stated = getattr(part, f"mtp_{kinds}", None) or [usual]
-            setattr(part, f"mtp_{kinds}", stated[:1])
+            stated = getattr(part, f"mtp_{kinds}", None) or [usual] * num_layers
+            setattr(part, f"mtp_{kinds}", stated[:num_layers])
     config.name_or_path, config.dtype = str(checked.folder), dtype
     return config
 

@@ -29,10 +29,18 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wrap(plain.save(tmp_path_factory.mktemp("qwen")))
 
 
-@pytest.fixture(scope="module", params=["at home", "own"])
-def pair(request: pytest.FixtureRequest, folder: Path) -> Iterator[Pair]:
-    home = "own" if request.param == "own" else ""
-    config = PairConfig(target=str(folder), drafter="mtp", drafter_home=home, max_model_len=256)
+@pytest.fixture(scope="module")
+def in_a_row(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with three such layers in a row."""
+    plain = Plain("deepseek_v3", 3, is_right=True)
+    return plain.save(tmp_path_factory.mktemp("three"))
+
+
+@pytest.fixture(scope="module", params=["at home", "own", "three at home", "three own"])
+def pair(request: pytest.FixtureRequest, folder: Path, in_a_row: Path) -> Iterator[Pair]:
+    home = "own" if request.param.endswith("own") else ""
+    target = str(in_a_row if request.param.startswith("three") else folder)
+    config = PairConfig(target=target, drafter="mtp", drafter_home=home, max_model_len=256)
     with Pair(config) as made:
         yield made
 

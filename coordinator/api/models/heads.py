@@ -27,6 +27,7 @@ from proto.head_kinds import (
     HeadKind,
     feature_layers,
     is_mtp,
+    num_mtp_layers,
     no_mtp,
     reads_last_state,
     refuse_mtp,
@@ -156,13 +157,15 @@ def check_mtp(target: Checkpoint) -> None:
 
 
 def mtp_bytes(target: str, revision: str | None) -> int:
-    """Return the size of a target's layer for drafting and of what it shares, by the files here.
+    """Return the size of a target's layers for drafting and of what they share, by the files here.
 
     0: not known.
     """
     if (config := find_config(target, revision)) is None:
         return 0
-    own = f"layers.{text_part(read(config)).get('num_hidden_layers')}."
+    text = text_part(read(config))
+    first, number = text.get("num_hidden_layers"), num_mtp_layers(text)
+    own = [f"layers.{first + k}." for k in range(number)] if type(first) is int else []
     try:
         files = sorted(config.parent.glob(f"*{SAFETENSORS}"))
         sizes = [item for file in files for item in tensor_bytes(file).items()]
@@ -172,7 +175,7 @@ def mtp_bytes(target: str, revision: str | None) -> int:
     return sum(
         size
         for name, size in sizes
-        if own in name or name.startswith("mtp.") or name.endswith(ends)
+        if name.startswith("mtp.") or name.endswith(ends) or any(one in name for one in own)
     )
 
 

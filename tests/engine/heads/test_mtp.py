@@ -15,6 +15,7 @@ from engine.checkpoint.model import load_model
 from engine.errors import ModelError
 from engine.heads.head_loading import LoadedHead, load_head, load_head_engine
 from engine.heads.mtp_executor import MtpExecutor
+from engine.heads.waves import Slots
 from engine.layout.slots import Feed, Move, SlotMap
 from engine.loading import Engine, make_executor
 from proto.head_kinds import MTP, HeadKind
@@ -33,19 +34,22 @@ from tests.mtp import COPIES, FAMILIES, NUM_LAYERS, QWEN, SIZE, VOCAB, Plain, wr
 from tests.tiny_models import MAX_POSITIONS
 
 Loaded = tuple[LoadedHead, Plain, Folder]
+# Families whose checkpoints may have several layers in a row, and how many here.
+IN_A_ROW = {"deepseek_v3": 3, "glm4_moe": 2, "glm4_moe_lite": 2, "hy_v3": 3}
 
 
 @pytest.fixture(scope="module")
-def mtp(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
-    """mtp(family): the layer in float32, the same plainly, and the target's folder."""
-    made: dict[str, Loaded] = {}
+def mtp(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loaded]:
+    """mtp(family, layers): the layers in float32, the same plainly, and the target's folder."""
+    made: dict[tuple[str, int], Loaded] = {}
 
-    def get(family: str) -> Loaded:
-        if family not in made:
-            plain = Plain(family)
+    def get(family: str, num_layers: int = 1) -> Loaded:
+        key = family, num_layers
+        if key not in made:
+            plain = Plain(family, num_layers)
             folder = plain.save(tmp_path_factory.mktemp(family))
-            made[family] = load_head(MTP, target=str(folder), dtype="float32"), plain, folder
-        return made[family]
+            made[key] = load_head(MTP, target=str(folder), dtype="float32"), plain, folder
+        return made[key]
 
     return get
 
@@ -66,11 +70,13 @@ def engine_of(folder: Folder, **options: Any) -> Engine:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "num_layers"), [*((family, 1) for family in FAMILIES), *IN_A_ROW.items()]
+)
 def test_trees_and_roll_backs_with_what_is_known_of_each_row(
-    family: str, mtp: Callable[[str], Loaded]
+    family: str, num_layers: int, mtp: Callable[..., Loaded]
 ) -> None:
-    loaded, plain, _ = mtp(family)
+    loaded, plain, _ = mtp(family, num_layers)
     executor = MtpExecutor(loaded, CAPACITY)
     session = RandomSession(1, SlotMap(CAPACITY), vocab=VOCAB, prompt_len=70, max_rows=6)
     num_moves, num_there, num_absent = compare(executor, session.steps(16), Paths(plain), seed=1)
@@ -79,11 +85,49 @@ def test_trees_and_roll_backs_with_what_is_known_of_each_row(
     assert num_absent > 3
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "mellum", "qwen3_5_text"])
-def test_texts_in_several_lanes_do_not_see_each_other(
-    family: str, mtp: Callable[[str], Loaded]
+def test_a_row_that_starts_from_another_layers_state_is_found(
+    mtp: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, plain, _ = mtp(family)
+    loaded, plain, _ = mtp("glm4_moe", 2)
+    monkeypatch.setattr(Slots, "_source", lambda slots, _: slots._last)
+    session = RandomSession(1, SlotMap(CAPACITY), vocab=VOCAB, prompt_len=9, max_rows=6)
+    with pytest.raises(AssertionError):
+        compare(MtpExecutor(loaded, CAPACITY), session.steps(16), Paths(plain), seed=1)
+
+
+def test_a_last_layer_that_is_not_run_again_is_found(
+    mtp: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, plain, _ = mtp("glm4_moe", 2)
+    right = Slots._runs
+
+    def without_the_last(slots: Slots, before: int, *, is_given: bool) -> int:
+        return right(slots, before & 1, is_given=is_given)
+
+    monkeypatch.setattr(Slots, "_runs", without_the_last)
+    session = RandomSession(1, SlotMap(CAPACITY), vocab=VOCAB, prompt_len=9, max_rows=6)
+    with pytest.raises(AssertionError):
+        compare(MtpExecutor(loaded, CAPACITY), session.steps(16), Paths(plain), seed=1)
+
+
+def test_more_layers_than_are_covered_are_refused(
+    mtp: Callable[..., Loaded], tmp_path: Folder
+) -> None:
+    path = mtp("glm4_moe")[1].save(tmp_path) / "config.json"
+    many = {"num_nextn_predict_layers": 9}
+    path.write_text(json.dumps(json.loads(path.read_text()) | many))
+    with pytest.raises(ModelError, match="9 layers for multi-token prediction, and at most 8"):
+        load_head(MTP, target=str(tmp_path), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("family", "num_layers"),
+    [("deepseek_v3", 1), ("mellum", 1), ("qwen3_5_text", 1), ("deepseek_v3", 3)],
+)
+def test_texts_in_several_lanes_do_not_see_each_other(
+    family: str, num_layers: int, mtp: Callable[..., Loaded]
+) -> None:
+    loaded, plain, _ = mtp(family, num_layers)
     executor = MtpExecutor(loaded, CAPACITY, num_lanes=2)
     slots = [SlotMap[tuple[int, ...]](CAPACITY, lane=lane) for lane in range(2)]
     sessions = [
@@ -109,9 +153,13 @@ def test_texts_in_several_lanes_do_not_see_each_other(
                 assert_close(got, want)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
-def test_a_prefix_is_copied_and_a_lane_is_wiped(family: str, mtp: Callable[[str], Loaded]) -> None:
-    loaded, plain, _ = mtp(family)
+@pytest.mark.parametrize(
+    ("family", "num_layers"), [("deepseek_v3", 1), ("qwen3_next", 1), ("glm4_moe", 2)]
+)
+def test_a_prefix_is_copied_and_a_lane_is_wiped(
+    family: str, num_layers: int, mtp: Callable[..., Loaded]
+) -> None:
+    loaded, plain, _ = mtp(family, num_layers)
     executor, paths = MtpExecutor(loaded, CAPACITY, num_lanes=2), Paths(plain)
     text = (1, 2, 3, 4)
     where, above = (0, 1, 2, 3), [text[: i + 1] for i in range(4)]
@@ -128,7 +176,7 @@ def test_a_prefix_is_copied_and_a_lane_is_wiped(family: str, mtp: Callable[[str]
     assert executor.run(first, (0,)).isfinite().all()
 
 
-def test_an_engine_of_it_has_the_targets_sizes(mtp: Callable[[str], Loaded]) -> None:
+def test_an_engine_of_it_has_the_targets_sizes(mtp: Callable[..., Loaded]) -> None:
     _, _, folder = mtp("glm4_moe")
     engine = engine_of(folder, num_lanes=2, quantization="int8")
     loaded = engine.loaded
@@ -142,7 +190,7 @@ def test_an_engine_of_it_has_the_targets_sizes(mtp: Callable[[str], Loaded]) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_bfloat16_it_runs_in_the_types_that_the_target_has(
-    family: str, mtp: Callable[[str], Loaded]
+    family: str, mtp: Callable[..., Loaded]
 ) -> None:
     loaded = load_head(MTP, target=str(mtp(family)[2]), dtype="bfloat16")
     assert loaded.dtype is torch.bfloat16
@@ -150,7 +198,7 @@ def test_in_bfloat16_it_runs_in_the_types_that_the_target_has(
     assert MtpExecutor(loaded, 96).run(row, (0,)).isfinite().all()
 
 
-def test_the_target_itself_does_not_read_it(mtp: Callable[[str], Loaded]) -> None:
+def test_the_target_itself_does_not_read_it(mtp: Callable[..., Loaded]) -> None:
     for family in ("deepseek_v3", "mellum", *QWEN):
         target = load_model(str(mtp(family)[2]), dtype="float32")
         assert target.num_layers == NUM_LAYERS
@@ -158,7 +206,7 @@ def test_the_target_itself_does_not_read_it(mtp: Callable[[str], Loaded]) -> Non
 
 @pytest.mark.parametrize("family", QWEN)
 def test_its_feature_is_what_the_targets_output_matrix_reads(
-    family: str, mtp: Callable[[str], Loaded]
+    family: str, mtp: Callable[..., Loaded]
 ) -> None:
     loaded, plain, folder = mtp(family)
     target = make_executor(load_model(str(folder), dtype="float32"), CAPACITY, layers=loaded.layers)
@@ -175,7 +223,7 @@ def test_its_feature_is_what_the_targets_output_matrix_reads(
 
 @pytest.mark.parametrize("family", ["qwen3_5_moe_text", "qwen3_5_text"])
 def test_in_a_model_of_several_modalities_it_is_the_same_layer(
-    family: str, mtp: Callable[[str], Loaded], tmp_path: Folder
+    family: str, mtp: Callable[..., Loaded], tmp_path: Folder
 ) -> None:
     loaded, plain, _ = mtp(family)
     wrapped = load_head(MTP, target=str(wrap(plain.save(tmp_path))), dtype="float32")
@@ -183,7 +231,7 @@ def test_in_a_model_of_several_modalities_it_is_the_same_layer(
 
 
 def test_experts_that_the_files_have_in_one_tensor_are_read_too(
-    mtp: Callable[[str], Loaded], tmp_path: Folder
+    mtp: Callable[..., Loaded], tmp_path: Folder
 ) -> None:
     loaded, plain, _ = mtp("qwen3_5_moe_text")
     file = plain.save(tmp_path) / "model.safetensors"
@@ -201,8 +249,8 @@ def test_experts_that_the_files_have_in_one_tensor_are_read_too(
     assert_same(loaded, load_head(MTP, target=str(tmp_path), dtype="float32"))
 
 
-def test_of_several_layers_the_first_one_is_read(
-    mtp: Callable[[str], Loaded], tmp_path: Folder
+def test_of_several_layers_that_share_a_first_matrix_the_first_one_is_read(
+    mtp: Callable[..., Loaded], tmp_path: Folder
 ) -> None:
     loaded, plain, _ = mtp("qwen3_5_text")
     file = plain.save(tmp_path) / "model.safetensors"
@@ -231,7 +279,7 @@ def test_a_target_whose_config_leaves_out_its_last_layer_is_no_such_target(
     tmp_path: Folder,
 ) -> None:
     plain = Plain("glm4_moe")
-    plain.extra = {}
+    plain.extra = [{}]
     folder = plain.save(tmp_path)
     path = folder / "config.json"
     assert json.loads(path.read_text())["num_nextn_predict_layers"] == 1
@@ -242,7 +290,7 @@ def test_a_target_whose_config_leaves_out_its_last_layer_is_no_such_target(
         load_model(str(folder), dtype="float32")
 
 
-def test_a_target_without_one_says_so(mtp: Callable[[str], Loaded], tmp_path: Folder) -> None:
+def test_a_target_without_one_says_so(mtp: Callable[..., Loaded], tmp_path: Folder) -> None:
     plain = mtp("glm4_moe")[1]
     plain.save(tmp_path)
     path = tmp_path / "config.json"
@@ -253,7 +301,7 @@ def test_a_target_without_one_says_so(mtp: Callable[[str], Loaded], tmp_path: Fo
 
 @pytest.mark.parametrize("missing", ["eh_proj.weight", "self_attn.o_proj.weight"])
 def test_a_tensor_that_is_missing_is_named(
-    missing: str, mtp: Callable[[str], Loaded], tmp_path: Folder
+    missing: str, mtp: Callable[..., Loaded], tmp_path: Folder
 ) -> None:
     mtp("glm4_moe")[1].save(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -269,7 +317,7 @@ def test_a_tensor_that_is_missing_is_named(
     "missing", ["fc", "pre_fc_norm_hidden", "norm", "layers.0.self_attn.o_proj"]
 )
 def test_a_tensor_that_is_missing_is_named_as_in_the_files(
-    missing: str, mtp: Callable[[str], Loaded], tmp_path: Folder
+    missing: str, mtp: Callable[..., Loaded], tmp_path: Folder
 ) -> None:
     file = mtp("qwen3_next")[1].save(tmp_path) / "model.safetensors"
     tensors = load_file(file)
@@ -282,7 +330,7 @@ def test_a_tensor_that_is_missing_is_named_as_in_the_files(
 
 
 def test_one_with_embeddings_of_its_own_is_refused(
-    mtp: Callable[[str], Loaded], tmp_path: Folder
+    mtp: Callable[..., Loaded], tmp_path: Folder
 ) -> None:
     path = mtp("qwen3_5_text")[1].save(tmp_path) / "config.json"
     own = {"mtp_use_dedicated_embeddings": True}
@@ -293,7 +341,7 @@ def test_one_with_embeddings_of_its_own_is_refused(
 
 @pytest.mark.parametrize("odd", ["eh_proj.weight", "hnorm.weight", "self_attn.o_proj.weight"])
 def test_a_tensor_of_another_shape_is_refused(
-    odd: str, mtp: Callable[[str], Loaded], tmp_path: Folder
+    odd: str, mtp: Callable[..., Loaded], tmp_path: Folder
 ) -> None:
     mtp("glm4_moe")[1].save(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -307,7 +355,7 @@ def test_a_tensor_of_another_shape_is_refused(
     assert "other shapes than config.json states" in str(told.value)
 
 
-def test_one_that_is_not_finite_is_refused(mtp: Callable[[str], Loaded], tmp_path: Folder) -> None:
+def test_one_that_is_not_finite_is_refused(mtp: Callable[..., Loaded], tmp_path: Folder) -> None:
     mtp("glm4_moe")[1].save(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
