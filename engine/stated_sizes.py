@@ -21,6 +21,7 @@ from engine.quantised.asked import KEEPING
 from engine.quantised.formats import GgufFile
 from engine.room import LONGEST, Sizes, mask_bytes, scored_bytes
 from engine.tensor_parallel.layout import UNIT, shares
+from proto.head_kinds import num_mtp_layers
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "model_max_length")
@@ -135,15 +136,17 @@ def head_sizes(folder: Path, config: Mapping[str, Any], dtype: str, how: How) ->
 def mtp_sizes(
     text: Mapping[str, Any], num_bytes: int, target: StatedSizes, how: How
 ) -> StatedSizes:
-    """Return what a target's own layer for drafting will take in a process of its own.
+    """Return what a target's own layers for drafting will take in a process of their own.
 
     text       the part of the target's config.json that describes the language model
     num_bytes  of the tensors in the files that it reads
     target     what the target will take
     """
-    kept = kept_of("", {**text, "num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    number = max(1, num_mtp_layers(text))
+    types = ["full_attention"] * number
+    kept = kept_of("", {**text, "num_hidden_layers": number, "layer_types": types})
     itemsize = ITEM_BYTES[target.dtype]
-    slot = (kept.numbers + _number(text, "hidden_size")) * itemsize
+    slot = (kept.numbers + number * _number(text, "hidden_size")) * itemsize
     mask = mask_bytes(how.kind, itemsize, num_kinds=1, group=group_of(text), is_head=True)
     most_len = target.sizes.most_len
     sizes = Sizes(how.kind, how.device_bytes, num_bytes, slot, 0, mask, 0, most_len)

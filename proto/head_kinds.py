@@ -41,8 +41,9 @@ _ALONE = ("mellum", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 # The families (`model_type`) of targets of which such layers were tried.
 MTP_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "hy_v3", *_ALONE)
 
-# The first matrix of such a layer behind its prefix, and in the layout with `mtp.` before all.
-JOINED, JOINED_ALONE = "eh_proj.weight", "mtp.fc.weight"
+# The first matrix of such a layer behind its prefix, and in the layout with `mtp.` before all. In
+# quantised checkpoints the ends of the names differ.
+JOINED, JOINED_ALONE = "eh_proj.", "mtp.fc."
 
 
 def is_mtp(name: str) -> bool:
@@ -63,9 +64,7 @@ def num_mtp_layers(config: Mapping[str, object]) -> int:
     return next((number for number in stated if type(number) is int and number > 0), 0)
 
 
-def refuse_mtp(
-    target: str, config: Mapping[str, object], *, is_quantised: bool, is_wrapped: bool
-) -> None:
+def refuse_mtp(target: str, config: Mapping[str, object], *, is_wrapped: bool) -> None:
     """Raise ModelError if a target has no such layer by its configuration, or one that is not read.
 
     config      the part of config.json that describes the language model
@@ -73,10 +72,10 @@ def refuse_mtp(
     """
     if not num_mtp_layers(config):
         raise ModelError(no_mtp(target))
-    if is_quantised or (is_wrapped and config.get("model_type") not in _ALONE):
+    if is_wrapped and config.get("model_type") not in _ALONE:
         raise ModelError(
-            f"{target}: {MTP} is not read of a quantised model yet, nor of a wrapped one of this "
-            "type; name another drafter"
+            f"{target}: {MTP} is not read of a model of several modalities of this type; name "
+            "another drafter"
         )
     if config.get("mtp_use_dedicated_embeddings"):
         raise ModelError(

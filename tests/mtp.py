@@ -88,6 +88,8 @@ COPIES = {
     "glm4_moe": ("embed_tokens.weight", "shared_head.head.weight"),
     "hy_v3": ("shared_head.weight",),
 }
+# Matrices that quantised checkpoints leave as they are (`save_packed`).
+PLAINLY = ("lm_head", "mlp.gate.", "shared_head")
 # The matrices by which something is added to the hidden state.
 _LEAVING = ("o_proj.weight", "out_proj.weight", "down_proj", "down_proj.weight")
 
@@ -139,7 +141,7 @@ class Plain:
         with torch.no_grad():
             for name, one in self.whole.named_parameters():
                 if is_right and name.endswith(_LEAVING):
-                    one.zero_()
+                    one.mul_(1e-4)  # not zero, of which no scale can be made
                 elif one.dim() > 1:
                     one.normal_(std=2.0 / one.shape[-1] ** 0.5)
                 elif "norm" in name and not is_right:

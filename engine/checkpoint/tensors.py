@@ -108,7 +108,7 @@ def refuse_unexpected(path: Path, model: Any, unexpected: Iterable[str]) -> None
     drafting = tuple(
         layer
         for layer in layers
-        if f"{layer}{JOINED}" in there or f"{prefix}{layer}{JOINED}" in there
+        if not there.isdisjoint((f"{layer}{JOINED}weight", f"{prefix}{layer}{JOINED}weight"))
     )
     names = sorted(
         name

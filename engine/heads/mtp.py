@@ -16,7 +16,7 @@ target's files. Knows no slot: keys and values go into a cache that is passed in
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -25,18 +25,23 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from transformers import modeling_layers
-from transformers.core_model_loading import WeightRenaming
+from transformers.core_model_loading import WeightRenaming, convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils.generic import ContextManagers
 
 from engine.checkpoint.checked import Checked
 from engine.checkpoint.files import one_line
+from engine.checkpoint.parts import Lazy, plain_parts
 from engine.errors import ModelError, kind_of
 from engine.forward.cache_tensors import slot_bytes
 from engine.heads.target import Target
 from engine.heads.waves import MOST_LAYERS
-from proto.head_kinds import num_mtp_layers, refuse_mtp
+from engine.quantised.gguf_checkpoint import GgufCheckpoint
+from engine.quantised.packed_checkpoint import PackedCheckpoint
+from proto.head_kinds import no_mtp, num_mtp_layers, refuse_mtp
 
 _SLIDING = "sliding_attention"
-_LACKS = re.compile(r"weights are missing.*\['(?:layers\.\d+\.)?([^']+)'", re.DOTALL)
+_NUMBERED = re.compile(r"^layers\.\d+\.")
 # What transformers raises if a checkpoint's tensors are not those of its configuration.
 _MISFITS = (
     *(ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, AttributeError),
@@ -70,6 +75,37 @@ class MtpModel(modeling_layers.MtpModel):  # type: ignore[no-untyped-call]
     def get_weight_conversions(self, main_model: Any) -> list[Any]:
         """Return what becomes of the names and tensors in the files."""
         return [_LAST_NORM, *super().get_weight_conversions(main_model)]
+
+    @classmethod
+    def of(cls, main_model: Any, tensors: Mapping[str, Lazy], dtype: torch.dtype) -> Any:
+        """Return the layers, whose tensors are read when used, in this number type.
+
+        main_model  the target, on `meta`; its configuration says how many layers there are
+        tensors     by their names in a plain checkpoint
+        """
+        number = main_model.config.get_text_config(decoder=True).num_mtp_layers
+        with ContextManagers(cls.get_init_context(dtype, False, False, None)):
+            made = cls(main_model, number)
+        mapping = made.get_weight_conversions(main_model)
+        how = LoadStateDictConfig(weight_mapping=mapping, dtype=dtype)
+        told, _ = convert_and_load_state_dict_in_model(made, dict(tensors), how)
+        made._adjust_missing_and_unexpected_keys(told)
+        if told.missing_keys:
+            raise _Misfit(missing=min(told.missing_keys))
+        if told.mismatched_keys:
+            raise _Misfit(missing="")
+        return made
+
+
+class _Misfit(Exception):
+    """A checkpoint's tensors are not those of its configuration.
+
+    missing  name of a tensor that is not there; "": one has another shape
+    """
+
+    def __init__(self, *, missing: str) -> None:
+        super().__init__(missing)
+        self.missing = missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +247,12 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
     """Return the head that a target's own checkpoint holds.
 
     Raises:
-        ModelError: it holds none, one that transformers cannot run, or one of quantised weights.
+        ModelError: it holds none, or one that cannot be read or run.
     """
     checked = target.checked
-    refuse_mtp(
-        target.name,
-        checked.text_config.to_dict(),
-        is_quantised=checked.packed is not None,
-        is_wrapped=checked.names is not None,
-    )
+    refuse_mtp(target.name, checked.text_config.to_dict(), is_wrapped=checked.names is not None)
+    if isinstance(checked.packed, GgufCheckpoint):
+        raise ModelError(no_mtp(target.name))
     # On the device `meta`: nothing of the target itself is read.
     empty = copy.copy(checked.empty)
     # Which tensors are those of the layer: transformers knows the numbers of published models.
@@ -232,10 +265,10 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
         )
     empty.config = _with_layers(checked, num_layers, dtype)
     numbers = "|".join(str(target.num_layers + number) for number in range(num_layers))
-    own = _ALONE if is_alone else rf"model\.layers\.({numbers})\."
-    empty._keys_to_ignore_on_load_unexpected = [own]
+    own = re.compile(_ALONE if is_alone else rf"model\.layers\.({numbers})\.")
+    tensors = {name: one for name, one in _tensors(checked).items() if own.search(name)}
     try:
-        made = MtpModel.from_pretrained(empty)
+        made = MtpModel.of(empty, tensors, dtype)
         decoder = empty.get_decoder()
         rotary = getattr(decoder, "rotary_emb", None)
         if rotary is not None:
@@ -245,7 +278,9 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
             for number, one in enumerate(made.layers)
         )
         num_bytes = slot_bytes(layers, device)
-    except _MISFITS as error:
+    except ModelError:
+        raise  # of a packed tensor
+    except (_Misfit, *_MISFITS) as error:
         wrong = _misfit(error, is_alone=is_alone)
         raise kind_of(error)(
             f"{target.name}: its layer for multi-token prediction {wrong}"
@@ -280,15 +315,25 @@ def _group(checked: Checked) -> int:
     return int(num_heads // (getattr(config, "num_key_value_heads", None) or num_heads))
 
 
+def _tensors(checked: Checked) -> Mapping[str, Lazy]:
+    """Return all tensors of a target's files, dequantised where they are packed, read when used."""
+    if checked.packed is None:
+        return plain_parts(checked.folder, {})
+    assert isinstance(checked.packed, PackedCheckpoint)
+    # Of a model of several modalities `packed` has the language model alone.
+    return PackedCheckpoint(checked.folder, checked.packed.form).tensors(checked.empty)
+
+
 def _misfit(error: Exception, *, is_alone: bool) -> str:
     """Return what is wrong with a layer that transformers does not load or run.
 
     is_alone  True if its tensors have `mtp.` before all
     """
-    if (lacks := _LACKS.search(str(error))) is not None:
-        first, _, rest = lacks[1].partition(".")
-        name = f"mtp.{_NAMES_ALONE.get(first, first)}.{rest}" if is_alone else lacks[1]
+    if isinstance(error, _Misfit) and error.missing:
+        name = _NUMBERED.sub("", error.missing)
+        first, _, rest = name.partition(".")
+        name = f"mtp.{_NAMES_ALONE.get(first, first)}.{rest}" if is_alone else name
         return f"lacks {name}; get it again"
-    if "mismatched" in str(error):
+    if isinstance(error, _Misfit):
         return "has tensors of other shapes than config.json states; get it again"
     return f"cannot be used: {one_line(error)}"

@@ -9,7 +9,8 @@ from coordinator.api.config import PairConfig, SpeculationConfig
 from coordinator.api.llm import LLM
 from coordinator.api.pair import Pair
 from coordinator.api.params import SamplingParams
-from tests.mtp import Plain, wrap
+from tests.mtp import NUM_LAYERS, PLAINLY, Plain, wrap
+from tests.packed_models import RECIPES, save_packed
 from tests.process.reference import Reference, assert_drafts_are_accepted, generate
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -71,6 +72,21 @@ def test_for_a_target_that_keeps_a_running_state_in_a_model_of_several_modalitie
                 temperature=temperature, seed=4, max_tokens=LEN, ignore_eos=True
             )
             assert_drafts_are_accepted(pair, PROMPT, params, {"sync": LEN / 3, **others})
+
+
+@pytest.mark.parametrize("recipe", ["fp8-block", "gptq"])
+def test_the_layer_of_a_quantised_target_drafts_for_it(recipe: str, tmp_path: Path) -> None:
+    source = Plain("deepseek_v3", 2, is_right=True).save(tmp_path / "source")
+    of_layer = "eh_proj" if recipe == "fp8-block" else f"layers.{NUM_LAYERS}"
+    plainly = *PLAINLY, of_layer, f"layers.{NUM_LAYERS + 1}.eh_proj"
+    packed, _ = save_packed(source, tmp_path, RECIPES[recipe], plainly=plainly)
+    config = PairConfig(target=str(packed), drafter="mtp", max_model_len=256)
+    with Pair(config) as pair:
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(
+                temperature=temperature, seed=4, max_tokens=LEN, ignore_eos=True
+            )
+            assert_drafts_are_accepted(pair, PROMPT, params, {"sync": LEN / 3, "tree": 0})
 
 
 def test_what_qwen3_next_brings_is_found_and_drafts(tmp_path: Path) -> None:

@@ -71,11 +71,6 @@ class Checkpoint:
         return not is_folder(self.name)
 
     @property
-    def is_quantised(self) -> bool:
-        """True if its weights are quantised."""
-        return self.model is not None and self.model.form is not None
-
-    @property
     def is_wrapped(self) -> bool:
         """True if it is the language model in a model of several modalities."""
         from engine.checkpoint.families import WRAPPERS

@@ -27,8 +27,8 @@ from proto.head_kinds import (
     HeadKind,
     feature_layers,
     is_mtp,
-    num_mtp_layers,
     no_mtp,
+    num_mtp_layers,
     reads_last_state,
     refuse_mtp,
 )
@@ -144,15 +144,10 @@ def check_mtp(target: Checkpoint) -> None:
 
     Of a model on the hub whose weights are not here yet, as far as the small files tell.
     """
-    refuse_mtp(
-        target.name,
-        target.text_config,
-        is_quantised=target.is_quantised,
-        is_wrapped=target.is_wrapped,
-    )
+    refuse_mtp(target.name, target.text_config, is_wrapped=target.is_wrapped)
     names = target.tensor_names()
-    ends = (f"layers.{target.number('num_hidden_layers')}.{JOINED}", JOINED_ALONE)
-    if names and not any(name.endswith(ends) for name in names):
+    parts = f"layers.{target.number('num_hidden_layers')}.{JOINED}", JOINED_ALONE
+    if names and not any(part in name for name in names for part in parts):
         raise ModelError(no_mtp(target.name))
 
 

@@ -14,7 +14,8 @@ from coordinator.api.models.preflight import look_at
 from coordinator.api.vllm import read
 from proto.errors import ConfigurationError, ModelError
 from proto.head_kinds import HeadKind
-from tests.mtp import NUM_LAYERS, QWEN, Plain, wrap
+from tests.mtp import NUM_LAYERS, PLAINLY, QWEN, Plain, wrap
+from tests.packed_models import RECIPES, save_packed
 
 SHARED = ("embed_tokens.weight", "lm_head.weight")
 
@@ -101,16 +102,20 @@ def test_of_a_target_on_the_hub_the_index_tells(tmp_path: Path) -> None:
 
 def test_a_wrapped_target_of_another_kind_is_refused() -> None:
     stated = {"model_type": "gemma3", "text_config": {"num_nextn_predict_layers": 1}}
-    with pytest.raises(ModelError, match="nor of a wrapped one of this type"):
+    with pytest.raises(ModelError, match="several modalities of this type"):
         check_mtp(Checkpoint("organisation/model", None, Path("none"), stated, None))
 
 
-def test_a_quantised_target_is_refused(folder: Path) -> None:
-    path = folder / "config.json"
-    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": fp8}))
-    with pytest.raises(ModelError, match="is not read of a quantised"):
-        look_at(PairConfig(target=str(folder), drafter="mtp"), drafts=True)
+def test_of_a_quantised_target_the_first_matrix_may_be_packed(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    out = tmp_path_factory.mktemp("quantised")
+    packed, _ = save_packed(folder, out, RECIPES["gptq"], plainly=PLAINLY)
+    names = load_file(packed / "model.safetensors")
+    assert any(name.endswith("eh_proj.qweight") for name in names)
+    config = PairConfig(target=str(packed), drafter="auto")
+    assert config.drafter == "mtp"
+    look_at(config, drafts=True)
 
 
 def test_its_weights_are_not_rounded(folder: Path) -> None:

@@ -30,7 +30,8 @@ from tests.engine.heads.paths import (
 )
 from tests.engine.heads.plain import Given
 from tests.engine.random_session import Drawn, RandomSession
-from tests.mtp import COPIES, FAMILIES, NUM_LAYERS, QWEN, SIZE, VOCAB, Plain, wrap
+from tests.mtp import COPIES, FAMILIES, NUM_LAYERS, PLAINLY, QWEN, SIZE, VOCAB, Plain, wrap
+from tests.packed_models import RECIPES, save_packed
 from tests.tiny_models import MAX_POSITIONS
 
 Loaded = tuple[LoadedHead, Plain, Folder]
@@ -228,6 +229,41 @@ def test_in_a_model_of_several_modalities_it_is_the_same_layer(
     loaded, plain, _ = mtp(family)
     wrapped = load_head(MTP, target=str(wrap(plain.save(tmp_path))), dtype="float32")
     assert_same(loaded, wrapped)
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe", "plainly"),
+    [
+        ("deepseek_v3", "fp8-block", PLAINLY),
+        ("deepseek_v3", "fp8-block", (*PLAINLY, "eh_proj")),
+        ("glm4_moe", "compressed-channel", PLAINLY),
+        ("glm4_moe", "pack", PLAINLY),
+        ("glm4_moe", "nvfp4", PLAINLY),
+        ("deepseek_v3", "gptq", (*PLAINLY, f"layers.{NUM_LAYERS}.")),
+        ("qwen3_5_text", "awq", (*PLAINLY, "mtp.", "conv1d", "in_proj_a", "in_proj_b")),
+        ("qwen3_5_text", "fp8-block", (*PLAINLY, "mtp.fc", "conv1d", "in_proj_a", "in_proj_b")),
+    ],
+)
+def test_of_a_quantised_target_it_is_read_in_its_format(
+    family: str,
+    recipe: str,
+    plainly: tuple[str, ...],
+    mtp: Callable[..., Loaded],
+    tmp_path: Folder,
+) -> None:
+    _, _, folder = mtp(family)
+    packed, plain = save_packed(folder, tmp_path, RECIPES[recipe], plainly=plainly, num_files=2)
+    assert_same(*(load_head(MTP, target=str(one), dtype="float32") for one in (plain, packed)))
+    assert load_model(str(packed), dtype="float32").num_layers == NUM_LAYERS
+
+
+def test_in_a_quantised_model_of_several_modalities_too(
+    mtp: Callable[..., Loaded], tmp_path: Folder
+) -> None:
+    source = wrap(mtp("qwen3_5_text")[1].save(tmp_path / "source"))
+    plainly = (*PLAINLY, "mtp.fc", "conv1d", "in_proj_a", "in_proj_b", "visual")
+    packed, plain = save_packed(source, tmp_path, RECIPES["fp8-block"], plainly=plainly)
+    assert_same(*(load_head(MTP, target=str(one), dtype="float32") for one in (plain, packed)))
 
 
 def test_experts_that_the_files_have_in_one_tensor_are_read_too(
