@@ -34,16 +34,21 @@ MAX_LAYERS = 8  # layers of the target whose features a head may read
 # In the place of a head's folder: the layer for drafting in the target's own checkpoint.
 MTP = HeadKind.MTP.value
 _NUM_MTP = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
-_NOT_STATED = ("qwen3_next",)  # model types whose config.json need not state a number: it is 1
+# Model types whose config.json need not state a number: it is 1, or the files tell.
+_NOT_STATED = ("mimo_v2_flash", "qwen3_next")
 # Model types whose files have `mtp.` before all tensors of the layer, also in a model of several
 # modalities.
-_ALONE = ("mellum", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+_ALONE = ("exaone_moe", "mellum", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+# Model types whose files have `model.mtp.layers.`, with numbers from 0.
+_APART = ("mimo_v2_flash",)
+# Model types whose layers for drafting are not of the same form as their own.
+_UNREAD = ("ernie4_5_moe", "longcat_flash")
 # The families (`model_type`) of targets of which such layers were tried.
-MTP_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "hy_v3", *_ALONE)
+MTP_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "hy_v3", *_ALONE, *_APART)
 
-# The first matrix of such a layer behind its prefix, and in the layout with `mtp.` before all. In
-# quantised checkpoints the ends of the names differ.
-JOINED, JOINED_ALONE = "eh_proj.", "mtp.fc."
+# The first matrix of such a layer behind its prefix, and in the other layouts. In quantised
+# checkpoints the ends of the names differ.
+JOINED, JOINED_ALONE, JOINED_APART = "eh_proj.", "mtp.fc.", "mtp.layers.0.eh_proj."
 
 
 def is_mtp(name: str) -> bool:
@@ -54,6 +59,11 @@ def is_mtp(name: str) -> bool:
 def no_mtp(target: str) -> str:
     """Return the line that refuses a target without such a layer."""
     return f"{target}: its checkpoint has no layer for multi-token prediction; name another drafter"
+
+
+def is_mtp_apart(config: Mapping[str, object]) -> bool:
+    """True if a target's files have `model.mtp.layers.` before the names of such layers."""
+    return config.get("model_type") in _APART
 
 
 def num_mtp_layers(config: Mapping[str, object]) -> int:
@@ -70,6 +80,11 @@ def refuse_mtp(target: str, config: Mapping[str, object], *, is_wrapped: bool) -
     config      the part of config.json that describes the language model
     is_wrapped  True if that is the language model in a model of several modalities
     """
+    if config.get("model_type") in _UNREAD:
+        raise ModelError(
+            f"{target}: {MTP} is not read of the type {config['model_type']}, whose layer for it "
+            "has a form of its own; name another drafter"
+        )
     if not num_mtp_layers(config):
         raise ModelError(no_mtp(target))
     if is_wrapped and config.get("model_type") not in _ALONE:

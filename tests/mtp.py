@@ -73,12 +73,28 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["full_attention"] * NUM_LAYERS + ["sliding_attention"],
         "mlp_layer_types": ["sparse"] * (NUM_LAYERS + 1),
     },
+    "exaone_moe": {
+        "head_dim": 16,
+        "num_experts": 8,
+        "sliding_window": 64,
+        "layer_types": ["full_attention"] * NUM_LAYERS + ["sliding_attention"],
+        "mlp_layer_types": ["dense", *["sparse"] * (NUM_LAYERS - 1), "dense"],
+    },
+    "mimo_v2_flash": {
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "sliding_window": 64,
+        "layer_types": ["full_attention"] * NUM_LAYERS + ["sliding_attention"],
+        "mlp_layer_types": ["dense", *["sparse"] * (NUM_LAYERS - 1), "dense"],
+    },
     "qwen3_5_moe_text": {**_DELTA_RULE, **_SHARED},
     "qwen3_5_text": _DELTA_RULE,
     "qwen3_next": {**_DELTA_RULE, **_SHARED},
 }
 QWEN = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-_ALONE = ("mellum", *QWEN)  # `mtp.` comes before all names
+_ALONE = ("exaone_moe", "mellum", *QWEN)  # `mtp.` comes before all names
+_BY_KIND = ("mellum", "mimo_v2_flash")  # rotary embeddings differ by the kind of layer
 # Where config.json has the number of layers for drafting: that of Qwen3-Next does not state it.
 _NUMBER = {"qwen3_5_moe_text": "mtp_num_hidden_layers", "qwen3_5_text": "mtp_num_hidden_layers"}
 
@@ -174,11 +190,14 @@ class Plain:
         path = folder / "config.json"
         stated = json.loads(path.read_text())
         stated["num_hidden_layers"] = NUM_LAYERS
-        if self.family != "qwen3_next":
+        if self.family not in ("mimo_v2_flash", "qwen3_next"):
             stated[_NUMBER.get(self.family, "num_nextn_predict_layers")] = self.num_drafting
         for kinds in ("layer_types", "mlp_layer_types"):
             if stated.get(kinds):
-                own = {} if self.family in QWEN else {f"mtp_{kinds}": stated[kinds][NUM_LAYERS:]}
+                is_silent = self.family in (*QWEN, "mimo_v2_flash") or (
+                    self.family == "exaone_moe" and kinds == "mlp_layer_types"
+                )
+                own = {} if is_silent else {f"mtp_{kinds}": stated[kinds][NUM_LAYERS:]}
                 stated |= own | {kinds: stated[kinds][:NUM_LAYERS]}
         path.write_text(json.dumps(stated))
         return folder
@@ -188,6 +207,8 @@ class Plain:
         last = f"model.layers.{NUM_LAYERS}."
         if self.family == "hy_v3":
             return name.replace("shared_head.norm", "final_layernorm")
+        if self.family == "mimo_v2_flash":
+            return self._apart(name)
         if self.family not in _ALONE or not name.startswith(last):
             return name
         own = {
@@ -198,6 +219,16 @@ class Plain:
         }
         rest = name.removeprefix(last)
         return "mtp." + own.get(rest, f"layers.0.{rest}")
+
+    def _apart(self, name: str) -> str:
+        """The name of a tensor in MiMo's files."""
+        for number in range(self.num_drafting):
+            last = f"model.layers.{NUM_LAYERS + number}."
+            if name.startswith(last):
+                rest = name.removeprefix(last).replace("shared_head.norm", "final_layernorm")
+                rest = rest.replace("post_attention_layernorm", "pre_mlp_layernorm")
+                return f"model.mtp.layers.{number}.{rest}"
+        return name
 
     def row(self, above: Sequence["Row | None"], token: int, given: Given) -> "Row | None":
         """The row of a token behind the rows `above`; None if it is absent."""
@@ -246,7 +277,7 @@ class Plain:
             )
             entering = (extra["eh_proj.weight"] @ torch.cat(pair))[None, None]
             position = torch.tensor([[place]])
-            kinds = {"layer_type": "sliding_attention"} if self._window else {}
+            kinds = {"layer_type": "sliding_attention"} if self.family in _BY_KIND else {}
             out = block(
                 entering,
                 attention_mask=mask,

@@ -181,7 +181,9 @@ NAMES = {
 # vLLM's names of `mtp` by family.
 ITS_MTP = tuple(
     f"{family}_mtp"
-    for family in ("deepseek", "glm4_moe", "glm4_moe_lite", "hy_v3", "qwen3_5", "qwen3_next")
+    for family in (
+        *("deepseek", "exaone_moe", "glm4_moe", "glm4_moe_lite", "hy_v3", "qwen3_5", "qwen3_next"),
+    )
 )
 SETTINGS = {
     name: setting

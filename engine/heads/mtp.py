@@ -38,7 +38,7 @@ from engine.heads.target import Target
 from engine.heads.waves import MOST_LAYERS
 from engine.quantised.gguf_checkpoint import GgufCheckpoint
 from engine.quantised.packed_checkpoint import PackedCheckpoint
-from proto.head_kinds import no_mtp, num_mtp_layers, refuse_mtp
+from proto.head_kinds import is_mtp_apart, no_mtp, num_mtp_layers, refuse_mtp
 
 _SLIDING = "sliding_attention"
 _NUMBERED = re.compile(r"^layers\.\d+\.")
@@ -57,8 +57,18 @@ _NAMES_ALONE = {
     "mtp_block": "layers.0",
     "post_norm": "norm",
 }
-# Hunyuan's name of the last norm, which transformers does not know.
-_LAST_NORM = WeightRenaming(source_patterns=".final_layernorm.", target_patterns=".post_norm.")
+# Names that transformers does not know: Hunyuan's and MiMo's of the last norm, and MiMo's of the
+# norm before its MLP.
+_MORE_NAMES = (
+    WeightRenaming(source_patterns=".final_layernorm.", target_patterns=".post_norm."),
+    WeightRenaming(
+        source_patterns=".pre_mlp_layernorm.", target_patterns=".post_attention_layernorm."
+    ),
+)
+# The tensors of a layout that has `model.mtp.` before all, and numbers its layers from 0.
+_APART = r"^model\.mtp\.layers\.(\d+)\."
+_KINDS = {"mimo_v2_flash": "sliding_attention"}  # of attention, where config.json does not say
+_DENSE = ("exaone_moe", "mimo_v2_flash")  # types whose layers for drafting have no experts
 
 
 class MtpModel(modeling_layers.MtpModel):  # type: ignore[no-untyped-call]
@@ -74,7 +84,7 @@ class MtpModel(modeling_layers.MtpModel):  # type: ignore[no-untyped-call]
 
     def get_weight_conversions(self, main_model: Any) -> list[Any]:
         """Return what becomes of the names and tensors in the files."""
-        return [_LAST_NORM, *super().get_weight_conversions(main_model)]
+        return [*_MORE_NAMES, *super().get_weight_conversions(main_model)]
 
     @classmethod
     def of(cls, main_model: Any, tensors: Mapping[str, Lazy], dtype: torch.dtype) -> Any:
@@ -255,18 +265,25 @@ def read_mtp_head(target: Target, dtype: torch.dtype, device: torch.device) -> M
         raise ModelError(no_mtp(target.name))
     # On the device `meta`: nothing of the target itself is read.
     empty = copy.copy(checked.empty)
-    # Which tensors are those of the layer: transformers knows the numbers of published models.
-    is_alone = any("mtp" in one for one in empty._keys_to_ignore_on_load_unexpected or ())
-    num_layers = 1 if is_alone else num_mtp_layers(checked.text_config.to_dict())
-    if num_layers > MOST_LAYERS:
+    files, config = _tensors(checked), checked.text_config.to_dict()
+    # Which tensors are those of the layers: transformers knows the numbers of published models.
+    known = empty._keys_to_ignore_on_load_unexpected or ()
+    is_alone = any("mtp" in one for one in known) and not is_mtp_apart(config)
+    own, num_layers = _ALONE, 1
+    if is_mtp_apart(config):
+        own = _APART
+        num_layers = len({found[1] for name in files if (found := re.search(own, name))})
+    elif not is_alone:
+        num_layers = num_mtp_layers(config)
+        numbers = "|".join(str(target.num_layers + number) for number in range(num_layers))
+        own = rf"model\.layers\.({numbers})\."
+    if not 0 < num_layers <= MOST_LAYERS:
         raise ModelError(
-            f"{target.name}: it has {num_layers} layers for multi-token prediction, and at most "
+            f"{target.name}: it has {num_layers} layers for multi-token prediction, and 1 to "
             f"{MOST_LAYERS} are covered; name another drafter"
         )
     empty.config = _with_layers(checked, num_layers, dtype)
-    numbers = "|".join(str(target.num_layers + number) for number in range(num_layers))
-    own = re.compile(_ALONE if is_alone else rf"model\.layers\.({numbers})\.")
-    tensors = {name: one for name, one in _tensors(checked).items() if own.search(name)}
+    tensors = {name: one for name, one in files.items() if re.search(own, name)}
     try:
         made = MtpModel.of(empty, tensors, dtype)
         decoder = empty.get_decoder()
@@ -300,7 +317,9 @@ def _with_layers(checked: Checked, num_layers: int, dtype: torch.dtype) -> Any:
     part = config.get_text_config(decoder=True)
     part.num_mtp_layers = num_layers
     # Its kind: full attention, and a mixture of experts, unless the configuration says otherwise.
-    for kinds, usual in (("layer_types", "full_attention"), ("mlp_layer_types", "sparse")):
+    kind = str(part.model_type)
+    usually = _KINDS.get(kind, "full_attention"), "dense" if kind in _DENSE else "sparse"
+    for kinds, usual in zip(("layer_types", "mlp_layer_types"), usually, strict=True):
         if getattr(part, kinds, None) is not None:
             stated = getattr(part, f"mtp_{kinds}", None) or [usual] * num_layers
             setattr(part, f"mtp_{kinds}", stated[:num_layers])

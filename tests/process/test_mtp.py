@@ -74,6 +74,17 @@ def test_for_a_target_that_keeps_a_running_state_in_a_model_of_several_modalitie
             assert_drafts_are_accepted(pair, PROMPT, params, {"sync": LEN / 3, **others})
 
 
+def test_layers_of_which_the_files_alone_tell_the_number(tmp_path: Path) -> None:
+    folder = Plain("mimo_v2_flash", 3, is_right=True).save(tmp_path)
+    with Pair(PairConfig(target=str(folder), drafter="auto", max_model_len=256)) as pair:
+        assert pair.config.drafter == "mtp"
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(
+                temperature=temperature, seed=4, max_tokens=LEN, ignore_eos=True
+            )
+            assert_drafts_are_accepted(pair, PROMPT, params, {"sync": LEN / 3, "tree": 0})
+
+
 @pytest.mark.parametrize("recipe", ["fp8-block", "gptq"])
 def test_the_layer_of_a_quantised_target_drafts_for_it(recipe: str, tmp_path: Path) -> None:
     source = Plain("deepseek_v3", 2, is_right=True).save(tmp_path / "source")

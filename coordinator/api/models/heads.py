@@ -24,6 +24,7 @@ from proto.errors import ModelError
 from proto.head_kinds import (
     JOINED,
     JOINED_ALONE,
+    JOINED_APART,
     HeadKind,
     feature_layers,
     is_mtp,
@@ -146,7 +147,8 @@ def check_mtp(target: Checkpoint) -> None:
     """
     refuse_mtp(target.name, target.text_config, is_wrapped=target.is_wrapped)
     names = target.tensor_names()
-    parts = f"layers.{target.number('num_hidden_layers')}.{JOINED}", JOINED_ALONE
+    numbered = f"layers.{target.number('num_hidden_layers')}.{JOINED}"
+    parts = numbered, JOINED_ALONE, JOINED_APART
     if names and not any(part in name for name in names for part in parts):
         raise ModelError(no_mtp(target.name))
 
@@ -170,7 +172,9 @@ def mtp_bytes(target: str, revision: str | None) -> int:
     return sum(
         size
         for name, size in sizes
-        if name.startswith("mtp.") or name.endswith(ends) or any(one in name for one in own)
+        if name.startswith(("mtp.", "model.mtp."))
+        or name.endswith(ends)
+        or any(one in name for one in own)
     )
 
 

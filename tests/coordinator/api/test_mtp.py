@@ -106,6 +106,13 @@ def test_a_wrapped_target_of_another_kind_is_refused() -> None:
         check_mtp(Checkpoint("organisation/model", None, Path("none"), stated, None))
 
 
+@pytest.mark.parametrize("kind", ["ernie4_5_moe", "longcat_flash"])
+def test_a_form_that_is_not_read_is_refused(kind: str) -> None:
+    stated = {"model_type": kind, "num_nextn_predict_layers": 1}
+    with pytest.raises(ModelError, match=f"is not read of the type {kind}"):
+        check_mtp(Checkpoint("organisation/model", None, Path("none"), stated, None))
+
+
 def test_of_a_quantised_target_the_first_matrix_may_be_packed(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
