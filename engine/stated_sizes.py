@@ -26,6 +26,8 @@ from proto.head_kinds import num_mtp_layers
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "model_max_length")
 _IN_FILES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+# How many numbers one stored number of a head holds: quantised matrices are dequantised.
+_HOLDS = {**dict.fromkeys(_IN_FILES, 1), "F8_E4M3": 1, "F8_E5M2": 1, "I32": 8}
 # How `--quantization` rounds (`quantised/rounding.py`): bits, and the sizes of groups by bits.
 _ROUNDED_BITS = {"int8": 8, "int4": 4}
 _GROUPS = {8: (128, 64, 32), 4: (64, 32)}
@@ -125,7 +127,7 @@ def head_sizes(folder: Path, config: Mapping[str, Any], dtype: str, how: How) ->
     layer = config.get("transformer_layer_config")
     text = layer if isinstance(layer, dict) else config
     listed = [one for path in weight_files(folder) for one in tensors_in(path)]
-    count = sum(Weight(one.name, one.shape).count for one in listed if one.kind in _IN_FILES)
+    count = sum(Weight(one.name, one.shape).count * _HOLDS.get(one.kind, 0) for one in listed)
     kept, width = kept_of("", {**text, "num_hidden_layers": 1}), _number(text, "hidden_size")
     mask = mask_bytes(how.kind, itemsize, num_kinds=1, group=group_of(text), is_head=True)
     slot = (kept.numbers + width) * itemsize

@@ -1,7 +1,7 @@
 """Read the tensors of a head's checkpoint, from safetensors or PyTorch's own format.
 
-Code in such files is never run. Owns the checks that each tensor has its expected shape and that
-none is left over. Knows no kind of head.
+Code in such files is never run. Quantised weights are dequantised. Owns the checks that each tensor
+has its expected shape and that none is left over. Knows no kind of head.
 """
 
 import pickle
@@ -14,12 +14,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from engine.checkpoint.files import one_line, weight_files
+from engine.checkpoint.files import one_line, read_config, weight_files
 from engine.errors import GET_AGAIN, ModelError
-from engine.heads.stated import INDEX, head_file
+from engine.heads.stated import INDEX, WHOLE, head_file
+from engine.quantised.formats import GgufFile, Packing, read_format
+from engine.quantised.packed_checkpoint import PackedCheckpoint
 from proto.system import cannot_read
 
-# Number types that are read; others (FP8, packed integers) would need further tensors (scales).
+# Number types that are read; others would need further tensors (scales), as in a quantised head.
 _PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16)
 
@@ -42,6 +44,7 @@ class HeadTensors:
         self._tensors = {
             name.removeprefix("model."): tensor for name, tensor in _read(folder, self.path)
         }
+        self._are_packed = _packing(folder, self.path) is not None
         self._taken: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -58,8 +61,15 @@ class HeadTensors:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the first floating-point tensor; float32 if there is none."""
-        types = (t.dtype for t in self._tensors.values() if t.dtype in _PLAIN)
+        """Return the dtype of the first floating-point tensor; float32 if there is none.
+
+        Of a quantised head the first one that is no matrix, because matrices were dequantised.
+        """
+        types = (
+            t.dtype
+            for t in self._tensors.values()
+            if t.dtype in _PLAIN and (t.dim() == 1 or not self._are_packed)
+        )
         return next(types, torch.float32)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
@@ -166,7 +176,11 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
 
 
 def _read(folder: Path, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of all files of a checkpoint."""
+    """Yield the tensors of all files of a checkpoint, dequantised where they are packed."""
+    if (form := _packing(folder, path)) is not None:
+        for name, lazy in PackedCheckpoint(folder, form).whole().items():
+            yield name, lazy[...]
+        return
     if path.suffix in (".pt", ".bin"):
         yield from _unpickled(path).items()
         return
@@ -175,6 +189,14 @@ def _read(folder: Path, path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             yield from load_file(file).items()
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{file}: cannot be read: {cannot_read(error, GET_AGAIN)}") from error
+
+
+def _packing(folder: Path, path: Path) -> Packing | None:
+    """Return how a head's weights are quantised; None: they are plain. Raises ModelError."""
+    if path.name not in (WHOLE, INDEX):
+        return None
+    form = read_format(folder / "config.json", read_config(folder))
+    return None if isinstance(form, GgufFile) else form
 
 
 def _unpickled(path: Path) -> dict[str, torch.Tensor]:

@@ -179,6 +179,12 @@ class PackedCheckpoint:
             found[name] = Lazy(partial(self._weight, name, cuts.get(name)))
         return {name: lazy for name, lazy in found.items() if name not in cuts or cuts[name].runs}
 
+    def whole(self) -> dict[str, Lazy]:
+        """Return all tensors as `tensors` does, of a checkpoint that is no model (a head)."""
+        self._device = _CPU
+        plain = {name: Lazy(partial(self._read, name)) for name in self._plain}
+        return plain | {name: Lazy(partial(self._weight, name, None)) for name in self._layers}
+
     @property
     def num_bytes(self) -> int:
         """Return about how many bytes the packed layers take as they are stored, or in codes."""

@@ -136,10 +136,12 @@ class Checkpoint:
     def _check_head_files(self) -> None:
         from engine.checkpoint import files as shards
         from engine.heads.stated import head_file
+        from engine.quantised.formats import read_format
 
         path = head_file(self.folder)
+        is_packed = read_format(self.folder / "config.json", dict(self.stated)) is not None
         if path.suffix == SAFETENSORS:
-            shards.refuse_odd_types(path, whole=("d2t",))
+            shards.refuse_odd_types(path, is_packed=is_packed, whole=("d2t",))
 
     def check_head_config(self, kind: HeadKind | None, target: "Checkpoint") -> None:
         """Raise ModelError if config.json lacks what a head needs or is for another target.

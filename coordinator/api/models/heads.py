@@ -112,7 +112,7 @@ def read(path: Path) -> Config:
 
 _SQUARE = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")  # [hidden_size, hidden_size]
 
-_FIRST = re.compile(r"(model\.)?(fc|fusion_fc)\.weight")
+_FIRST = re.compile(r"(model\.)?(fc|fusion_fc)\.(weight|weight_packed|qweight)")
 
 
 def check_head(head: Checkpoint, kind: HeadKind | None, target: Checkpoint) -> None:

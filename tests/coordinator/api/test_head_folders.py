@@ -13,6 +13,7 @@ from coordinator.api.models.nodes import node_configs
 from coordinator.api.models.preflight import Preflight
 from proto.errors import SlipstreamError
 from tests.engine.heads.checkpoints import LAYOUTS, checkpoint
+from tests.packed_models import RECIPES, save_packed
 from tests.tiny_models import make_model
 
 
@@ -43,6 +44,22 @@ def test_a_head_that_fits_is_let_pass(layout: str, target: Path, tmp_path: Path)
     folder = checkpoint(layout).save(tmp_path)
     look(target, folder)
     assert (folder / "config.json").exists()
+
+
+@pytest.mark.parametrize("recipe", ["fp8-block", "pack"])
+def test_a_quantised_head_is_let_pass(recipe: str, target: Path, tmp_path: Path) -> None:
+    source = checkpoint("speculators eagle3").save(tmp_path / "source")
+    packed, _ = save_packed(source, tmp_path, RECIPES[recipe])
+    look(target, packed)
+
+
+def test_a_head_in_fp8_whose_config_states_none_is_refused(target: Path, tmp_path: Path) -> None:
+    source = checkpoint("eagle3").save(tmp_path / "source")
+    packed, _ = save_packed(source, tmp_path, RECIPES["fp8-block"])
+    config = json.loads((packed / "config.json").read_text())
+    del config["quantization_config"]
+    (packed / "config.json").write_text(json.dumps(config))
+    assert "holds numbers of type F8_E4M3, and they must be" in refusal(target, packed)
 
 
 @pytest.mark.parametrize(

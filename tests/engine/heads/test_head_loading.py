@@ -32,6 +32,7 @@ from proto.head_kinds import HeadKind
 from tests.engine.conftest import Folder
 from tests.engine.heads.checkpoints import EAGLE_LAYOUTS, HIDDEN, VOCAB, checkpoint
 from tests.engine.heads.conftest import LoadHead, feature
+from tests.packed_models import RECIPES, save_packed
 from tests.policies import synchronous
 from tests.texts import opening
 from tests.tiny_models import MAX_POSITIONS
@@ -104,6 +105,28 @@ def test_files_of_either_form_hold_the_same_head(layout: str, target: Path, tmp_
     wrapped = {f"model.{name}": tensor for name, tensor in saved.files.items()}
     prefixed = replace(saved, files=wrapped).save(tmp_path / "prefixed")
     assert same(logits_of(prefixed, target), want)
+
+
+@pytest.mark.parametrize(
+    ("layout", "recipe"),
+    [
+        ("eagle", "fp8-block"),
+        ("eagle3", "fp8-tensor"),
+        ("speculators eagle3", "compressed-channel"),
+        ("speculators eagle3", "pack"),
+        ("eagle3", "gptq"),
+    ],
+)
+def test_a_quantised_head_is_read_in_its_format(
+    layout: str, recipe: str, target: Path, tmp_path: Path
+) -> None:
+    source = checkpoint(layout).save(tmp_path / "source")
+    packed, plain = save_packed(source, tmp_path, RECIPES[recipe], num_files=2)
+    want, got = (logits_of(one, target) for one in (plain, packed))
+    real = want.isfinite()
+    assert torch.equal(real, got.isfinite())
+    assert (got - want)[real].abs().max() < 1e-4 * want[real].abs().max()
+    assert load_head(str(packed), target=str(target)).dtype is torch.float32
 
 
 def test_weights_in_several_files_are_found_by_their_index(target: Path, tmp_path: Path) -> None:
