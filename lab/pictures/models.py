@@ -128,6 +128,13 @@ What a token keeps there, in float32, goes by the mechanism:
 falcon_mamba, mamba and mamba2 have no attention, and like recurrent_gemma no longest text: memory
 alone limits it.
 
+None of these families is [exact](#exact-targets): a row adds up what lies between the last
+committed token and itself, so its last bits go by where the text was committed. `--reproducible`
+refuses them for that reason, and so does `--tensor-parallel-size`, because their heads are not
+divided yet. A short convolution has one order of sums, so lfm2 and lfm2_moe are exact. rwkv, xlstm,
+zaya, deepseek_v4, qwen4_exp and inkling_text mix tokens in other ways, and are
+[refused](#what-is-refused).
+
 ## Models of several modalities
 
 Of these only the language model is loaded, for text: the tensors of the other parts are not read.
