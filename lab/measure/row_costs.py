@@ -87,14 +87,24 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def make(kind: str, folder: str) -> ModelExecutor:
-    """Return an executor of a random model of a family, whose files go into `folder`."""
+def random_model(kind: str, num_layers: int = _NUM_LAYERS) -> Any:
+    """Return a random model of a family, of the first `num_layers` of its layers."""
     known = {*CONFIG_MAPPING[kind]().to_dict(), *CONFIG_MAPPING[kind].attribute_map}
     fields = {name: value for name, value in _SIZES.items() if name in known}
+    fields |= dict(FAMILIES.get(kind, {})) | {"num_hidden_layers": num_layers}
+    for name in ("layer_types", "mlp_layer_types"):
+        if name in fields:
+            fields[name] = fields[name][:num_layers]
+    if "attn_layer_indices" in fields:
+        fields["attn_layer_indices"] = [i for i in fields["attn_layer_indices"] if i < num_layers]
     torch.manual_seed(0)
     of_kind: Any = hf.AutoModelForCausalLM
-    config = CONFIG_MAPPING[kind](**{**fields, **FAMILIES[kind]})
-    of_kind.from_config(config).float().save_pretrained(folder)
+    return of_kind.from_config(CONFIG_MAPPING[kind](**fields)).float().eval()
+
+
+def make(kind: str, folder: str) -> ModelExecutor:
+    """Return an executor of a random model of a family, whose files go into `folder`."""
+    random_model(kind).save_pretrained(folder)
     return make_executor(load_model(folder, dtype="float32"), 1024, num_lanes=1)
 
 
