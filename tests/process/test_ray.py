@@ -67,8 +67,8 @@ A_HOST_IS_GONE = """
 import sys, time
 from ray._private.utils import publish_error_to_driver
 from ray._private.worker import global_worker
-from deploy.ray_launcher import _connect
-_connect(sys.argv[1])
+from deploy.ray_launcher import join
+join(sys.argv[1])
 publish_error_to_driver("node_removed", "a host is gone", gcs_client=global_worker.gcs_client)
 time.sleep(2.0)
 """
