@@ -99,9 +99,11 @@ class Clock:
         """Return this clock corrected: it is `least_ns` to `most_ns` further ahead.
 
         The bounds come from messages, none of which can arrive before it was sent. If they are less
-        exact than the clock is, or contradict each other, it is returned unchanged.
+        exact than the clock is, or contradict each other, it is returned unchanged. All knots are
+        moved alike, so how far they are from each other is part of the error.
         """
-        error_ns = (most_ns - least_ns) // 2 + ROUNDING_NS
+        aheads = [ahead_ns for _, ahead_ns in self.knots]
+        error_ns = (most_ns - least_ns) // 2 + max(aheads) - min(aheads) + ROUNDING_NS
         if self.is_same or least_ns > most_ns or error_ns >= self.error_ns:
             return self
         shift_ns = (least_ns + most_ns) // 2

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.tracing.timeline import SAME, Exchange, clock_of
+from coordinator.tracing.timeline import SAME, Clock, Exchange, clock_of
 from proto.messages import Heartbeat
 
 S, MS = 1_000_000_000, 1_000_000
@@ -118,3 +118,13 @@ def test_what_cannot_be_and_what_is_known_changes_no_clock() -> None:
     assert clock.nearer(1, 0) is clock
     assert clock.nearer(-2 * MS, 2 * MS) is clock
     assert SAME.nearer(5, 7) is SAME
+
+
+def test_estimates_that_differ_are_not_made_nearer_than_they_differ() -> None:
+    """All are moved alike, so one of them may still be as wrong as it was."""
+    apart = Clock(((0, -150_000), (9_000, 50_000)), error_ns=300_000, num_exchanges=2)
+    moved = apart.nearer(-10_000, 10_000)
+    assert moved.knots == apart.knots
+    assert moved.error_ns >= 150_000
+    alike = Clock(((0, 40_000), (9_000, 40_000)), error_ns=300_000, num_exchanges=2)
+    assert alike.nearer(-10_000, 10_000).error_ns < 20_000
