@@ -191,7 +191,7 @@ class RayLauncher:
             self._start(config)
         except (RayError, KeyError, RuntimeError, ValueError) as error:
             # While Ray is shut down, its calls raise errors of all these kinds.
-            raise NodeError(f"cannot start the {config.role}: {_line(error)}") from error
+            raise NodeError(f"cannot start the {config.role}: {line_of(error)}") from error
 
     def _start(self, config: NodeConfig) -> None:
         role = config.role
@@ -343,7 +343,9 @@ def join(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (RayError, OSError, RuntimeError, ValueError) as error:
-        raise TransportError(f"cannot join the Ray cluster at {address}: {_line(error)}") from error
+        raise TransportError(
+            f"cannot join the Ray cluster at {address}: {line_of(error)}"
+        ) from error
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, handler)  # Ray has set its own handler
@@ -422,7 +424,7 @@ def _answer(role: Role, started: "ray.ObjectRef[Any]") -> Any:
     except RayTaskError as error:
         if isinstance(error.cause, SlipstreamError):
             raise error.cause from error
-        raise NodeError(f"cannot start the {role}: {_line(error.cause)}") from error
+        raise NodeError(f"cannot start the {role}: {line_of(error.cause)}") from error
     except GetTimeoutError as error:
         raise NodeError(
             f"cannot start the {role}: Ray did not start its supervisor in {START_LIMIT_S:.0f} s"
@@ -436,9 +438,9 @@ def _answer(role: Role, started: "ray.ObjectRef[Any]") -> Any:
         why = "the Ray actor that holds it has died" if is_killed else "its host does not answer"
         raise NodeError(f"cannot start the {role}: {why}") from error
     except RayError as error:
-        raise NodeError(f"cannot start the {role}: {_line(error)}") from error
+        raise NodeError(f"cannot start the {role}: {line_of(error)}") from error
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     """Return the first line of one of Ray's error messages."""
     return str(error).strip().split("\n", 1)[0][:300]

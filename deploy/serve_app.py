@@ -174,8 +174,10 @@ def application(
 
     num_gpus  of each replica, all on one host
 
-    Raises ConfigurationError: a file of API keys cannot be read.
+    Raises ConfigurationError: a setting is not for replicas, or API keys are missing or unreadable.
     """
+    if server.journal is not None:
+        raise ConfigurationError("--journal is for one server, not for replicas on Ray Serve")
     keys = tuple(server.read_keys())
     fields = {name: getattr(server, name) for name in ServeConfig.model_fields}
     fields |= {"api_key": (), "api_key_file": None}
@@ -190,7 +192,7 @@ def application(
         health_check_timeout_s=HEALTH_LIMIT_S,
         graceful_shutdown_timeout_s=drain_s + 2 * serve_pair.LIVES_ON_S,
         **_scale(replicas, pair.num_seqs * pair.targets),
-    ).bind(__version__, _words(pair, speculation, server), drain_s)
+    ).bind(__version__, _words(pair, speculation, server), keys, drain_s)
 
     def build() -> Any:
         return _asgi(__version__, fields, keys)
@@ -219,6 +221,8 @@ def built(args: Mapping[str, object]) -> serve.Application:
         )
 
     given["ray_serve"] = True
+    # Where Ray Serve listens, its own settings say: unless it is said here too, anybody may come.
+    given.setdefault("host", "0.0.0.0")
     pair, speculation = read(PairConfig), read(SpeculationConfig)
     speculation.check(pair)
     replicas = read(ReplicasConfig)

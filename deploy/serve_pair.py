@@ -1,9 +1,9 @@
 """A replica of Ray Serve: holds one server of Slipstream, in a process of its own; no ray here.
 
 The server is `slipstream serve`: a target, a drafter and a coordinator, whose texts survive the
-death of either model. It listens at loopback alone, and only this replica has its key. What comes
-in goes to it as it is (`ask`). When the server ends, the replica ends, so that Ray Serve starts
-another one; when the replica ends, however it does, the server ends.
+death of either model. It listens at loopback alone, and wants an API key: that of a client, or this
+replica's own. What comes in goes to it as it is (`ask`). When the server ends, the replica ends, so
+that Ray Serve starts another one; when the replica ends, however it does, the server ends.
 
 The code of this file is sent to the host and runs before the project can be imported there.
 """
@@ -40,12 +40,15 @@ class PairReplica:
 
     version  of Slipstream, which has to be the one of this host
     words    flags of `serve`
+    keys     API keys of clients; empty: none is wanted of them
     drain_s  how long texts may go on after the server was told to end
 
     Raises RuntimeError: the server cannot be started; it says why.
     """
 
-    def __init__(self, version: str, words: Sequence[str], drain_s: float) -> None:
+    def __init__(
+        self, version: str, words: Sequence[str], keys: Sequence[str], drain_s: float
+    ) -> None:
         root_on(socket.gethostname(), version)
         import httpx
 
@@ -58,7 +61,8 @@ class PairReplica:
         self._process: subprocess.Popen[str] | None = None
         self._is_known = threading.Event()  # the server answers, or has ended
         # This thread lives as long as the server: its end would be the server's.
-        holding = threading.Thread(target=self._hold, args=(tuple(words),), name="server")
+        given = tuple(words), (self._key, *keys)
+        holding = threading.Thread(target=self._hold, args=given, name="server")
         holding.daemon = True
         holding.start()
         if not self._is_known.wait(LOAD_LIMIT_S) or not self._url:
@@ -67,24 +71,19 @@ class PairReplica:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(
             base_url=self._url,
-            headers={"authorization": f"Bearer {self._key}"},
+            headers={"authorization": f"Bearer {self._key}"},  # a client's own goes before it
             timeout=httpx.Timeout(None, connect=5.0),
             limits=limits,
             trust_env=False,
         )
 
-    def _hold(self, words: tuple[str, ...]) -> None:
-        serve = ("-m", "slipstream", "serve", "--host", "127.0.0.1", "--port", "0")
-        believed = ("--forwarded-allow-ips", "127.0.0.1")
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-c", STUB, str(os.getpid()), *serve, *believed, *words],
-            env={**os.environ, "SLIPSTREAM_API_KEY": self._key},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+    def _hold(self, words: tuple[str, ...], keys: tuple[str, ...]) -> None:
+        try:
+            self._process = process = _started(words, keys)
+        except OSError as error:
+            self._last_line = f"the server cannot be started: {error.strerror or error}"
+            self._is_known.set()
+            return
         assert process.stdout is not None
         for line in process.stdout:
             _say(line)
@@ -154,6 +153,29 @@ class PairReplica:
     def __del__(self) -> None:
         """End the server: its texts have `drain_s`. Ray Serve calls this at the replica's end."""
         self._end(self._drain_s)
+
+
+def _started(words: tuple[str, ...], keys: tuple[str, ...]) -> "subprocess.Popen[str]":
+    """Start a server, which this thread's end will end. Raises OSError."""
+    # A file without a name: nobody else can read the keys, and nothing of it stays behind.
+    file = os.memfd_create("api-keys")
+    try:
+        os.fchmod(file, 0o600)
+        os.write(file, "\n".join(keys).encode())
+        own = ("--host", "127.0.0.1", "--port", "0", "--forwarded-allow-ips", "127.0.0.1")
+        serve = ("-m", "slipstream", "serve", *own, "--api-key-file", f"/dev/fd/{file}", *words)
+        return subprocess.Popen(
+            [sys.executable, "-c", STUB, str(os.getpid()), *serve],
+            env={name: one for name, one in os.environ.items() if name != "SLIPSTREAM_API_KEY"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(file,),
+            text=True,
+            errors="replace",
+        )
+    finally:
+        os.close(file)
 
 
 def _say(line: str) -> None:

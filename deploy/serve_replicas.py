@@ -56,26 +56,28 @@ def serve_replicas(
     ray_launcher.join(address)
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     application = serve_app.application(pair, speculation, server, replicas, _gpus(replicas))
-    was_running = bool(serve.status().proxies)
+    status = serve.status()
+    if status.proxies or status.applications:
+        raise TransportError(
+            "Ray Serve runs on this cluster already; `serve shutdown` ends it (docs/cluster.md)"
+        )
     try:
         serve.start(http_options={"host": server.host, "port": server.port})
-        _start(application, serve_app.NAME, replicas.replicas, say)
+        _start(application, replicas.replicas, say)
         url = f"http://{server.host}:{server.port}"
         say(f"{model} is served at {url}/v1 by Ray Serve; Ctrl-C ends")
         while serve_app.NAME in serve.status().applications:
             time.sleep(LOOK_S)
         raise NodeError("the application was deleted from Ray Serve")
     except (RayServeException, RayError) as error:
-        raise TransportError(f"Ray Serve: {str(error).strip().splitlines()[0]}") from error
+        raise TransportError(f"Ray Serve: {ray_launcher.line_of(error)}") from error
     finally:
         with suppress(RayServeException, RayError):
-            serve.delete(serve_app.NAME)
-            if not was_running:
-                serve.shutdown()
+            serve.shutdown()
         ray.shutdown()
 
 
-def _start(application: Any, name: str, num_replicas: int, say: Callable[[str], None]) -> None:
+def _start(application: Any, num_replicas: int, say: Callable[[str], None]) -> None:
     """Return when all replicas are ready. Raises NodeError: they cannot be started.
 
     Says how many are ready whenever that changes, and once that the cluster has no room.
@@ -84,21 +86,25 @@ def _start(application: Any, name: str, num_replicas: int, say: Callable[[str], 
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
-    failed: list[BaseException] = []
+    from deploy.serve_app import NAME, PAIR
+
+    why = "the log says why"  # until something else is known
 
     def run() -> None:
+        nonlocal why
         try:
-            serve.run(application, name=name, route_prefix="/")
+            serve.run(application, name=NAME, route_prefix="/")
+            why = ""
         except (RayServeException, RayError, RuntimeError, OSError, ValueError) as error:
-            failed.append(error)
+            why = str(error).strip() or type(error).__name__
 
     starting = threading.Thread(target=run, name="ray-serve", daemon=True)
     starting.start()
     told, pairs = "", None
     while starting.is_alive():
         starting.join(LOOK_S)
-        found = serve.status().applications.get(name)
-        pairs = found.deployments.get("pair") if found is not None else None
+        found = serve.status().applications.get(NAME)
+        pairs = found.deployments.get(PAIR) if found is not None else None
         states = pairs.replica_states if pairs is not None else {}
         num_ready = sum(number for state, number in states.items() if state == "RUNNING")
         line = f"{num_ready} of {num_replicas} replicas are ready" if num_ready else ""
@@ -107,8 +113,8 @@ def _start(application: Any, name: str, num_replicas: int, say: Callable[[str], 
         if line and line != told:
             say(line)
             told = line
-    if failed:
-        raise NodeError(_why(pairs.message if pairs is not None else str(failed[0])))
+    if why:
+        raise NodeError(_why((pairs.message if pairs is not None else "") or why))
 
 
 def _gpus(replicas: ReplicasConfig) -> int:
@@ -125,6 +131,6 @@ def _why(told: str) -> str:
     """Return in a line why replicas cannot be started, from what Ray Serve tells of it."""
     causes = [line.strip() for line in told.splitlines() if "RuntimeError:" in line]
     if not causes:
-        return f"Ray Serve cannot start the replicas: {told.strip().splitlines()[0]}"
+        return f"Ray Serve cannot start the replicas: {told.strip().partition(chr(10))[0]}"
     cause = causes[-1].rpartition("RuntimeError:")[2].strip().removeprefix("error: ")
     return f"a replica cannot be started: {cause}"

@@ -210,22 +210,14 @@ class Request:
 
     def start(self, reader: Reader) -> TokenStream:
         """Start the next text of this prompt; return its stream. Raises ConfigurationError."""
-        pair, index = self._pair, len(self._open) + len(self._complete)
+        index = len(self._open) + len(self._complete)
         if index in self._ends:
             return self._told(index, reader)
         if self._shared:
             return self._start_shared(index, reader)
         try:
-            stream, seed = pair.generate(
-                self._ids,
-                self._speculation,
-                self._params,
-                sample_index=index,
-                reader=reader,
-                is_watched=self._is_watched,
-                thoughts=self.thoughts,
-                written=self._written[index] if self._written else (),
-            )
+            written = self._written[index] if self._written else ()
+            stream, seed = self._generated(index, written, reader)
         except SlipstreamError as error:
             self.failure = error
             raise
@@ -253,6 +245,12 @@ class Request:
 
     def _begun(self, index: int, written: tuple[int, ...], reader: Reader) -> TokenStream:
         """Start a text behind tokens that it has; return the stream of what follows."""
+        return self._generated(index, written, reader)[0]
+
+    def _generated(
+        self, index: int, written: tuple[int, ...], reader: Reader
+    ) -> tuple[TokenStream, int]:
+        """Start a text; return its stream and its seed (`Pair.generate`)."""
         return self._pair.generate(
             self._ids,
             self._speculation,
@@ -262,7 +260,7 @@ class Request:
             is_watched=self._is_watched,
             thoughts=self.thoughts,
             written=written,
-        )[0]
+        )
 
     def _told(self, index: int, reader: Reader) -> TokenStream:
         """Return the stream of a text that was complete before it began here."""

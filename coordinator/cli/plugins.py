@@ -72,18 +72,10 @@ def connect_ray(wanted: Wanted) -> NodeLauncher:
     return connect(wanted)
 
 
-def serve_replicas(
-    address: str,
-    pair: PairConfig,
-    speculation: SpeculationConfig,
-    server: ServeConfig,
-    replicas: ReplicasConfig,
-    model: str,
-    say: Say,
-) -> None:
-    """Serve with Ray Serve until a signal. Raises ConfigurationError, TransportError, NodeError."""
-    serve: ServeReplicas = _loaded("--ray-serve", PRODUCT, LAUNCHER_GROUP, "ray-serve")
-    serve(address, pair, speculation, server, replicas, model, say)
+def ray_serve() -> ServeReplicas:
+    """Return what serves with Ray Serve until a signal. Raises ConfigurationError: it is absent."""
+    found: ServeReplicas = _loaded("--ray-serve", PRODUCT, LAUNCHER_GROUP, "ray-serve")
+    return found
 
 
 def version() -> str:

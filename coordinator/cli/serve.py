@@ -154,9 +154,7 @@ def _with_ray_serve(
         raise ConfigurationError(f"{flag} is not for --ray-serve, whose replicas start their nodes")
     if server.port == 0:
         raise ConfigurationError("--ray-serve needs a --port; 0 stands for any")
-    if server.journal is not None:
-        raise ConfigurationError("--journal is for one server, not for --ray-serve")
-    plugins.serve_replicas(
+    plugins.ray_serve()(
         launch.ray or "auto",
         *(pair, speculation, server, replicas),
         server.served_model_name or _name_of(pair),

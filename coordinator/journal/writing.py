@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from coordinator.journal.ledger import Action, Append, Compact, KeptAnswer, Ledger
-from coordinator.journal.records import Found, Head, Record, read
+from coordinator.journal.records import Asked, Found, Head, Record, read
 from proto.errors import ConfigurationError
 from proto.system import cannot_read, cannot_write
 
@@ -57,6 +57,7 @@ class Journal:
         self._changed = threading.Condition()
         self._waiting: list[tuple[Sequence[Action], Then | None]] = []
         self._is_closed = False
+        self._was_full = False  # at the last answer that began
         self._thread: threading.Thread | None = None
 
     def open(self, head: Head) -> None:
@@ -117,6 +118,8 @@ class Journal:
         """
         with self._changed:
             actions = self._ledger.note(record)
+            if isinstance(record, Asked):
+                self._say_if_full(record)
             if self._is_closed:
                 actions = []
             if actions or then is not None:
@@ -124,6 +127,16 @@ class Journal:
                 self._changed.notify()
         if self._is_closed and then is not None:
             self._drain()
+
+    def _say_if_full(self, asked: Asked) -> None:
+        """Say once that answers are not noted, until there is room again."""
+        is_full = asked.name not in self._ledger.answers
+        if is_full and not self._was_full:
+            logger.warning(
+                "the journal in %s is full, so new answers are not noted; raise --journal-mb",
+                self._folder,
+            )
+        self._was_full = is_full
 
     @property
     def is_broken(self) -> bool:

@@ -71,13 +71,19 @@ class Heard:
 
 
 def ask(
-    url: str, path: str, body: dict[str, Any], begun: threading.Semaphore | None = None
+    url: str,
+    path: str,
+    body: dict[str, Any],
+    begun: threading.Semaphore | None = None,
+    *,
+    key: str = "",
 ) -> Heard:
     """Read a stream to its end; `begun` is released after some of its events."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     heard, num = Heard(), 0
     with (
-        httpx.Client(timeout=LIMIT_S) as client,
+        httpx.Client(timeout=LIMIT_S, headers=headers) as client,
         client.stream("POST", f"{url}/v1/{path}", json=asked) as response,
     ):
         assert response.status_code == 200, response.read()

@@ -12,6 +12,8 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from proto.installation import ROOT
 
 LIMIT_S = 60.0
@@ -100,6 +102,19 @@ def make_environment(root: Path, name: str, *, sees_ours: bool = True) -> Enviro
         line = f"import site; site.addsitedir({str(behind)!r})\n"
         (made.packages / "behind.pth").write_text(line)
     made.elsewhere.mkdir(exist_ok=True)
+    return made
+
+
+def with_wheel(root: Path, wheel: Path, more: str) -> Environment:
+    """One with the product's wheel, and a package from the index in the lock file's versions.
+
+    The test is skipped where that cannot be installed.
+    """
+    made = make_environment(root, "environment")
+    made.install("--no-deps", "--no-index", str(wheel))
+    done = made.pip("install", "-c", str(ROOT / "requirements" / "lock.txt"), more)
+    if done.returncode:
+        pytest.skip(f"{more} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
     return made
 
 

@@ -27,7 +27,7 @@ from tests.process.ray_nodes import (
     ray_cluster,
 )
 from tests.process.twelve_streams import LIMIT_S, REQUESTS, Heard, ask
-from tests.slipstream.environments import Environment, make_environment
+from tests.slipstream.environments import Environment, with_wheel
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
@@ -35,6 +35,8 @@ MODELS = (
     *("--target", str(ROOT / "models" / "target"), "--drafter", str(ROOT / "models" / "drafter")),
     *("--dtype", "float32", "--drafter-dtype", "float32", "--max-model-len", "512"),
 )
+KEY = "a key of a client"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
 MAY_BE = (200, 429, 503)  # what a request may get while replicas die
 
 
@@ -66,20 +68,14 @@ class Served:
 
     def num_moved(self) -> float:
         """How many streams have gone on elsewhere."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", headers=HEADERS).text
         (found,) = [one for one in text.splitlines() if one.startswith("slipstream_router_moved")]
         return float(found.rsplit(" ", 1)[1])
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
-    made = make_environment(tmp_path_factory.mktemp("machine"), "environment")
-    made.install("--no-deps", "--no-index", str(wheel))
-    lock = str(ROOT / "requirements" / "lock.txt")
-    more = made.pip("install", "-c", lock, "ray[serve]")
-    if more.returncode:
-        pytest.skip(f"ray[serve] cannot be installed: {more.stderr.strip().splitlines()[-1]}")
-    return made
+    return with_wheel(tmp_path_factory.mktemp("machine"), wheel, "ray[serve]")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +93,12 @@ def serving(environment: Environment, cluster: Cluster, *flags: str) -> Iterator
     process = subprocess.Popen(
         [str(environment.folder / "bin" / "slipstream"), *command],
         cwd=environment.elsewhere,
-        env={**own, **cluster.env, "RAY_ADDRESS": cluster.address},
+        env={
+            **own,
+            **cluster.env,
+            "RAY_ADDRESS": cluster.address,
+            "SLIPSTREAM_API_KEY": KEY,
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -112,7 +113,7 @@ def serving(environment: Environment, cluster: Cluster, *flags: str) -> Iterator
     try:
         yield made
     finally:
-        started = [*made.servers(), *made.targets()]
+        started = [*made.servers(), *made.targets()] if process.poll() is None else []
         process.send_signal(signal.SIGINT)
         process.wait(LIMIT_S)
         assert wait_for(lambda: not any(map(alive, started)), LIMIT_S), "servers are left"
@@ -133,7 +134,7 @@ def served(environment: Environment, cluster: Cluster) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def undisturbed(served: Served) -> list[Heard]:
-    return [ask(served.url, path, body) for path, body in REQUESTS]
+    return [ask(served.url, path, body, key=KEY) for path, body in REQUESTS]
 
 
 def check_round(served: Served, undisturbed: list[Heard], victims: Callable[[], list[int]]) -> None:
@@ -146,12 +147,14 @@ def check_round(served: Served, undisturbed: list[Heard], victims: Callable[[], 
     def others() -> None:
         while not over.wait(0.3):
             body = {"prompt": "x", "max_tokens": 2, "seed": 1}
-            asked = httpx.post(f"{served.url}/v1/completions", json=body, timeout=LIMIT_S)
+            asked = httpx.post(
+                f"{served.url}/v1/completions", json=body, headers=HEADERS, timeout=LIMIT_S
+            )
             answers.append(asked.status_code)
 
     with ThreadPoolExecutor(len(REQUESTS) + 1) as clients:
         asking = clients.submit(others)
-        asked = [clients.submit(ask, served.url, *one, begun) for one in REQUESTS]
+        asked = [clients.submit(ask, served.url, *one, begun, key=KEY) for one in REQUESTS]
         try:
             for _ in range(4):
                 assert begun.acquire(timeout=LIMIT_S)
@@ -165,6 +168,15 @@ def check_round(served: Served, undisturbed: list[Heard], victims: Callable[[], 
     assert set(answers) <= set(MAY_BE)
 
 
+def test_a_model_that_is_missing_is_one_line(environment: Environment, cluster: Cluster) -> None:
+    with serving(environment, cluster, "--target", "/no/such/folder") as made:
+        made.process.wait(LIMIT_S)
+    assert made.process.returncode == 1
+    (line,) = [one for one in made.lines if one.startswith("error: ")]
+    assert "/no/such/folder: no such folder" in line
+    assert not [one for one in made.lines if "Traceback" in one]
+
+
 def test_streams_of_a_server_that_is_killed_go_on_elsewhere(
     served: Served, undisturbed: list[Heard]
 ) -> None:
@@ -174,9 +186,24 @@ def test_streams_of_a_server_that_is_killed_go_on_elsewhere(
     drafted = httpx.post(
         f"{served.url}/v1/completions",
         json={"prompt": "import os\n", "max_tokens": 64, "temperature": 0},
+        headers=HEADERS,
         timeout=LIMIT_S,
     ).json()["metrics"]["speculative_decoding"]
     assert drafted["num_accepted_draft_tokens"] > 0, "speculation is dead"
+
+
+def test_without_a_key_nobody_gets_in_and_a_second_application_is_refused(
+    served: Served, environment: Environment
+) -> None:
+    body = {"prompt": "x", "max_tokens": 2}
+    asked = httpx.post(f"{served.url}/v1/completions", json=body, timeout=LIMIT_S)
+    assert asked.status_code == 401
+    with serving(environment, served.cluster, *MODELS) as second:
+        second.process.wait(LIMIT_S)
+    assert second.process.returncode == 1
+    assert "Ray Serve runs on this cluster already" in "".join(second.lines)
+    asked = httpx.post(f"{served.url}/v1/completions", json=body, headers=HEADERS, timeout=LIMIT_S)
+    assert asked.status_code == 200
 
 
 @pytest.mark.slow
@@ -187,15 +214,6 @@ def test_whatever_is_killed_twelve_of_twelve_are_equal(
 ) -> None:
     del number
     check_round(served, undisturbed, getattr(served, kind))
-
-
-def test_a_model_that_is_missing_is_one_line(environment: Environment, cluster: Cluster) -> None:
-    with serving(environment, cluster, "--target", "/no/such/folder") as made:
-        made.process.wait(LIMIT_S)
-    assert made.process.returncode == 1
-    (line,) = [one for one in made.lines if one.startswith("error: ")]
-    assert "/no/such/folder: no such folder" in line
-    assert not [one for one in made.lines if "Traceback" in one]
 
 
 def test_a_config_file_of_ray_serve_finds_the_application(
@@ -212,5 +230,8 @@ except Exception as error:
 made = build({"target": "toy", "max-num-seqs": 2, "replicas": 2, "max-replicas": 4})
 print(type(made).__name__)
 """
-    said = environment.says(program, limit_s=LIMIT_S).splitlines()
-    assert said == ["nonsense: no such setting; they are flags of `serve`", "Application"]
+    unknown, keyless, kept, made = environment.says(program, limit_s=LIMIT_S).splitlines()
+    assert unknown == "nonsense: no such setting; they are flags of `serve`"
+    assert "key" in keyless
+    assert "journal is for one server" in kept
+    assert made == "Application"

@@ -14,7 +14,7 @@ import pytest
 from proto.installation import ROOT
 from slipstream import __version__
 from tests.process.ray_nodes import ray_cluster
-from tests.slipstream.environments import Environment, make_environment, tracked
+from tests.slipstream.environments import Environment, tracked, with_wheel
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
@@ -25,13 +25,7 @@ LIMIT_S = 300.0
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
-    made = make_environment(tmp_path_factory.mktemp("machine"), "environment")
-    made.install("--no-deps", "--no-index", str(wheel))
-    lock = str(ROOT / "requirements" / "lock.txt")
-    more = made.pip("install", "-c", lock, "ray[default]")
-    if more.returncode:
-        pytest.skip(f"ray[default] cannot be installed: {more.stderr.strip().splitlines()[-1]}")
-    return made
+    return with_wheel(tmp_path_factory.mktemp("machine"), wheel, "ray[default]")
 
 
 # -- what is in it ---------------------------------------------------------------------------------

@@ -129,3 +129,14 @@ def test_a_full_disk_is_told_once_and_all_is_written_when_there_is_room_again(
     assert "cannot be written: No space left on device" in told[0]
     assert told[-1] == "the journal is written again"
     assert len(told) == 2
+
+
+def test_a_full_journal_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with Journal(tmp_path / "journal", 1) as journal:
+        journal.open(Head("target", 100))
+        synced(journal, asked("a"))
+        synced(journal, asked("b"))
+        assert journal.answers == {}
+    (told,) = [message for message in caplog.messages if "journal" in message]
+    assert "is full, so new answers are not noted; raise --journal-mb" in told
