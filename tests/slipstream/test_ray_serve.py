@@ -35,7 +35,7 @@ MODELS = (
     *("--target", str(ROOT / "models" / "target"), "--drafter", str(ROOT / "models" / "drafter")),
     *("--dtype", "float32", "--drafter-dtype", "float32", "--max-model-len", "512"),
 )
-KEY = "a key of a client"
+KEY = "0123456789abcdef0123"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 MAY_BE = (200, 429, 503)  # what a request may get while replicas die
 
@@ -227,7 +227,13 @@ try:
     build({"target": "toy", "nonsense": 1})
 except Exception as error:
     print(error)
-made = build({"target": "toy", "max-num-seqs": 2, "replicas": 2, "max-replicas": 4})
+for more in ({}, {"insecure": True, "journal": "/tmp/journal"}):
+    try:
+        build({"target": "toy", **more})
+    except Exception as error:
+        print(error)
+asked = {"target": "toy", "max-num-seqs": 2, "replicas": 2, "max-replicas": 4}
+made = build({**asked, "insecure": True})
 print(type(made).__name__)
 """
     unknown, keyless, kept, made = environment.says(program, limit_s=LIMIT_S).splitlines()
