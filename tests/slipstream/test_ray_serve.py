@@ -216,9 +216,7 @@ def test_whatever_is_killed_twelve_of_twelve_are_equal(
     check_round(served, undisturbed, getattr(served, kind))
 
 
-def test_a_config_file_of_ray_serve_finds_the_application(
-    environment: Environment, cluster: Cluster
-) -> None:
+def test_a_config_file_of_ray_serve_finds_the_application(environment: Environment) -> None:
     """`build` gets the settings as a file has them, in a process with another `proto` installed."""
     program = """
 import json
